@@ -21,6 +21,8 @@ from rlinf_async._channels.request import Get, Put, QueueRequest
 from rlinf_async._client import emulated_links, registry
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import process
+from rlinf_async._recorder import recording
+from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async._trace import recorder
 from rlinf_async._waits.thread_gate import may_wait
 from rlinf_async.errors import EndOfChannel
@@ -476,6 +478,10 @@ class Channel:
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _start(self, request: Any) -> Any:
+        if isinstance(request, Put):
+            recording.follow(request, EventKind.PUT, self._name, request.nbytes)
+        elif isinstance(request, Get):
+            recording.follow(request, EventKind.GET, self._name)
         if recorder.recorder is not None:
             self._trace(request)
         if self._local is not None:

@@ -123,6 +123,10 @@ LOOP_TURN_S: Final = Setting(
     5, 0.05, 1e6, "how long a user's event loop may stand still while waits in other threads and loops need it"
 )
 
+RECORDER_EVENTS: Final = Setting(
+    65536, 0, 1 << 24, "how many of its latest events the flight recorder keeps of each process, of 24 bytes; 0: none"
+)
+
 # Messages, channels and the memory that they use
 
 CHANNEL_ANSWER_TIMEOUT_S: Final = Setting(

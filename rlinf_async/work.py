@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from rlinf_async._core import process
 from rlinf_async._inspection.state.run_report import Target
+from rlinf_async._recorder import recording
 from rlinf_async._waits import loop_watch, slow_waits, unobserved_errors
 from rlinf_async._waits.thread_gate import Gate, may_wait, new_gate
 from rlinf_async.errors import DeadlineExceeded, ForkedProcessError, UnobservedFailure
@@ -44,6 +45,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     _timeout: float | None = None
     """Seconds from ``_since`` on, by the monotonic clock, after which it is given up; None for no deadline."""
     _since = 0.0
+    _event = 0
+    """Its number in the flight recorder, where its begin was recorded."""
 
     def __init__(self) -> None:
         self._pid = process.pid
@@ -146,6 +149,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             self._done = True
             waiters, self._waiters = self._waiters, []
             followers, self._followers = self._followers, None
+        if self._event:
+            recording.ended(self, error is not None)
         for wake in (*waiters, *followers) if followers else waiters:
             try:
                 wake()

@@ -39,7 +39,7 @@ def test_the_documents_list_every_setting() -> None:
 
 
 def test_names_end_with_their_units() -> None:
-    units = {"bytes", "connections", "hosts", "items", "lines", "runs", "seconds", "spans"}
+    units = {"bytes", "connections", "events", "hosts", "items", "lines", "runs", "seconds", "spans"}
     assert {setting.unit for setting in settings.ALL} == units
 
 

@@ -20,6 +20,8 @@ from rlinf_async._core.payload import pack_body
 from rlinf_async._core.root_cause import fold_ranks
 from rlinf_async._core.segment import close_fds
 from rlinf_async._group.failure_notices import Failure, FailureNotices
+from rlinf_async._recorder import recording
+from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async._trace import recorder
 from rlinf_async._waits import loop_watch
 from rlinf_async._waits.unobserved_errors import UnobservedError, cause_of
@@ -203,6 +205,7 @@ class Members:
         except BaseException:  # the next one finds no descriptor
             close_fds(fd for _, fds in bodies for fd in fds)
             raise
+        recording.follow(handler._ended, EventKind.CALL, f"{self.name}.{method}", len(callee.ranks))
         if recorder.recorder is not None:
             recorder.follow_call(handler, handler._ended, f"{self.name}.{method}")
         if not self._started:

@@ -23,6 +23,8 @@ from rlinf_async._messaging.participants import Member, expand
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.state.matching import Message
 from rlinf_async._messaging.state.message_facts import OBJECT, PAIR, POINT_TO_POINT, TENSOR
+from rlinf_async._recorder import recording
+from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async._trace import recorder
 from rlinf_async._transports.gpu_link_choice import MIN_GPU_LINK_BYTES
 from rlinf_async._transports.memory import Place
@@ -275,10 +277,12 @@ class Exchange:
         receives: bool,
     ) -> None:
         """Starts it as soon as it is known where all members live; until then it is in line for the names."""
-        if recorder.recorder is not None:
-            args = {"bytes": operation.payload.nbytes} if isinstance(operation, Sending) else None
-            names = " ".join(f"{member.group}:{member.rank}" for member in members)
-            recorder.follow(operation, f"{operation.what.partition('(')[0]} {names}", "message", args)
+        if recording.ring is not None or recorder.recorder is not None:
+            nbytes = operation.payload.nbytes if isinstance(operation, Sending) else 0
+            names = " ".join([f"{member.group}:{member.rank}" for member in members])
+            name = f"{operation.what.partition('(')[0]} {names}"
+            recording.follow(operation, EventKind.RECV if receives else EventKind.SEND, name, nbytes)
+            recorder.follow(operation, name, "message", {"bytes": nbytes} if nbytes else None)
         if len(members) == 1:
             peer = self._known(members[0], receives)
             if peer is not None and peer.is_watched:

@@ -16,12 +16,14 @@ import contextlib
 import logging
 import os
 import secrets
+import socket
 import time
 from typing import Any, Final, Protocol
 
 from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import operations
+from rlinf_async._recorder import recording
 from rlinf_async._trace.state.spans import Recorder, Span
 from rlinf_async._trace.trace import Trace
 from rlinf_async.errors import DeadlineExceeded, NodeLost, RLinfAsyncError
@@ -49,7 +51,7 @@ class Call(Protocol):
 
 
 def attach(client: NodeClient, name: str, *, compares_clocks: bool = False) -> None:
-    """Has this process record from the moment at which its daemon says that the run is traced.
+    """Has this process record its latest events, and spans from the moment at which its daemon says so.
 
     Args:
         name: of the process in the trace.
@@ -63,13 +65,21 @@ def attach(client: NodeClient, name: str, *, compares_clocks: bool = False) -> N
             _turn_on(Trace(client, name, facts["node"], facts["path"]))
 
     def greeted() -> None:
-        facts = client.welcome.get("trace")
+        welcome = client.welcome
+        identity = {"process": name, "run": welcome.get("run"), "node": client.node, "endpoint": client.endpoint}
+        identity |= {"pid": os.getpid(), "host": socket.gethostname()}
+        recording.attach(client, welcome.get("log_dir", ""), identity)
+        facts = welcome.get("trace")
         if facts is not None:
             on_traced(facts)
 
+    def closed(facts: dict[str, Any]) -> None:
+        _turn_off(client)
+        recording.detach(client)
+
     client.events.on("traced", on_traced)
     client.events.on("collect_spans", lambda facts: _collect(client, facts))
-    client.events.on("closed", lambda facts: _turn_off(client))
+    client.events.on("closed", closed)
     client.ready._follow(greeted)
 
 

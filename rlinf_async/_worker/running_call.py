@@ -20,6 +20,7 @@ class Call:
     """One call that this worker owes an answer to."""
 
     __slots__ = (
+        "_event",
         "body",
         "call",
         "came_directly",
@@ -49,6 +50,8 @@ class Call:
         self.granted: asyncio.Future[None] | None = None
         self.span: Span | None = None
         """Of the trace, while it runs and the run is traced."""
+        self._event = 0
+        """In the flight recorder, once it runs."""
         self.direct: Connection | None = None
         """The way that all its answers take; None: by way of the daemon."""
         self.failure: str | None = None

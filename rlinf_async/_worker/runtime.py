@@ -31,6 +31,8 @@ from rlinf_async._core.payload import open_body, pack_body
 from rlinf_async._core.segment import close_fds
 from rlinf_async._core.unpicklable import ATOMS
 from rlinf_async._inspection.served_calls import ServedCall
+from rlinf_async._recorder import recording
+from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async._trace import recorder
 from rlinf_async._wire.unix import Connection
 from rlinf_async._worker import context
@@ -252,6 +254,7 @@ class Runtime:
                 break
             queue.popleft()
             if self._begin(call):
+                recording.follow(call, EventKind.SERVE, call.method)
                 if recorder.recorder is not None:
                     call.span = recorder.enter_call(call.source, call.call, call.slot, call.method)
                 self._run(call, function)
@@ -303,6 +306,8 @@ class Runtime:
     def _watch(self, call: Call, coroutine: Coroutine[Any, Any, None]) -> None:
         self._running += 1
         call.task = self._loop.create_task(coroutine)
+        if not call._event:
+            recording.follow(call, EventKind.SERVE, call.method)
         if recorder.recorder is not None and call.span is None:
             call.span = recorder.enter_call(call.source, call.call, call.slot, call.method, call.task)
         call.task.add_done_callback(lambda task: self._ended(call))
@@ -417,6 +422,8 @@ class Runtime:
         call.body = None
         if call.failure is not None and self._collectives is not None:
             self._collectives.ended()
+        if call._event:
+            recording.ended(call, status == Status.ERROR)
         if call.span is not None:
             recorder.leave_call(call.span, status == Status.ERROR)
         self._send(call, status, body, fds)

@@ -10,6 +10,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar, cast
 
+from rlinf_async._recorder import recording
+from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async._trace import recorder
 from rlinf_async._trace.state import spans
 
@@ -62,8 +64,11 @@ class Span:
         self._recorder: spans.Recorder | None = None
         self._traced: spans.Span
         self._since = 0.0
+        self._event = 0
 
     def __enter__(self) -> Span:
+        if self._category is not None:
+            recording.follow(self, EventKind.SPAN, self._tag)
         if recorder.recorder is not None and self._category is not None:
             self._recorder = recorder.recorder
             self._traced = self._recorder.enter(spans.text(self._tag), self._category)
@@ -72,6 +77,8 @@ class Span:
 
     def __exit__(self, *exc_info: object) -> None:
         self._timers.add(self._tag, time.perf_counter() - self._since)
+        if self._event:
+            recording.ended(self, exc_info[0] is not None)
         if self._recorder is not None:
             self._recorder.leave(self._traced)
             self._recorder = None

@@ -1,0 +1,42 @@
+"""``RecordedRun``: all that is known of a run, alive or ended, as ``rlinf-ctl bundle`` keeps it and ``page`` shows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlinf_async._recorder.state.ring_contents import RingContents
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """One look at a run.
+
+    Attributes:
+        run: its id.
+        taken_at: seconds since the epoch.
+        is_alive: a daemon of it answered.
+        rings: flight recorders of its processes, also of those that have ended.
+        nodes: facts by node, as each daemon has left them beside the logs: ``node``, ``name``, ``host``, ``versions``
+            (of Python, torch and the framework), ``resources``, ``began`` (seconds since the epoch), ``config``.
+        deaths: of processes, the oldest first: ``time`` (seconds since the epoch), ``node``, ``process`` ("actor:0"),
+            ``pid``, ``text`` (how it ended), ``last_words``.
+        logs: the last lines of log files, by path relative to the logs: ``rollout/rank_0.err``.
+        status: as ``rlinf-ctl status --json`` prints it; None of a run that has ended.
+        verdict: as ``rlinf-ctl stuck --json`` prints it; None of a run that has ended.
+        missing: what could not be had and why, by node: ``{"node 2 (gpu02)": "its daemon does not answer"}``.
+    """
+
+    run: str
+    taken_at: float
+    is_alive: bool
+    rings: list[RingContents]
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    deaths: list[dict[str, Any]] = field(default_factory=list)
+    logs: dict[str, str] = field(default_factory=dict)
+    status: dict[str, Any] | None = None
+    verdict: dict[str, Any] | None = None
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<RecordedRun {self.run} [{len(self.rings)} processes, {len(self.deaths)} deaths]>"

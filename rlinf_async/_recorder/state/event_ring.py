@@ -1,0 +1,198 @@
+"""Flight recorder's ring: the latest events of one process and its metrics, in memory that others can read.
+
+The memory is a file's mapping, so that it outlives its process, whichever way that ends.  Its layout, little-endian::
+
+    0        header   magic, slots, bytes of the identity, wall clock minus monotonic clock in ns; the identity as JSON
+    4 KiB    names    bytes in use, then per name its length in bytes (2) and its UTF-8; a name is known by its index
+    68 KiB   cells    512 metrics: index of the name (4), kind (4), value (8)
+    76 KiB   slots    events of 24 bytes: kind, phase, name, operation, value, time; a power of two of them
+
+An operation has an event where it begins and one where it ends, with the same number; what has not ended when the
+process is killed has only begun.  ``ring_contents.py`` reads it.
+
+    ring = EventRing(bytearray(size_of(1024)), 1024, {"process": "rollout:0"})
+    operation = ring.begin(EventKind.SEND, "send actor:0", 4096.0)
+    ring.end(operation)
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+import threading
+import time
+from enum import IntEnum
+from mmap import mmap
+from typing import Any, Final
+
+MAGIC: Final = b"rlinfFR1"
+HEADER: Final = struct.Struct("<8sIIq")
+NAMES_AT: Final = 4096
+CELLS_AT: Final = NAMES_AT + (64 << 10)
+MAX_CELLS: Final = 512
+CELL: Final = struct.Struct("<IId")
+SLOTS_AT: Final = CELLS_AT + MAX_CELLS * CELL.size
+EVENT: Final = struct.Struct("<BBHIdQ")
+LENGTH: Final = struct.Struct("<H")
+USED: Final = struct.Struct("<I")
+
+MAX_NAME_BYTES: Final = 200
+OTHER: Final = "(other)"
+"""Index 0: the name of all for which there was no room."""
+
+
+class EventKind(IntEnum):
+    """What an event is about; its value, and its name."""
+
+    END = 0
+    """The end of an operation, whose begin has its kind and name."""
+    CALL = 1
+    """A call that is made: ranks; ``group.method``."""
+    SERVE = 2
+    """A call that is run; ``method``."""
+    SEND = 3
+    """A message to one or several workers: bytes; ``send actor:0``."""
+    RECV = 4
+    PUT = 5
+    """Into a channel: bytes; the channel."""
+    GET = 6
+    WEIGHTS = 7
+    """A version on its way: its number; the model."""
+    WAIT = 8
+    """Any other wait, such as for a lock; its kind."""
+    SPAN = 9
+    """The user's own, by ``worker_timer``; its tag."""
+    VERSION = 10
+    """Weights that have been published or applied: the version; ``published MODEL`` or ``applied MODEL``."""
+    WORD = 11
+    """A warning about a long wait; the warning."""
+    DEATH = 12
+    """The end of a process that this one has heard of; its name."""
+
+
+class Phase(IntEnum):
+    """Place of an event in its operation."""
+
+    BEGIN = 1
+    END = 2
+    FAILED = 3
+    """It ended with an error."""
+    POINT = 4
+    """An event that takes no time."""
+
+
+class MetricKind(IntEnum):
+    """Kinds of metrics."""
+
+    GAUGE = 1
+    COUNTER = 2
+
+
+def size_of(slots: int) -> int:
+    """Bytes of a ring with so many slots."""
+    return SLOTS_AT + slots * EVENT.size
+
+
+class EventRing:
+    """The writing side, of any thread and of finalizers: no locks but for new names, nothing that fails.
+
+    Args:
+        buffer: ``size_of(slots)`` bytes, all zero.
+        slots: events that are kept; a power of two.
+        identity: of the process, as JSON; up to 4000 bytes.
+
+    Raises:
+        ValueError: ``slots`` is no power of two, or the identity is too long.
+    """
+
+    def __init__(self, buffer: mmap | bytearray, slots: int, identity: dict[str, Any]) -> None:
+        told = json.dumps(identity).encode()
+        if slots < 1 or slots & (slots - 1):
+            raise ValueError(f"a ring has a power of two of slots, got {slots}")
+        if HEADER.size + len(told) > NAMES_AT:
+            raise ValueError(f"the identity of a ring has up to {NAMES_AT - HEADER.size} bytes, got {len(told)}")
+        self._buffer = buffer
+        self._mask = slots - 1
+        # From 1 on: a Work that has no event has the number 0.
+        self._numbers = itertools.count(1)
+        self._pack = EVENT.pack_into
+        self._clock = time.monotonic_ns
+        # Reentrant: a finalizer that the collector runs in there may record an event with a new name.
+        self._lock = threading.RLock()
+        self._names: dict[str, int] = {}
+        self._used = USED.size
+        self._cells: dict[str, int] = {}
+        HEADER.pack_into(buffer, 0, MAGIC, slots, len(told), time.time_ns() - time.monotonic_ns())
+        buffer[HEADER.size : HEADER.size + len(told)] = told
+        self._index(OTHER)
+
+    def __repr__(self) -> str:
+        return f"<EventRing [{self._mask + 1} slots, {len(self._names)} names, {len(self._cells)} metrics]>"
+
+    def begin(self, kind: int, name: str, value: float = 0.0) -> int:
+        """An operation begins; its number, never 0."""
+        index = self._names.get(name)
+        if index is None:
+            index = self._index(name)
+        number = next(self._numbers)
+        # The time is written last: if the process is killed within this line, the slot has the oldest time of the
+        # ring, and a reader leaves the oldest ones out.
+        at = SLOTS_AT + (number & self._mask) * 24
+        self._pack(self._buffer, at, kind, 1, index, number & 0xFFFFFFFF, value, self._clock())
+        return number
+
+    def end(self, operation: int, failed: bool = False) -> None:
+        """An operation has ended."""
+        at = SLOTS_AT + (next(self._numbers) & self._mask) * 24
+        self._pack(self._buffer, at, 0, 3 if failed else 2, 0, operation & 0xFFFFFFFF, 0.0, self._clock())
+
+    def point(self, kind: int, name: str, value: float = 0.0) -> None:
+        """Something has happened."""
+        index = self._names.get(name)
+        if index is None:
+            index = self._index(name)
+        number = next(self._numbers)
+        at = SLOTS_AT + (number & self._mask) * 24
+        self._pack(self._buffer, at, kind, 4, index, number & 0xFFFFFFFF, value, self._clock())
+
+    # -- metrics ------------------------------------------------------------------------------------------------
+
+    def cell(self, kind: MetricKind, name: str) -> int | None:
+        """The place of a metric's value; None where there is no room for another one.
+
+        Args:
+            name: with labels, as Prometheus writes it: ``return{task="cheetah"}``.
+        """
+        with self._lock:
+            at = self._cells.get(name)
+            if at is None:
+                if len(self._cells) == MAX_CELLS or (index := self._index(name)) == 0:
+                    return None
+                at = CELLS_AT + len(self._cells) * CELL.size
+                CELL.pack_into(self._buffer, at, index, kind, 0.0)
+                self._cells[name] = at
+        return at + 8
+
+    def store(self, place: int, value: float) -> None:
+        """Sets a metric's value; the place is what ``cell`` gave."""
+        struct.pack_into("<d", self._buffer, place, value)
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _index(self, name: str) -> int:
+        told = name.encode(errors="replace")[:MAX_NAME_BYTES]
+        with self._lock:
+            known = self._names.get(name)
+            if known is not None:
+                return known
+            end = self._used + LENGTH.size + len(told)
+            if end > CELLS_AT - NAMES_AT or len(self._names) > 0xFFFF:
+                return 0
+            index = self._names[name] = len(self._names)
+            at = NAMES_AT + self._used
+            self._used = end
+            LENGTH.pack_into(self._buffer, at, len(told))
+            self._buffer[at + LENGTH.size : NAMES_AT + end] = told
+            USED.pack_into(self._buffer, NAMES_AT, end)  # last: what is in use is whole
+        return index

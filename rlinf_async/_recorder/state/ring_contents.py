@@ -1,0 +1,134 @@
+"""``RingContents``: what a flight recorder's ring holds, read from its bytes while its process writes, or after."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
+
+from .event_ring import (
+    CELL,
+    CELLS_AT,
+    EVENT,
+    HEADER,
+    LENGTH,
+    MAGIC,
+    MAX_CELLS,
+    NAMES_AT,
+    OTHER,
+    SLOTS_AT,
+    USED,
+    EventKind,
+    MetricKind,
+    Phase,
+)
+
+_TORN: Final = 8
+"""Oldest events of a full ring that are left out: one of them for each thread that was at its event just then."""
+
+
+class Event(NamedTuple):
+    """One event.
+
+    Attributes:
+        time: nanoseconds of the machine's monotonic clock.
+        kind: ``END`` at an end, as its name is empty there.
+        operation: the same for the begin and the end of an operation.
+        value: see ``EventKind``.
+    """
+
+    time: int
+    kind: EventKind
+    phase: Phase
+    operation: int
+    name: str
+    value: float
+
+
+class Metric(NamedTuple):
+    """A metric of the user's: its name with labels as Prometheus writes it, and its value."""
+
+    kind: MetricKind
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class RingContents:
+    """What one process has recorded.
+
+    Attributes:
+        identity: ``process`` ("actor:0", "driver"), ``run``, ``node``, ``endpoint``, ``pid``, ``host``.
+        wall_offset: nanoseconds that the wall clock was ahead of the monotonic clock when the ring was made.
+        events: the latest ones, in the order of time.
+        is_full: older ones were overwritten.
+    """
+
+    identity: dict[str, Any]
+    wall_offset: int
+    events: list[Event]
+    metrics: list[Metric]
+    is_full: bool
+
+    @classmethod
+    def read(cls, data: bytes) -> RingContents:
+        """Raises:
+        ValueError: the bytes are no ring, or not a whole one.
+        """
+        identity, slots, wall_offset = _header(data)
+        names = _names(data)
+        events, is_full = _events(data, slots, names)
+        return cls(identity, wall_offset, events, _metrics(data, names), is_full)
+
+    def __repr__(self) -> str:
+        return f"<RingContents of {self.identity.get('process')} [{len(self.events)} events]>"
+
+
+def _header(data: bytes) -> tuple[dict[str, Any], int, int]:
+    if len(data) < SLOTS_AT:
+        raise ValueError(f"a flight recorder's ring has at least {SLOTS_AT} bytes, this has {len(data)}")
+    magic, slots, nbytes, wall_offset = HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise ValueError(f"no ring of a flight recorder: it begins with {magic!r} instead of {MAGIC!r}")
+    if slots < 1 or slots & (slots - 1) or len(data) < SLOTS_AT + slots * EVENT.size:
+        raise ValueError(f"a ring of {slots} slots has {SLOTS_AT + slots * EVENT.size} bytes, this has {len(data)}")
+    identity = json.loads(data[HEADER.size : HEADER.size + nbytes])
+    if not isinstance(identity, dict):
+        raise ValueError(f"a ring's identity is a mapping, this is {identity!r}")
+    return identity, slots, wall_offset
+
+
+def _names(data: bytes) -> list[str]:
+    names, at = [], NAMES_AT + USED.size
+    end = min(NAMES_AT + USED.unpack_from(data, NAMES_AT)[0], CELLS_AT)
+    while at + LENGTH.size <= end:
+        begin = at + LENGTH.size
+        at = begin + LENGTH.unpack_from(data, at)[0]
+        names.append(data[begin : min(at, end)].decode(errors="replace"))
+    return names
+
+
+def _events(data: bytes, slots: int, names: list[str]) -> tuple[list[Event], bool]:
+    kinds, phases = {int(kind): kind for kind in EventKind}, {int(phase): phase for phase in Phase}
+    found, used = [], 0
+    for kind, phase, index, operation, value, time in EVENT.iter_unpack(data[SLOTS_AT : SLOTS_AT + slots * EVENT.size]):
+        used += time != 0
+        # One of a newer version's kinds, or a slot that a process was killed in.
+        if time and kind in kinds and phase in phases and math.isfinite(value):
+            name = "" if phase in (Phase.END, Phase.FAILED) else names[index] if index < len(names) else OTHER
+            found.append(Event(time, kinds[kind], phases[phase], operation, name, value))
+    found.sort(key=attrgetter("time"))
+    is_full = used >= slots - 1  # number 0 is never given
+    return (found[_TORN:] if is_full else found), is_full
+
+
+def _metrics(data: bytes, names: list[str]) -> list[Metric]:
+    kinds = {int(kind): kind for kind in MetricKind}
+    cells = data[CELLS_AT : CELLS_AT + MAX_CELLS * CELL.size]
+    return [
+        Metric(kinds[kind], names[index], value)
+        for index, kind, value in CELL.iter_unpack(cells)
+        if kind in kinds and index < len(names)
+    ]
