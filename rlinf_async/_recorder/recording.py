@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlinf_async import settings
-from rlinf_async._recorder.state.event_ring import EventKind, EventRing, size_of
+from rlinf_async._recorder.state.event_ring import EventKind, EventRing, MetricKind, size_of
 
 logger = logging.getLogger(__name__)
 
@@ -115,3 +115,22 @@ def point(kind: EventKind, name: str, value: float = 0.0) -> None:
     here = ring
     if here is not None:
         here.point(kind, name, value)
+
+
+def version(model: str, role: str, number: int) -> None:
+    """Records weights that this process has published or applied, as an event and as a metric.
+
+    Args:
+        role: ``published`` or ``applied``.
+    """
+    here = ring
+    if here is not None:
+        here.point(EventKind.VERSION, f"{role} {model}", number)
+        label = model.translate(_ESCAPES)
+        place = here.cell(MetricKind.GAUGE, f'rlinf_weights_version{{model="{label}",role="{role}"}}')
+        if place is not None:
+            here.store(place, number)
+
+
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+"""Of a label's value, as Prometheus writes it."""

@@ -24,6 +24,7 @@ import threading
 import time
 from enum import IntEnum
 from mmap import mmap
+from pathlib import Path
 from typing import Any, Final
 
 MAGIC: Final = b"rlinfFR1"
@@ -34,6 +35,8 @@ MAX_CELLS: Final = 512
 CELL: Final = struct.Struct("<IId")
 SLOTS_AT: Final = CELLS_AT + MAX_CELLS * CELL.size
 EVENT: Final = struct.Struct("<BBHIdQ")
+_VALUE: Final = struct.Struct("d")
+"""A cell's value, by the machine's own order: a single store of eight aligned bytes, which is never read half-done."""
 LENGTH: Final = struct.Struct("<H")
 USED: Final = struct.Struct("<I")
 
@@ -67,8 +70,6 @@ class EventKind(IntEnum):
     """Weights that have been published or applied: the version; ``published MODEL`` or ``applied MODEL``."""
     WORD = 11
     """A warning about a long wait; the warning."""
-    DEATH = 12
-    """The end of a process that this one has heard of; its name."""
 
 
 class Phase(IntEnum):
@@ -87,6 +88,11 @@ class MetricKind(IntEnum):
 
     GAUGE = 1
     COUNTER = 2
+
+
+def ring_path(logs: str | Path, endpoint: int) -> Path:
+    """The file of a process's ring, below the directory of its machine's logs."""
+    return Path(logs) / "recorder" / f"{endpoint:x}.ring"
 
 
 def size_of(slots: int) -> int:
@@ -176,7 +182,7 @@ class EventRing:
 
     def store(self, place: int, value: float) -> None:
         """Sets a metric's value; the place is what ``cell`` gave."""
-        struct.pack_into("<d", self._buffer, place, value)
+        _VALUE.pack_into(self._buffer, place, value)
 
     # -- inside -------------------------------------------------------------------------------------------------
 
