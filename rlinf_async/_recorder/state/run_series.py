@@ -1,0 +1,145 @@
+"""Series over a whole run, from the timelines of its processes: versions of weights, fill of channels, step times."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final
+
+from .event_ring import EventKind
+from .timeline import Timeline
+
+Steps = list[tuple[int, float]]
+"""A value from each of these times on, in order."""
+
+_PUBLISHED: Final = "published "
+_APPLIED: Final = "applied "
+
+
+@dataclass(frozen=True)
+class ModelVersions:
+    """Versions of one model.
+
+    Attributes:
+        published: the latest version, over all publishers.
+        applied: by process.
+    """
+
+    published: Steps = field(default_factory=list)
+    applied: dict[str, Steps] = field(default_factory=dict)
+
+    def staleness(self, process: str) -> Steps:
+        """Versions by which a process is behind, from its first one on."""
+        merged = sorted([*((time, 0, v) for time, v in self.published), *((t, 1, v) for t, v in self.applied[process])])
+        newest, own, found = 0.0, None, Steps()
+        for time, is_own, version in merged:
+            newest = max(newest, version)
+            own = version if is_own else own
+            if own is not None and (not found or found[-1][1] != newest - own):
+                found.append((time, newest - own))
+        return found
+
+
+@dataclass(frozen=True)
+class PhaseTimes:
+    """Durations of one phase, of calls that were served or of the user's spans by one name, in nanoseconds.
+
+    Attributes:
+        windows: median of those that ended in each of the windows; None where none did.
+    """
+
+    kind: EventKind
+    name: str
+    count: int
+    total: int
+    p50: float
+    most: int
+    failed: int
+    windows: list[float | None]
+
+
+def versions_of(timelines: Iterable[Timeline]) -> dict[str, ModelVersions]:
+    """By model, from the points of kind ``VERSION``."""
+    points = sorted(
+        (point.time, point.name, point.value, timeline.process)
+        for timeline in timelines
+        for point in timeline.points
+        if point.kind is EventKind.VERSION
+    )
+    models: dict[str, ModelVersions] = defaultdict(ModelVersions)
+    for time, name, version, process in points:
+        if name.startswith(_PUBLISHED):
+            published = models[name.removeprefix(_PUBLISHED)].published
+            if not published or published[-1][1] < version:
+                published.append((time, version))
+        elif name.startswith(_APPLIED):
+            models[name.removeprefix(_APPLIED)].applied.setdefault(process, []).append((time, version))
+    return dict(models)
+
+
+def fill_of_channels(timelines: Iterable[Timeline], items: Mapping[str, int]) -> dict[str, Steps]:
+    """Items by channel: puts that have ended minus gets that have, over all processes.
+
+    A get counts as one item, also of ``get_batch``.
+
+    Args:
+        items: those that are in a channel at the end, where that is known; else none were at its lowest.
+    """
+    changes: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for timeline in timelines:
+        for span in timeline.spans:
+            if span.kind in (EventKind.PUT, EventKind.GET) and span.end is not None and not span.failed:
+                changes[span.name].append((span.end, 1 if span.kind is EventKind.PUT else -1))
+    found: dict[str, Steps] = {}
+    for name, series in sorted(changes.items()):
+        fill, steps = 0, Steps()
+        for time, change in sorted(series):
+            fill += change
+            if steps and steps[-1][0] == time:
+                steps.pop()
+            steps.append((time, fill))
+        known = items.get(name)
+        base = known - fill if known is not None else -min(0, min(value for _, value in steps))
+        found[name] = [(time, max(0, value + base)) for time, value in steps]
+    return found
+
+
+def phases_of(timelines: Iterable[Timeline], begin: int, end: int, windows: int) -> list[PhaseTimes]:
+    """The phases by what they took in all, the longest first.
+
+    Args:
+        begin: of the first window; ``end`` is that of the last.
+    """
+    width = max(1, (end - begin + windows - 1) // windows)
+    durations: dict[tuple[EventKind, str], list[tuple[int, int]]] = defaultdict(list)
+    failed: dict[tuple[EventKind, str], int] = defaultdict(int)
+    for timeline in timelines:
+        for span in timeline.spans:
+            if span.kind in (EventKind.SERVE, EventKind.SPAN) and span.end is not None and begin <= span.end <= end:
+                durations[span.kind, span.name].append((span.end, span.end - span.begin))
+                failed[span.kind, span.name] += span.failed
+    found = []
+    for (kind, name), taken in durations.items():
+        lengths = [length for _, length in taken]
+        by_window: list[list[int]] = [[] for _ in range(windows)]
+        for ended, length in taken:
+            by_window[min((ended - begin) // width, windows - 1)].append(length)
+        trend = [median(each) if each else None for each in by_window]
+        count, total, most = len(lengths), sum(lengths), max(lengths)
+        found.append(PhaseTimes(kind, name, count, total, median(lengths), most, failed[kind, name], trend))
+    return sorted(found, key=lambda phase: -phase.total)
+
+
+def thinned(steps: Sequence[tuple[int, float]], most: int) -> Steps:
+    """At most about so many steps that look like all: of each stretch its lowest, highest and last."""
+    if len(steps) <= most:
+        return list(steps)
+    length = -(-len(steps) * 3 // most)
+    found = Steps()
+    for start in range(0, len(steps), length):
+        part = steps[start : start + length]
+        low, high = min(part, key=lambda step: step[1]), max(part, key=lambda step: step[1])
+        found += sorted({low, high, part[-1]})
+    return found
