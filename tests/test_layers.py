@@ -75,7 +75,7 @@ STRANGERS = [("_transports", "_wire"), ("_wire", "_transports")]  # they meet in
 
 OPEN_TO_LAUNCHER = (
     *("errors", "settings", "address", "_core", "_channels.state", "_messaging.state", "_trace.state"),
-    *("_inspection.state", "_recorder.state"),
+    *("_inspection.state", "_recorder.state", "_recorder"),
     *("hardware", "configuration", "_wire", "placement"),
 )
 # The near side runs beside the user, bottom first; the far side is each node's daemon.

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async._core import operations
+from rlinf_async._recorder.run_files import RunFiles
+from rlinf_async.errors import LaunchError
 
 from .endpoint import Endpoint
 from .handlers import Requester
@@ -32,6 +34,7 @@ class OperatorRequests:
         self._probes = probes
         self._node = node
         self._log_dir = log_dir
+        self._files = RunFiles(log_dir)
 
     async def node_details(self, requester: Requester, op: operations.NodeDetails) -> dict[str, Any]:
         """Command, log, devices and memory of each process; where asked, what the node's devices do."""
@@ -59,6 +62,21 @@ class OperatorRequests:
             worker.process.kill(op.reason)
             killed.append(number)
         return killed
+
+    async def list_run_files(self, requester: Requester, op: operations.ListRunFiles) -> list[list[Any]]:
+        """Path, bytes and time of change of each file of the run in this node's log directory."""
+        return [list(each) for each in self._files.listing()]
+
+    async def read_run_file(self, requester: Requester, op: operations.ReadRunFile) -> bytes:
+        """A piece of such a file, and of no other one.
+
+        Raises:
+            ValueError, LaunchError: it is none, or cannot be read.
+        """
+        try:
+            return self._files.read(op.path, op.offset, op.nbytes)
+        except OSError as error:
+            raise LaunchError(f"{self._log_dir / op.path}: {error}") from error
 
 
 def _details(endpoint: Endpoint) -> dict[str, Any]:

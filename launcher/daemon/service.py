@@ -172,6 +172,8 @@ class DaemonService:
         on(operations.Inspected, self.inspection.inspected)
         on(operations.NodeDetails, self.operators.node_details)
         on(operations.KillRanks, self.operators.kill_ranks)
+        on(operations.ListRunFiles, self.operators.list_run_files)
+        on(operations.ReadRunFile, self.operators.read_run_file)
         on(operations.ReportError, self.report_error)
         on(operations.WithdrawError, self.withdraw_error)
         on(operations.OpenTrace, self.traces.open_trace)

@@ -56,6 +56,8 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     Inspected           round activities                            None            every process, of its own daemon
     NodeDetails         devices                                     dict[str, Any]  an operator: logs, devices, commands
     KillRanks           numbers reason                              list[int]       an operator
+    ListRunFiles                                                    list[list[Any]] an operator: logs, flight recorders
+    ReadRunFile         path offset nbytes                          bytes           an operator: a piece of one of these
     EndRun              by                                          bool            an operator
     ReportError         key text                                    None            an error that nobody has awaited
     WithdrawError       key                                         None            the same, awaited after all
@@ -80,6 +82,9 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Final, Generic, TypeVar, dataclass_transform, get_args, get_origin
 
 Answer = TypeVar("Answer")
+
+ALL_ROUNDS: Final = 0
+"""Round of an ``Inspected`` by a process that has not read the question: it answers all that wait for it."""
 
 
 def _check_of(kind: Any) -> Callable[[Any], bool]:
@@ -179,6 +184,8 @@ class Inspect(Operation[dict[str, Any]]): numbers: list[int]; parts: list[str]
 class Inspected(Operation[None]): round: int; activities: list[Any]
 class NodeDetails(Operation[dict[str, Any]]): devices: bool
 class KillRanks(Operation[list[int]]): numbers: list[int]; reason: str
+class ListRunFiles(Operation[list[list[Any]]]): pass
+class ReadRunFile(Operation[bytes]): path: str; offset: int; nbytes: int
 class EndRun(Operation[bool]): by: str
 class ReportError(Operation[None]): key: str; text: str
 class WithdrawError(Operation[None]): key: str

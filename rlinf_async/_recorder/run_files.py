@@ -1,0 +1,110 @@
+"""``RunFiles``: rings, black boxes and logs of a run below its log directory, listed and read without leaving that."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+MAX_PIECE_BYTES: Final = 1 << 20
+"""Of one read; a frame may have 16 MiB."""
+
+_NAME: Final = re.compile(
+    r"(?:daemon_\d+|template_\d+_\d+)\.log"
+    r"|recorder/(?:[0-9a-f]+\.ring|node-\d+\.json|(?:deaths|groups)-\d+\.jsonl)"
+    r"|(?!\.\.?/)[^/\0\ud800-\udfff]+/rank_\d+\.(?:out|err)"
+)
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class RunFile(NamedTuple):
+    """One file: its path relative to the log directory, its bytes, and when it was written to (seconds since 1970)."""
+
+    path: str
+    nbytes: int
+    changed: float
+
+    @property
+    def is_log(self) -> bool:
+        return is_log(self.path)
+
+
+def is_of_a_run(path: str) -> bool:
+    """Whether a file of this name is a run's; never of one outside the log directory."""
+    return _NAME.fullmatch(path) is not None
+
+
+def is_log(path: str) -> bool:
+    return path.endswith((".out", ".err", ".log"))
+
+
+class RunFiles:
+    """The files of one log directory.  A user may have chosen it, so that it holds other things as well."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def __repr__(self) -> str:
+        return f"<RunFiles in {self.directory}>"
+
+    def listing(self) -> list[RunFile]:
+        """All files of a run; none where the directory cannot be read."""
+        return [each for name in ("", *_folders(self.directory)) for each in self._files_in(name)]
+
+    def read(self, path: str, offset: int, nbytes: int) -> bytes:
+        """A piece of a file; shorter at its end.
+
+        Raises:
+            ValueError: this is no file of a run, or no piece of one.
+            OSError: it cannot be read; a link is not followed.
+        """
+        if not is_of_a_run(path):
+            raise ValueError(f"{path!r} is no file of a run below {self.directory}")
+        if offset < 0 or not 0 <= nbytes <= MAX_PIECE_BYTES:
+            raise ValueError(f"{path}: a piece has up to {MAX_PIECE_BYTES} bytes, got {nbytes} from {offset}")
+        folder, _, name = path.rpartition("/")
+        # Step by step: a folder that has become a link meanwhile must not lead elsewhere.  The log directory itself
+        # may be a link, which is its user's choice.
+        directory = os.open(self.directory, _DIRECTORY)
+        try:
+            if folder:
+                outer, directory = directory, -1
+                try:
+                    directory = os.open(folder, _DIRECTORY | os.O_NOFOLLOW, dir_fd=outer)
+                finally:
+                    os.close(outer)
+            file = os.open(name, _FILE, dir_fd=directory)
+        finally:
+            if directory >= 0:
+                os.close(directory)
+        try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise OSError(f"{self.directory / path} is no regular file")
+            return os.pread(file, nbytes, offset)
+        finally:
+            os.close(file)
+
+    def _files_in(self, folder: str) -> Iterator[RunFile]:
+        for entry in _entries(self.directory / folder):
+            path = f"{folder}/{entry.name}" if folder else entry.name
+            with contextlib.suppress(FileNotFoundError):  # old runs are removed while others start
+                if is_of_a_run(path) and entry.is_file(follow_symlinks=False):
+                    status = entry.stat(follow_symlinks=False)
+                    yield RunFile(path, status.st_size, status.st_mtime)
+
+
+def _folders(directory: Path) -> list[str]:
+    return [entry.name for entry in _entries(directory) if entry.is_dir(follow_symlinks=False)]
+
+
+def _entries(directory: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError:  # it is not there (any more), or is another user's
+        return []
