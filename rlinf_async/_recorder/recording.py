@@ -19,12 +19,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlinf_async import settings
-from rlinf_async._recorder.state.event_ring import EventKind, EventRing, MetricKind, size_of
+from rlinf_async._recorder.state.event_ring import EventKind, EventRing, MetricKind, ring_path, size_of
 
 logger = logging.getLogger(__name__)
-
-DIRECTORY = "recorder"
-"""Below the directory of the logs."""
 
 ring: EventRing | None = None
 """Of this process; None where it records nothing."""
@@ -50,7 +47,7 @@ def attach(owner: object, logs: str, identity: dict[str, Any]) -> None:
     slots = _slots()
     if ring is not None or slots == 0 or not logs:
         return
-    path = Path(logs) / DIRECTORY / f"{identity['endpoint']:x}.ring"
+    path = ring_path(logs, identity["endpoint"])
     try:
         ring = EventRing(_mapping(path, size_of(slots)), slots, identity)
         _owner = owner

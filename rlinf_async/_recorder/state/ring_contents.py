@@ -86,6 +86,17 @@ class RingContents:
         return f"<RingContents of {self.identity.get('process')} [{len(self.events)} events]>"
 
 
+def metrics_of(data: bytes) -> list[Metric]:
+    """The metrics of a ring, of which the first ``SLOTS_AT`` bytes will do.
+
+    Raises:
+        ValueError: the bytes are no ring.
+    """
+    if len(data) < SLOTS_AT or not data.startswith(MAGIC):
+        raise ValueError(f"no ring of a flight recorder: {len(data)} bytes that begin with {data[:8]!r}")
+    return _metrics(data, _names(data))
+
+
 def _header(data: bytes) -> tuple[dict[str, Any], int, int]:
     if len(data) < SLOTS_AT:
         raise ValueError(f"a flight recorder's ring has at least {SLOTS_AT} bytes, this has {len(data)}")
