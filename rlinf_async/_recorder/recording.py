@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlinf_async import settings
-from rlinf_async._recorder.state.event_ring import EventKind, EventRing, MetricKind, ring_path, size_of
+from rlinf_async._recorder.state.event_ring import (
+    DIRECTORY as DIRECTORY,
+    EventKind,
+    EventRing,
+    MetricKind,
+    ring_path,
+    size_of,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -27,6 +27,9 @@ from mmap import mmap
 from pathlib import Path
 from typing import Any, Final
 
+DIRECTORY: Final = "recorder"
+"""Of the rings, below the directory of the logs."""
+
 MAGIC: Final = b"rlinfFR1"
 HEADER: Final = struct.Struct("<8sIIq")
 NAMES_AT: Final = 4096
@@ -92,7 +95,7 @@ class MetricKind(IntEnum):
 
 def ring_path(logs: str | Path, endpoint: int) -> Path:
     """The file of a process's ring, below the directory of its machine's logs."""
-    return Path(logs) / "recorder" / f"{endpoint:x}.ring"
+    return Path(logs) / DIRECTORY / f"{endpoint:x}.ring"
 
 
 def size_of(slots: int) -> int:
