@@ -1,0 +1,64 @@
+"""Names of metrics with their labels, as a ring's cell has them: made, checked and taken apart.
+
+``return{task="cheetah"}`` is a gauge of the user's; what is served has the labels of its process besides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from .event_ring import MAX_NAME_BYTES, MetricKind
+
+OWN_PREFIX: Final = "rlinf_"
+"""Of the framework's own metrics."""
+
+OWN_LABELS: Final = frozenset({"node", "group", "rank"})
+"""Labels that the framework adds to every metric of a process."""
+
+_NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"', re.DOTALL)
+_ESCAPES: Final = {"\\": "\\\\", '"': '\\"', "\n": "\\n"}
+_ESCAPE: Final = str.maketrans(_ESCAPES)
+_ESCAPED: Final = re.compile(r"\\.", re.DOTALL)
+_PLAIN: Final = {escaped: plain for plain, escaped in _ESCAPES.items()}
+
+
+def served_name(kind: MetricKind, name: str) -> str:
+    """With the ending of counters, which their cells do not have."""
+    return f"{name}_total" if kind == MetricKind.COUNTER else name
+
+
+def complaint(kind: MetricKind, name: str, labels: Mapping[str, object]) -> str:
+    """Why the user can have no such metric, with the fix; empty where nothing is wrong with it."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        return "a name has letters, digits and underscores, and begins with no digit"
+    if name.startswith(OWN_PREFIX):
+        return f"names that begin with {OWN_PREFIX!r} are the framework's: choose another one"
+    if kind == MetricKind.GAUGE and name.endswith("_total"):
+        return "names that end with '_total' are counters': use counter(), or another name"
+    for label in labels:
+        if not _NAME.fullmatch(label) or label.startswith("__"):
+            return f"label {label!r}: a label has letters, digits and underscores, and begins with a letter"
+        if label in OWN_LABELS:
+            return f"label {label!r} is added by the framework, from the process: leave it out, or rename it"
+    if (nbytes := len(cell_name(name, labels).encode(errors="replace"))) > MAX_NAME_BYTES:
+        return f"name and labels have {nbytes} bytes, more than {MAX_NAME_BYTES}: shorten the labels' values"
+    return ""
+
+
+def cell_name(name: str, labels: Mapping[str, object]) -> str:
+    """A metric's name with its labels, in the order of their names, their values escaped."""
+    told = ",".join(f'{label}="{str(labels[label]).translate(_ESCAPE)}"' for label in sorted(labels))
+    return f"{name}{{{told}}}" if told else name
+
+
+def split_cell(cell: str) -> tuple[str, dict[str, str]]:
+    """The name and the labels' values of a cell."""
+    name, _, told = cell.partition("{")
+    return name, {label: _ESCAPED.sub(_plain, value) for label, value in _LABEL.findall(told)}
+
+
+def _plain(found: re.Match[str]) -> str:
+    return _PLAIN.get(found[0], found[0])

@@ -1,0 +1,177 @@
+"""The user's own metrics: gauges and counters in the cells of this process's ring, from which daemons read them.
+
+    self.metrics.gauge("return", task="cheetah").set(312.5)
+    self.metrics.counter("episodes").add(8)
+
+Nothing here fails a training: what cannot be taken, a bad name or one metric too many, is told once in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+from typing import Final, TypeVar
+
+from rlinf_async._recorder import recording
+from rlinf_async._recorder.state.event_ring import MAX_CELLS, EventRing, MetricKind
+from rlinf_async._recorder.state.metric_names import cell_name, complaint
+
+logger = logging.getLogger(__name__)
+
+_NEVER: Final = object()
+"""Ring of a metric that has had none yet."""
+
+
+class _Metric:
+    """One value, of one name and its labels.
+
+    Args:
+        cell: its name with labels; empty for one that is not kept.
+    """
+
+    __slots__ = ("_cell", "_place", "_ring")
+    kind: MetricKind
+
+    def __init__(self, cell: str) -> None:
+        self._cell = cell
+        self._ring: object = _NEVER
+        self._place: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._cell or 'that is not kept'}>"
+
+    def _move(self, ring: EventRing | None) -> None:
+        """Finds the place in the ring that this process has now: none in a forked child, and after a run's end."""
+        self._place = None
+        if ring is None:
+            _warn("the metrics of this process are not kept: it has no flight recorder (RLINF_RECORDER_EVENTS=0, no "
+                  "room beside the logs, a forked child, or no cluster)")  # fmt: skip
+        elif self._cell:
+            self._place = ring.cell(self.kind, self._cell)
+            if self._place is None:
+                _warn_full()
+        self._ring = ring
+
+    def _refuse(self, value: object) -> None:
+        _warn(f"metric {self._cell} keeps its value: {self.kind.name.lower()}s take no {value!r}")
+
+
+class Gauge(_Metric):
+    """A value that goes up and down."""
+
+    __slots__ = ()
+    kind = MetricKind.GAUGE
+
+    def set(self, value: float) -> None:
+        """From any thread, in less than a microsecond; NaN and infinities are values as well."""
+        ring = recording.ring
+        if ring is not self._ring:
+            self._move(ring)
+        if ring is not None and (place := self._place) is not None:
+            try:
+                ring.store(place, value)
+            except struct.error:
+                self._refuse(value)
+
+
+class Counter(_Metric):
+    """A sum that only grows, from 0 on in each run."""
+
+    __slots__ = ("_lock", "_total")
+    kind = MetricKind.COUNTER
+
+    def __init__(self, cell: str) -> None:
+        super().__init__(cell)
+        self._total = 0.0
+        self._lock = threading.Lock()
+
+    def _move(self, ring: EventRing | None) -> None:
+        super()._move(ring)
+        self._total = 0.0
+
+    def add(self, amount: float = 1.0) -> None:
+        """From any thread; what is negative or no number is refused."""
+        ring = recording.ring
+        if ring is None:  # also in a forked child, where another thread may have held the lock
+            self._move(None)
+            return
+        with self._lock:
+            if ring is not self._ring:
+                self._move(ring)
+            try:
+                total = self._total + float(amount)
+            except (TypeError, ValueError, RuntimeError):
+                self._refuse(amount)
+                return
+            if not total >= self._total:
+                self._refuse(amount)
+            elif (place := self._place) is not None:
+                self._total = total
+                ring.store(place, total)
+
+
+Kind = TypeVar("Kind", Gauge, Counter)
+
+
+class Metrics:
+    """The metrics of this process, by name and labels."""
+
+    def __init__(self) -> None:
+        self._gauges: dict[object, Gauge] = {}
+        self._counters: dict[object, Counter] = {}
+        self._kinds: dict[str, MetricKind] = {}
+        self._cells: dict[str, Gauge | Counter] = {}
+        """By cell: labels in another order, or of another type, are the same metric."""
+
+    def __repr__(self) -> str:
+        return f"<Metrics [{len(self._gauges)} gauges, {len(self._counters)} counters]>"
+
+    def gauge(self, name: str, **labels: object) -> Gauge:
+        """The gauge of that name with these labels; the same object each time.
+
+        Args:
+            labels: few values each: every one is a metric of its own, and a process has up to 512.
+        """
+        key = (name, *labels.items()) if labels else name
+        return self._gauges.get(key) or self._new(Gauge, self._gauges, key, name, labels)
+
+    def counter(self, name: str, **labels: object) -> Counter:
+        """The counter of that name with these labels; it is served as ``NAME_total``."""
+        key = (name, *labels.items()) if labels else name
+        return self._counters.get(key) or self._new(Counter, self._counters, key, name, labels)
+
+    def _new(
+        self, cls: type[Kind], known: dict[object, Kind], key: object, name: str, labels: dict[str, object]
+    ) -> Kind:
+        if len(self._gauges) + len(self._counters) >= MAX_CELLS:
+            _warn_full()
+            return cls("")
+        why = complaint(cls.kind, name, labels)
+        if not why:
+            name = name.removesuffix("_total")  # which counters are served with, either way
+            if (earlier := self._kinds.setdefault(name, cls.kind)) != cls.kind:
+                why = f"it is a {earlier.name.lower()} elsewhere: give one of the two another name"
+        if why:
+            _warn(f"metric {name!r} is not kept as a {cls.kind.name.lower()}: {why}")
+            return known.setdefault(key, cls(""))
+        cell = cell_name(name, labels)
+        metric = self._cells.setdefault(cell, cls(cell))
+        assert isinstance(metric, cls)
+        return known.setdefault(key, metric)
+
+
+METRICS: Final = Metrics()
+"""Of this process: it has one ring, however many clusters and workers it has."""
+
+_told: set[str] = set()
+
+
+def _warn(text: str) -> None:
+    if text not in _told and len(_told) < MAX_CELLS:
+        _told.add(text)
+        logger.warning("%s", text)
+
+
+def _warn_full() -> None:
+    _warn(f"further metrics of this process are not kept: it has {MAX_CELLS}, each combination of labels being one")
