@@ -28,6 +28,7 @@ class Endpoint:
         exit_report: once it is dead, the body of the answers to its calls.
         is_known: it has said hello, and was welcome.
         stacks: the descriptor of its own into which it writes stacks when ``stack_dump.SIGNAL`` comes; None without.
+        witness: the descriptor of its own at which a thread waits that answers for a blocked loop; None without.
         has_direct_sockets: it may hand sockets of its own to those who call it.
         awaited_by: endpoints that wait to hear from it how much of a direct socket has come, with the socket's owner.
         resumed: callers whose socket of this worker has ended; answers that it said were given may have been lost.
@@ -48,6 +49,7 @@ class Endpoint:
         self._left_out: dict[tuple[str, str], tuple[int, str]] = {}
         self.is_known = False
         self.stacks: int | None = None
+        self.witness: int | None = None
         self.has_direct_sockets = False
         self.awaited_by: set[tuple[int, int]] = set()
         self.resumed: set[int] = set()
@@ -70,6 +72,8 @@ class Endpoint:
         self.is_known = True
         stacks = facts.get("stacks") if type(facts) is dict else None
         self.stacks = stacks if type(stacks) is int and stacks >= 0 else None
+        witness = facts.get("witness") if type(facts) is dict else None
+        self.witness = witness if type(witness) is int and witness >= 0 else None
 
     def send_signal(self, number: int) -> None:
         """By its pidfd: no other process can have its number meanwhile.

@@ -5,7 +5,9 @@ well, in 1 s at most::
 
     daemon ── "inspect": round ──────────────► process
     daemon ◄── Inspected: round, activities ── process
-    daemon ◄── stacks (stack_reader.py) ────── a process whose loop is blocked, or that holds the interpreter's lock
+    daemon ── a byte ────────────────────────► a driver whose loop is blocked
+    daemon ◄── Inspected: all rounds ───────── its thread that waits for this (_inspection/loop_witness.py)
+    daemon ◄── stacks (stack_reader.py) ────── a process of which no thread answers
 
 A process that is stopped is neither asked nor sent a signal.  Each request has a round of its own, however many are
 under way; only the stacks of a process are read once for all that want them at the same time.
@@ -16,6 +18,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import os
+import stat
 import time
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
@@ -24,7 +28,7 @@ from typing import Any, Final
 from rlinf_async import settings
 from rlinf_async._core import frames, operations
 from rlinf_async._inspection.state import stack_dump
-from rlinf_async._inspection.state.run_report import Activity, OpenCall, ProcessReport, from_data, to_data
+from rlinf_async._inspection.state.run_report import LOOP_BLOCKED, Activity, OpenCall, ProcessReport, from_data, to_data
 
 from .channels import Channels
 from .child_processes import children_of
@@ -42,16 +46,20 @@ _ENDED: Final = "ended"
 _ACTIVITIES_PER_TURN: Final = 64
 """Activities that are checked without a break."""
 
+_WITNESS_S: Final = 0.5
+"""Seconds that a thread has which answers for a blocked loop: all of Python's threads may be at work meanwhile."""
+
 _MAX_TOLD_BYTES: Final = 8 << 20
 """Of all activities in one answer; a frame may have 16 MiB."""
 
 
 @dataclass(frozen=True)
 class _Told:
-    """Activities of a process as plain data, and why they are not its own answer; its open calls when it answered."""
+    """Activities of a process as plain data, whether that is its own answer, and why not; its open calls then."""
 
     activities: list[Any] = field(default_factory=list)
     trouble: str = ""
+    answered: bool = False
     calls: list[OpenCall] | None = None
 
 
@@ -107,15 +115,20 @@ class Inspection:
 
     async def inspected(self, requester: Requester, op: operations.Inspected) -> None:
         """The answer of a process; ignored where its round is over, or has not asked it."""
-        answer = self._rounds.get(op.round, {}).get(requester.endpoint)
+        is_for_loop = op.round == operations.ALL_ROUNDS
+        rounds = self._rounds.values() if is_for_loop else [self._rounds.get(op.round, {})]
+        answers = [answers[requester.endpoint] for answers in rounds if requester.endpoint in answers]
         process = self._router.endpoints.get(frames.number_of(requester.endpoint))
-        if answer is None or answer.done() or process is None:
+        if process is None or all(answer.done() for answer in answers):
             return
         # Now, and not when all have answered: by then it may have answered a call that it tells to be at work on.
         calls = _open_calls(process)
-        told = await _checked(op.activities)
-        if not answer.done():
-            answer.set_result(dataclasses.replace(told, calls=calls))
+        told = dataclasses.replace(await _checked(op.activities), calls=calls)
+        if is_for_loop and told.answered:
+            told = dataclasses.replace(told, trouble=LOOP_BLOCKED)
+        for answer in answers:
+            if not answer.done():
+                answer.set_result(told)
 
     def drop(self, gone: int) -> None:
         """A process has ended: no answer of it will come."""
@@ -140,7 +153,10 @@ class Inspection:
             for each in asked:
                 self._router.tell(each.id, "inspect", {"round": number})
             await asyncio.wait(answers.values(), timeout=settings.INSPECTION_TIMEOUT_S())
-            told |= await self._read_stacks([each for each in asked if not answers[each.id].done()])
+            silent = [each for each in asked if not answers[each.id].done()]
+            if woken := [answers[each.id] for each in silent if _wake_witness(each)]:
+                await asyncio.wait(woken, timeout=_WITNESS_S)
+            told |= await self._read_stacks([each for each in silent if not answers[each.id].done()])
             # An answer that came while its stacks were read says more than these.
             return told | {endpoint: answer.result() for endpoint, answer in answers.items() if answer.done()}
         finally:
@@ -196,7 +212,7 @@ class Inspection:
             told: None where its activities were not wanted.
         """
         how = self._end_of(endpoint)
-        answered = told is not None and not told.trouble and not how
+        answered = told is not None and told.answered and not how
         if how or told is None:
             told = _Told(trouble=self._state_of(endpoint))
         role, name, group, rank = _identity(endpoint)
@@ -228,6 +244,24 @@ def _open_calls(endpoint: Endpoint) -> list[OpenCall]:
     return [OpenCall(*call) for call in endpoint.pending_calls.all_ages(time.monotonic())]
 
 
+def _wake_witness(endpoint: Endpoint) -> bool:
+    """Has a thread of a process answer that its loop does not; False where there is none."""
+    if endpoint.witness is None:
+        return False
+    try:
+        fd = os.open(f"/proc/{endpoint.os_pid}/fd/{endpoint.witness}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        # Another file may have the number by now, and a pipe of the user's as well: a byte that nothing reads there is
+        # the price, and only of one that has closed descriptors which were not its own.
+        return stat.S_ISFIFO(os.fstat(fd).st_mode) and os.write(fd, b"\0") == 1
+    except OSError:  # it is full: nothing reads it
+        return False
+    finally:
+        os.close(fd)
+
+
 async def _checked(activities: list[Any]) -> _Told:
     """What a process tells, if it makes sense: nothing in it is trusted, and it must fit into another frame."""
     checked: list[Any] = []
@@ -240,7 +274,7 @@ async def _checked(activities: list[Any]) -> _Told:
         frames.pack(checked)
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         return _Told(trouble=f"its answer makes no sense ({type(error).__name__}: {error})"[:200])
-    return _Told(checked)
+    return _Told(checked, answered=True)
 
 
 def _fit(processes: list[dict[str, Any]]) -> None:

@@ -546,6 +546,11 @@ class NodeClient:
         if self._connection is not None:
             self._connection.forget()
 
+    def flush(self) -> None:
+        """Writes what waits for the end of the loop's turn, which may not come; from any thread."""
+        if self._connection is not None and self._closed is None:
+            self._connection.is_behind()
+
     def flush_at_exit(self, timeout: float) -> None:
         """Writes what is queued before the process ends."""
         if self._connection is not None and self._closed is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import dataclasses
 import os
 import threading
@@ -39,6 +40,8 @@ class Seen:
         one_of: such of which one is enough.
         call: that it serves.
         loop_thread: of a task that could go on, now or later, the thread that has to run it.
+        blocks: its thread runs an event loop, which stands still meanwhile.
+        is_row: its wait is one of the table's.
     """
 
     key: Key
@@ -52,6 +55,8 @@ class Seen:
     one_of: list[Key] = field(default_factory=list)
     call: ServedCall | None = None
     loop_thread: int | None = None
+    blocks: bool = False
+    is_row: bool = False
 
 
 class States:
@@ -78,6 +83,10 @@ class States:
         """By future of another thread, what ends it: the task or thread that carries it out."""
         self._carriers |= _work_items(stacks)
 
+    def carry(self, future: concurrent.futures.Future[Any], key: Key) -> None:
+        """A future of another thread ends only after a task or thread has gone on."""
+        self._carriers.setdefault(future, key)
+
     def name_of(self, key: Key) -> str:
         """Unique in this process."""
         if isinstance(key, asyncio.Task):
@@ -96,7 +105,7 @@ class States:
         carriers = [self._carriers.get(future) for future in awaited.futures]
         awaits = [*awaited.tasks, *(each for each in carriers if each is not None)]
         if awaited.row is not None:
-            seen.state = State.WAITING
+            seen.state, seen.is_row = State.WAITING, True
             seen.wait = _of_row(awaited.row, awaited.left)
         elif awaited.primitive:
             self._wait_here(seen, awaited.kind, awaited.primitive, awaited.token, awaited.left)
@@ -128,7 +137,7 @@ class States:
         """What a thread does, or the task or callback that its loop is running."""
         seen = Seen(key, self.name_of(key), frames, has_users(frames))
         if (row := self._rows.get(ident)) is not None:
-            seen.state, seen.wait = State.WAITING, _of_row(row, None)
+            seen.state, seen.wait, seen.is_row = State.WAITING, _of_row(row, None), True
             return seen
         if (collective := collective_wait(frames)) is not None:
             place = [(id(frame), frame.f_lasti) for frame in frames]

@@ -16,7 +16,7 @@ from typing import Final
 from rlinf_async._inspection.activity_states import Key, Seen, States
 from rlinf_async._inspection.code_frames import frames_from, has_users, line_of, stack_of
 from rlinf_async._inspection.loop_threads import occupied_by
-from rlinf_async._inspection.own_tasks import Task, above, all_tasks
+from rlinf_async._inspection.own_tasks import Task, above, all_tasks, handed_over
 from rlinf_async._inspection.served_calls import ServedCall
 from rlinf_async._inspection.state.run_report import Activity, State
 from rlinf_async._inspection.wait_ages import WaitAges
@@ -26,17 +26,24 @@ _MAX_TASKS: Final = 2000
 """That are looked at; a process with more of them counts as busy."""
 
 
-def own_activities(calls: Callable[[], Iterable[ServedCall]] = list, ages: WaitAges | None = None) -> list[Activity]:
+def own_activities(
+    calls: Callable[[], Iterable[ServedCall]] = list,
+    ages: WaitAges | None = None,
+    blocked: asyncio.AbstractEventLoop | None = None,
+) -> list[Activity]:
     """The activities of this process; from any thread.
 
     Args:
         calls: those that it serves.
         ages: of one who asks again and again.
+        blocked: the loop that handles frames, where it stands still: until it goes on no answer comes to any wait.
     """
     ages = WaitAges() if ages is None else ages
     ages.begin()
     look = _Look(list(calls()), ages)
     look.see()
+    if blocked is not None:
+        look.hold_up_all(blocked)
     return look.told()
 
 
@@ -55,6 +62,9 @@ class _Look:
         self._states = States(self._tasks, stacks, threads, ages)
         self._occupied = {ident: occupied_by(ident, frames) for ident, frames in stacks.items()}
         self._loop_threads = self._threads_of_loops()
+        for where in self._occupied.values():
+            for future in handed_over(where.loop):
+                self._states.carry(future, where.task or where.ident)
         self._seen: dict[Key, Seen] = {}
 
     def see(self) -> None:
@@ -75,6 +85,7 @@ class _Look:
         running = next((where for where in self._occupied.values() if where.task is task), None)
         if running is not None:
             seen = self._states.running(task, running.ident, running.inner)
+            seen.blocks = True
         elif asyncio.current_task(loop) is task:  # since the stacks were looked at
             seen = Seen(task, self._states.name_of(task), [], is_users=True)
         else:
@@ -100,7 +111,7 @@ class _Look:
             seen.is_users = seen.is_users or call is not None
             return seen
         if where.task is None and has_users(where.inner):  # a callback of the loop
-            return self._states.running(ident, ident, where.inner)
+            return dataclasses.replace(self._states.running(ident, ident, where.inner), blocks=True)
         if not has_users(where.outer):
             return None
         # The user's code has called something that runs a loop.  If that is asyncio.run(), his tasks are told, and tell
@@ -136,6 +147,18 @@ class _Look:
             blocking = self._seen.get(where.task if seen.key.get_loop() is where.loop else where.ident)
             if blocking is not None and blocking is not seen and blocking.state is State.WAITING:
                 seen.state, seen.wait, seen.age, seen.awaits = State.WAITING, None, None, [blocking.key]
+
+    def hold_up_all(self, loop: asyncio.AbstractEventLoop) -> None:
+        """What waits for other processes, or on this loop, waits for what blocks the loop as well."""
+        blocking = next(
+            (self._seen.get(each.task or each.ident) for each in self._occupied.values() if each.loop is loop), None
+        )
+        for seen in self._seen.values():
+            on_it = isinstance(seen.key, asyncio.Task) and seen.key.get_loop() is loop
+            if blocking is None or seen is blocking or seen.state is not State.WAITING or not (on_it or seen.is_row):
+                continue
+            if seen.wait is None or seen.wait.every:
+                seen.awaits.append(blocking.key)
 
     def _pass_calls_on(self) -> None:
         """What a call waits for in this process serves that call."""
@@ -182,4 +205,5 @@ class _Look:
             awaits=sorted(self._seen[key].name for key in seen.awaits if key in self._seen),  # asyncio has them in sets
             line=line_of(seen.frames),
             stack=stack_of(seen.frames),
+            blocks=seen.blocks,
         )

@@ -11,7 +11,7 @@ from asyncio import base_futures, locks, queues, taskgroups, tasks
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from rlinf_async._inspection.code_frames import Code, code_of
 from rlinf_async._waits import slow_waits
@@ -32,6 +32,7 @@ _MAX_DEPTH: Final = 32
 """Of tasks that wait for each other."""
 
 Task = asyncio.Task[Any]
+T = TypeVar("T")
 
 _inherited: weakref.WeakSet[Task] = weakref.WeakSet()
 """In a forked process: copies of its parent's, which no loop here will ever run."""
@@ -83,7 +84,7 @@ def _registries() -> Iterator[Iterable[Task]]:
     return filter(None, (getattr(tasks, name, None) for name in _REGISTRIES))
 
 
-def _copy(registry: Iterable[Task]) -> list[Task]:
+def _copy(registry: Iterable[T]) -> list[T]:
     for _ in range(_MAX_TRIES):
         try:
             return list(registry)
@@ -164,6 +165,12 @@ def passed_on(task: Task) -> Iterator[concurrent.futures.Future[Any]]:
     """The futures of other threads that end with a task: of ``run_coroutine_threadsafe``."""
     for callback, *_ in list(getattr(task, "_callbacks", None) or ()):
         yield from (value for value in bound_to(callback) if isinstance(value, concurrent.futures.Future))
+
+
+def handed_over(loop: asyncio.AbstractEventLoop | None) -> Iterator[concurrent.futures.Future[Any]]:
+    """Futures of ``run_coroutine_threadsafe`` of which a loop has made no task yet; only loops of asyncio tell them."""
+    for handle in _copy(getattr(loop, "_ready", ())):
+        yield from (value for value in bound_to(handle._callback) if isinstance(value, concurrent.futures.Future))
 
 
 def above(task: Task) -> Iterator[Task]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import os
 import queue
+import signal
 import threading
 from collections.abc import Sequence
 from concurrent.futures import _base
@@ -64,7 +66,11 @@ def doing(frames: Sequence[FrameType], native_id: int | None) -> Doing:
     waits = _wait_of(frames)
     if waits is None:
         return Doing(State.RUNNING)
-    return Doing(State.SLEEPING) if call.is_timed else replace(waits, sleeps=_sleeps(native_id))
+    if call.is_timed:
+        return Doing(State.SLEEPING)
+    # The main thread may be woken by a signal, whose handler sets the event.
+    is_outside = waits.kind == "event" and native_id == os.getpid() and _has_signal_handlers()
+    return replace(waits, sleeps=_sleeps(native_id), state=State.RUNNING if is_outside else waits.state)
 
 
 def _wait_of(frames: Sequence[FrameType]) -> Doing | None:
@@ -90,6 +96,16 @@ def _wait_of(frames: Sequence[FrameType]) -> Doing | None:
     kind, method = type(owner).__name__, outermost.f_code.co_name
     what = f"{outermost.f_globals['__name__']}.{kind}.{method}()"
     return Doing(State.WAITING, "lock" if method == "acquire" else kind.lower(), what)
+
+
+def _has_signal_handlers() -> bool:
+    """Whether the user, or a package, has a signal handled here.  Asyncio's own handlers only call back on its loop."""
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        code = getattr(getattr(handler, "func", handler), "__code__", None)
+        if callable(handler) and code is not None and code_of(code.co_filename) is not Code.OTHERS:
+            return True
+    return False
 
 
 def _sleeps(native_id: int | None) -> int:

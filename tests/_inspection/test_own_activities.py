@@ -290,6 +290,44 @@ async def test_a_call_that_cannot_be_found_runs() -> None:
     assert found["call 4"] == Activity("call 4", State.RUNNING, method="step", source=3, number=4)
 
 
+async def test_what_needs_a_blocked_loop_waits_for_what_blocks_it() -> None:
+    """A coroutine that the loop has not begun, and a task and a thread whose answers it does not read."""
+    loop, own = asyncio.get_running_loop(), asyncio.current_task()
+    assert own is not None
+    answers = [Answer(), Answer()]
+
+    async def wait() -> None:
+        await answers[0]
+
+    def feed() -> None:
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
+
+    def look() -> None:
+        while True:
+            found.update({each.name: each for each in own_activities(blocked=loop)})
+            waiting = (found.get(name) for name in ("task wait", "thread feeder", "thread asker"))
+            if all(each is not None and each.awaits for each in waiting):
+                answers[1]._settle(None)
+                return
+
+    found: Activities = {}
+    async with under_way(wait):
+        feeder, asker, looker = (
+            threading.Thread(target=target, name=name)
+            for target, name in ((feed, "feeder"), (lambda: answers[1].wait(30), "asker"), (look, "looker"))
+        )
+        for thread in (feeder, asker, looker):
+            thread.start()
+        looker.join(20)  # the loop stands still
+        blocking = f"task {own.get_name()}"
+        assert found[blocking].blocks
+        for name in ("task wait", "thread feeder", "thread asker"):
+            assert (found[name].state, found[name].awaits) == (State.WAITING, [blocking])
+            assert not found[name].blocks
+    await asyncio.to_thread(feeder.join)
+    asker.join()
+
+
 async def test_a_task_that_could_go_on_waits_for_what_blocks_its_loop() -> None:
     lock, heard = threading.Lock(), Future[list[Activity]]()
 

@@ -1,8 +1,10 @@
-"""A process answers each round with its activities, and says nothing where it cannot."""
+"""A process answers each round with its activities, a thread for a loop that is blocked; nothing where it cannot."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import queue
 from typing import Any
 
 import pytest
@@ -20,9 +22,14 @@ class Client:
     def __init__(self) -> None:
         self.events = Events()
         self.sent: list[operations.Inspected] = []
+        self.user_loop: asyncio.AbstractEventLoop | None = None
+        self.flushed: queue.Queue[int] = queue.Queue()
 
     def request(self, operation: operations.Inspected) -> None:
         self.sent.append(operation)
+
+    def flush(self) -> None:
+        self.flushed.put(len(self.sent))
 
 
 def test_each_round_is_answered_with_data_and_a_closed_client_has_no_pipe() -> None:
@@ -30,7 +37,7 @@ def test_each_round_is_answered_with_data_and_a_closed_client_has_no_pipe() -> N
     facts = responder.attach(client, lambda: [ServedCall(3, 4, "step", None)])
     client.events.announce("inspect", {"round": 5})
     (answer,) = client.sent
-    assert answer.round == 5
+    assert (answer.round, "witness" in facts) == (5, False)
     (own,) = (from_data(Activity, each) for each in answer.activities if each["name"] == "thread MainThread")
     assert (own.state, own.method, own.source, own.number) == (State.RUNNING, "step", 3, 4)
     assert os.path.exists(f"/proc/self/fd/{facts['stacks']}")
@@ -49,3 +56,17 @@ def test_a_process_that_cannot_tell_what_it_does_says_nothing(monkeypatch: pytes
     client.events.announce("inspect", {"round": 5})
     assert client.sent == []
     client.events.announce("closed", {})
+
+
+async def test_a_thread_answers_all_rounds_for_a_users_loop_that_is_blocked() -> None:
+    client: Any = Client()
+    client.user_loop = asyncio.get_running_loop()
+    facts = responder.attach(client)
+    os.write(facts["witness"], b"x")
+    assert client.flushed.get(timeout=10) == 1  # this blocks the loop
+    (answer,) = client.sent
+    assert answer.round == operations.ALL_ROUNDS
+    (own,) = (from_data(Activity, each) for each in answer.activities if each["blocks"])
+    assert (own.state, own.name) == (State.SLEEPING, f"task {asyncio.current_task().get_name()}")  # type: ignore[union-attr]
+    client.events.announce("closed", {})
+    assert not os.path.exists(f"/proc/self/fd/{facts['witness']}")

@@ -65,11 +65,12 @@ class MadeRun:
         line: str | None = "/x/run.py:7 in main()",
         age: float | None = None,
         stack: Sequence[Frame] = (),
+        blocks: bool = False,
     ) -> None:
         """Adds an activity; ``serves`` is a call's source, number and method."""
         source, number, method = serves or (0, 0, "")
         activity = Activity(
-            task, state, age, method, source, number, wait, list(awaits), line, list(stack)
+            task, state, age, method, source, number, wait, list(awaits), line, list(stack), blocks
         )  # fmt: skip
         self.change(name, activities=[*self.processes[name].activities, activity])
 

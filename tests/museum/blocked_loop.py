@@ -27,6 +27,7 @@ def feed(prompts: Channel, loop: asyncio.AbstractEventLoop) -> None:
 async def main() -> None:
     async with Cluster(num_nodes=1) as cluster:
         rollout = Rollout.create_group().launch(cluster, NodePlacementStrategy([0]), name="rollout")
+        await rollout
         prompts = await Channel.create("prompts")
         generated = rollout.generate(prompts)
         feeder = threading.Thread(target=feed, args=(prompts, asyncio.get_running_loop()), name="feeder")

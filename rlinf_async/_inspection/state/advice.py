@@ -10,7 +10,7 @@ from rlinf_async._inspection.state.descriptions import join, names_of, state_of
 from rlinf_async._inspection.state.entanglement import Core
 from rlinf_async._inspection.state.liveness import Liveness
 from rlinf_async._inspection.state.needs import Need
-from rlinf_async._inspection.state.run_report import QueueReport, TargetKind
+from rlinf_async._inspection.state.run_report import LOOP_BLOCKED, QueueReport, TargetKind
 from rlinf_async._inspection.state.wait_graph import MAIN_THREAD, Node
 
 _MAX_ADVICE: Final = 8
@@ -36,7 +36,7 @@ def advice_on(liveness: Liveness, core: Core) -> list[str]:
     lines = dict.fromkeys(_line(liveness, list(alike.values()), states) for alike in folded.values())
     if core.is_circle and any(need.target.kind is TargetKind.CALL for _, need in core.needs):
         lines[_ONE_AT_A_TIME] = None
-    lines |= dict.fromkeys(_exits(liveness))
+    lines |= dict.fromkeys((*_exits(liveness), *_blocked_loops(core)))
     return list(lines)[:_MAX_ADVICE]
 
 
@@ -84,6 +84,16 @@ def _exits(liveness: Liveness) -> Iterator[str]:
             threads = join([name for name in node.activity.awaits if name.startswith("thread ")][:_MAX_ADVICE])
             if threads:
                 yield f"the script has come to its end, and its exit waits for {threads}: let it end, or be a daemon"
+
+
+def _blocked_loops(core: Core) -> Iterator[str]:
+    for node in core.nodes:
+        if node.activity is not None and node.activity.blocks and node.process.trouble == LOOP_BLOCKED:
+            where = f" at {node.activity.line}" if node.activity.line else ""
+            yield (
+                f"the event loop of {names_of([node.process])} stands still{where}: "
+                "await there, or leave that to a thread (asyncio.to_thread)"
+            )
 
 
 def _channel(liveness: Liveness, name: str, queues: list[QueueReport]) -> str:

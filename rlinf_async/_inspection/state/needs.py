@@ -169,6 +169,8 @@ def _is_given_back(node: Node) -> bool:
     activity, wait = node.activity, node.wait
     if activity is None or wait is None:
         return False
+    if activity.blocks:  # the process itself knows whether a signal may end it
+        return True
     if activity.name.startswith("thread "):
         is_drivers = node.process.role == "driver" and activity.name == MAIN_THREAD
         return not (is_drivers and ".Event." in wait.what)

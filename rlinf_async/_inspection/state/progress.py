@@ -124,9 +124,11 @@ class Progress:
 
 
 def _blocks_its_loop(node: Node) -> bool:
-    """Whether its process does not answer because of it: it is in a callback or a task of its loop."""
-    stack = [] if node.activity is None or node.process.answered else node.activity.stack
-    return any(frame.function.rpartition(".")[2] == "_run_once" for frame in stack)
+    """Whether its process does not answer in time because of it: it is in a callback or a task of its loop."""
+    if node.activity is None or not node.process.trouble:
+        return False
+    dumped = [] if node.process.answered else node.activity.stack
+    return node.activity.blocks or any(frame.function.rpartition(".")[2] == "_run_once" for frame in dumped)
 
 
 def _goes_on(node: Node) -> bool:

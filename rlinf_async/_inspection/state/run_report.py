@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 
 class State(StrEnum):
@@ -125,6 +125,7 @@ class Activity:
         awaits: names of activities of this process that it waits for, all of them.
         line: the innermost line of the user's code, ``train.py:12 in main()`` with the full path; None without.
         stack: of its frames, the outermost first.
+        blocks: its thread runs an event loop, which stands still meanwhile.
     """
 
     name: str
@@ -137,6 +138,7 @@ class Activity:
     awaits: list[str] = dataclasses.field(default_factory=list)
     line: str | None = None
     stack: list[Frame] = dataclasses.field(default_factory=list)
+    blocks: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,10 @@ class OpenCall:
     number: int
     method: str
     age: float
+
+
+LOOP_BLOCKED: Final = "does not run its event loop"
+"""Trouble of a driver whose loop stands still: frames that come to it are not handled, and no task goes on."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +179,7 @@ class ProcessReport:
         group: empty for a driver.
         rank: -1 for a driver.
         trouble: why it says nothing of itself: ``stopped (T)``, ``does not answer``, ``ended: exit code 1``; empty if
-            it does.
+            it does.  Or ``LOOP_BLOCKED``: it does, though its loop did not.
         answered: it has told of its activities itself; else they are what its stacks show, or none.
         cpu: seconds of processors that it has had, with all its threads; 0 where that is not known.
         children: its living child processes, and theirs, that are not in the report themselves.

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from rlinf_async._inspection.state.run_report import (
+    LOOP_BLOCKED,
     Activity,
     ChildProcess,
     Frame,
@@ -75,6 +76,16 @@ def test_a_driver_that_does_not_answer_is_busy_at_its_line_even_where_its_stacks
     loop = [Frame("/usr/lib/python3.11/asyncio/base_events.py", 9, "_run_once")]
     run.does(DRIVER, WAITING, local("a lock of this process"), line="/x/train.py:9 in feed()", task="thread feeder")
     run.does(DRIVER, WAITING, local("a thread of this process"), line="/x/train.py:12 in main()", stack=loop)
+    verdict = run.verdict()
+    assert (verdict.kind, verdict.participants) == (Kind.BUSY, [1])
+    assert verdict.headline.endswith("at /x/train.py:12 in main(); its event loop is blocked there")
+
+
+def test_a_blocked_loop_whose_call_goes_on_is_busy_at_its_line() -> None:
+    run = MadeRun(actor=4)
+    run.change(DRIVER, trouble=LOOP_BLOCKED)
+    run.does(DRIVER, State.SLEEPING, line="/x/train.py:12 in main()", task="task main", blocks=True)
+    run.does(DRIVER, WAITING, run.call(DRIVER, "step", "actor:0")[0], task="task ask", awaits=["task main"])
     verdict = run.verdict()
     assert (verdict.kind, verdict.participants) == (Kind.BUSY, [1])
     assert verdict.headline.endswith("at /x/train.py:12 in main(); its event loop is blocked there")

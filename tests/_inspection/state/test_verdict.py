@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from rlinf_async._inspection.state.run_report import Frame, QueueReport, State
+from rlinf_async._inspection.state.run_report import LOOP_BLOCKED, Frame, QueueReport, State
 from rlinf_async._inspection.state.verdict import Kind, Verdict, judge, render
 from tests._support.made_reports import DRIVER, MadeRun, aged, collective, get, local, weights
 
@@ -116,6 +116,17 @@ def test_coroutines_that_use_up_the_concurrency_of_a_worker_are_a_deadlock() -> 
     wait, _ = run.call("critic:0", "policy", "actor:0")
     run.does("critic:0", WAITING, wait, serves=value, task="task value")
     assert run.verdict().kind is Kind.DEADLOCK
+
+
+def test_a_loop_that_waits_for_a_thread_which_waits_for_the_loop_is_a_deadlock() -> None:
+    run = MadeRun(rollout=1)
+    run.change(DRIVER, trouble=LOOP_BLOCKED)
+    run.does(DRIVER, WAITING, task="task main", awaits=["thread feeder"], line="/x/b.py:34 in main()", blocks=True)
+    run.does(DRIVER, WAITING, task="thread feeder", awaits=["task main"])
+    run.does(DRIVER, State.SLEEPING, task="thread beat")
+    verdict = run.verdict()
+    assert (verdict.kind, verdict.headline.partition(":")[0]) == (Kind.DEADLOCK, "the driver waits for itself")
+    assert any("event loop of the driver stands still at /x/b.py:34" in advice for advice in verdict.advice)
 
 
 def test_a_call_is_in_a_circle_though_one_of_the_tasks_that_it_waits_for_sleeps() -> None:

@@ -18,7 +18,7 @@ from rlinf_launcher.daemon.process_state import is_stopped
 
 from rlinf_async import Cluster, NodePlacementStrategy, Worker, WorkerDied, settings
 from rlinf_async._core import operations
-from rlinf_async._inspection.state.run_report import ProcessReport, State, from_data
+from rlinf_async._inspection.state.run_report import LOOP_BLOCKED, ProcessReport, State, from_data
 from tests._support.unauthenticated_clients import node_directory
 
 pytestmark = pytest.mark.shared_cluster
@@ -164,7 +164,7 @@ def test_a_rank_that_has_ended_is_reported_as_such(cluster: Cluster, group: Any,
         holding.wait()
 
 
-def test_a_driver_whose_loop_is_blocked_shows_where(cluster: Cluster, group: Any) -> None:
+def test_a_driver_whose_loop_is_blocked_answers_by_another_thread(cluster: Cluster, group: Any) -> None:
     environment = {**os.environ, "RLINF_NODE_SOCKET": f"{node_directory(cluster)}/node.sock"}
     with subprocess.Popen(
         [sys.executable, "-c", dedent(DRIVER)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -173,10 +173,12 @@ def test_a_driver_whose_loop_is_blocked_shows_where(cluster: Cluster, group: Any
         blocked.stdout.readline()
         found = inspect(cluster)
         driver = found[f"driver {blocked.pid}"]
-        assert (driver.answered, driver.trouble) == (False, "does not answer")
-        (main,) = [activity for activity in driver.activities if activity.name == "thread MainThread"]
-        assert [frame.function for frame in main.stack][-2:] == ["main", "block"]
-        assert main.line == "<string>:7 in block()"
+        assert (driver.answered, driver.trouble) == (True, LOOP_BLOCKED)
+        (main,) = [activity for activity in driver.activities if activity.blocks]
+        assert [frame.function for frame in main.stack] == ["main", "block"]
+        assert (main.state, main.line) == (State.RUNNING, "<string>:7 in block()")
+        assert main.wait is not None
+        assert main.wait.what.endswith("a pipe")
         assert [report.trouble for report in found.values() if report is not driver] == [""] * 4
         blocked.communicate(b"\n")
     assert f"driver {blocked.pid}" not in inspect(cluster)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from rlinf_launcher.daemon.router import Router
 from rlinf_async import settings
 from rlinf_async._core import frames, operations
 from rlinf_async._inspection.state.run_report import (
+    LOOP_BLOCKED,
     Activity,
     Frame,
     OpenCall,
@@ -358,6 +360,38 @@ async def test_an_answer_that_comes_while_the_stacks_are_read_counts(daemon: Dae
         await daemon.tell(late, [to_data(ACTIVITY)])
         (report,) = reports(await asked)
         assert (report.trouble, report.answered, report.activities) == ("", True, [ACTIVITY])
+
+
+@pytest.mark.usefixtures("short")
+async def test_a_driver_whose_loop_is_blocked_is_woken_and_answers_all_that_ask(daemon: Daemon) -> None:
+    driver = daemon.driver()
+    reader, writer = os.pipe()
+    try:
+        driver.note_hello({"witness": writer})
+        asked = [daemon.ask("activities") for _ in range(2)]
+        woken = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().add_reader(reader, lambda: woken.done() or woken.set_result(os.read(reader, 1)))
+        await woken
+        await daemon.inspection.inspected(
+            Requester(driver.id, 1), operations.Inspected(operations.ALL_ROUNDS, [to_data(ACTIVITY)])
+        )
+        for answer in asked:
+            (report,) = reports(await answer)
+            assert (report.trouble, report.answered, report.activities) == (LOOP_BLOCKED, True, [ACTIVITY])
+        asyncio.get_running_loop().remove_reader(reader)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@pytest.mark.usefixtures("short")
+async def test_a_descriptor_that_is_no_pipe_is_not_written_to(daemon: Daemon, tmp_path: Path) -> None:
+    driver = daemon.driver()
+    with open(tmp_path / "users", "wb") as users:
+        driver.note_hello({"witness": users.fileno()})
+        (report,) = reports(await daemon.inspect("activities"))
+    assert (report.answered, report.trouble) == (False, "does not answer: it has no pipe for its stacks")
+    assert (tmp_path / "users").read_bytes() == b""
 
 
 @pytest.mark.usefixtures("short")
