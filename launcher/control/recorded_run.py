@@ -1,4 +1,4 @@
-"""``RecordedRun``: all that is known of a run, alive or ended, as ``rlinf-ctl bundle`` keeps it and ``page`` shows it."""
+"""``RecordedRun``: all that is known of a run, alive or ended: ``rlinf-ctl bundle`` keeps it, ``page`` shows it."""
 
 from __future__ import annotations
 

@@ -132,6 +132,7 @@ class Node:
                 "pid": os.getpid(),
                 "facts": self._facts,
                 "note": self._boot.logs.note,
+                "log_dir": str(self._boot.log_dir),
             }
         )
         lines = self._boot.rest_of_stdin
@@ -228,6 +229,8 @@ class Node:
         self._say(event)
 
     async def _await_link(self, node: int) -> None:
+        boot = self._boot
+        self._service.black_box.describe(self._facts, boot.told_config, boot.worker_environment, _places(peers))
         await self._expected(node)
 
     async def _dial(self, peer: dict[str, Any]) -> None:
@@ -266,6 +269,7 @@ class Node:
         self._say({"event": "node_lost", "node": neighbour.node, "reason": reason})
         facts = {"node": neighbour.node, "name": neighbour.name, "reason": reason}
         self._service.lost.append(facts)
+        self._service.black_box.death(f"node {neighbour.node} ({neighbour.name})", 0, f"was lost: {reason}")
         self._router.tell_all("node_lost", facts)
         self._service.drop_node(neighbour.node)
         # Where this side gave up, the other one still has to learn it.
@@ -449,6 +453,14 @@ async def _logged(work: Coroutine[Any, Any, None], what: str) -> None:
 
 def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
     leaves: list[BaseException] = []
+def _places(peers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Where the nodes of the run are, and their logs."""
+    return [
+        {"node": peer["node"], "name": peer["name"], "host": peer["facts"].get("hostname", ""), "logs": peer["log_dir"]}
+        for peer in peers
+    ]
+
+
     for error in group.exceptions:
         leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
     return leaves

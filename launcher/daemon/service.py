@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,7 @@ from rlinf_async._wire.unix import Connection
 from rlinf_async.errors import LaunchError
 
 from .activity import Activity
+from .black_box import BlackBox
 from .call_check import CallCheck
 from .channel_names import ChannelNames
 from .channels import Channels
@@ -124,6 +125,7 @@ class DaemonService:
         self.activity = Activity(router, templates, self.names, self.channels, self.channel_names, self.locks)
         self.inspection = Inspection(loop, router, site.name, self.channels, self.gone)
         self.operators = OperatorRequests(router, self.probes, site.name, site.log_dir)
+        self.black_box = BlackBox(site.log_dir, site.run, site.node)
         self.unobserved: dict[tuple[int, str], str] = {}
         """Errors that the script has not awaited; the launcher is told of those that are left at the end."""
         self._register()
@@ -219,7 +221,9 @@ class DaemonService:
         count = len(op.workers)
         what = f"{count} worker{'s' * (count != 1)} of group '{op.group}'"
         with explained_shortage(self._site.name, what, count * DESCRIPTORS_PER_WORKER):
-            return await self._spawn(requester.endpoint, op)
+            started = await self._spawn(requester.endpoint, op)
+        self.black_box.launched(op, started)
+        return started
 
     async def _spawn(self, owner: int, op: operations.Spawn) -> list[list[Any]]:
         name = op.group
@@ -338,10 +342,15 @@ class DaemonService:
             self.call_check.begin([endpoint], lambda: self._report_exit(endpoint, group, expected=False))
 
     def _report_exit(self, endpoint: Endpoint, group: Group | None, *, expected: bool) -> None:
+        if not expected:
+            parts.append(lambda: self._note_death(process.setup.name, report))
         process = endpoint.process
         assert process is not None
         report = process.exit_report(endpoint.pending_calls.methods(time.monotonic()))
         if not expected:
+    def _note_death(self, name: str, report: Mapping[str, Any]) -> None:
+        self.black_box.death(name, report["pid"], report["verdict"], report["last_words"])
+
             logger.warning("worker %s (pid %d) %s", process.setup.name, process.pid, report["verdict"])
         parts = [
             lambda: self.router.fail_pending_calls(endpoint, report, expected=expected),
@@ -389,6 +398,7 @@ class DaemonService:
                 self.router.endpoints.pop(endpoint.number, None)
                 self.sub_workers.forget(endpoint)
         finally:
+            self._note_death(endpoint.name, report)
             self.groups.pop((group.owner, group.name), None)
             group.closed.set_result(None)
 

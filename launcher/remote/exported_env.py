@@ -1,4 +1,4 @@
-"""Selects the user's environment variables that every node of a run gets; reads env files, masks secrets."""
+"""Selects the user's environment variables that every node of a run gets; reads env files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from rlinf_async._core.masking import shown as shown
 from rlinf_async.errors import ConfigError
 
 from ..source_text import lines
@@ -55,17 +56,11 @@ RESERVED = ("RLINF_RUN_ID", "RLINF_NODE_SOCKET")
 """What the launcher itself sets in each process."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 
 
 def is_name(name: str) -> bool:
     """Whether a shell could set a variable of this name."""
     return _NAME.fullmatch(name) is not None
-
-
-def shown(name: str, value: str) -> str:
-    """The value as a terminal or a log may show it: ``***`` where the name speaks of a secret."""
-    return "***" if _SECRET.search(name) else value
 
 
 def chosen(

@@ -29,8 +29,8 @@ async def start_nodes(
     """Makes one cluster of started daemons: configurations out, addresses in, everyone told of everyone.
 
     Returns the list of peers that every daemon was given: ``node``, ``name``, ``address``, ``hidden``, ``labels``,
-    ``facts``, the ``socket`` and ``pid`` of each daemon, which only its own machine can use, and a ``note`` for the
-    user, which is often empty.
+    ``facts``, ``log_dir``, the ``socket`` and ``pid`` of each daemon, which only its own machine can use, and a
+    ``note`` for the user, which is often empty.
 
     The lifelines stay the caller's to stop, whatever happens.
 
@@ -61,7 +61,7 @@ async def start_nodes(
         raise launch_error(names, failures, hidden)
     known: list[dict[str, Any]] = [
         {"node": config.node, "name": config.name, "hidden": config.hidden, "labels": list(config.labels)}
-        | {key: up[key] for key in ("address", "facts")}
+        | {"address": up["address"], "facts": up["facts"], "log_dir": up.get("log_dir", "")}
         for config, up in zip(configs, (ups[index] for index in range(len(names))), strict=True)
     ]
     peers = sorted(known, key=lambda peer: peer["node"])

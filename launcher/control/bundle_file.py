@@ -1,0 +1,128 @@
+"""A bundle: a ``RunSnapshot`` as one zip file, written for nobody else to read, and read without trusting it.
+
+run.json                     the run, its status and verdict, and what is missing
+logs/rollout/rank_0.err      the end of a log
+logs/recorder/10001.ring     a flight recorder, and the black boxes beside it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_async._recorder.run_files import is_of_a_run
+from rlinf_async.errors import RLinfAsyncError
+
+from .run_snapshot import RunSnapshot
+
+MAX_BYTES: Final = 2 << 30
+"""Of all files of a bundle, before they are compressed."""
+
+_MAX_FILES: Final = 100_000
+_FORMAT: Final = 1
+_FACTS: Final = "run.json"
+_FILES: Final = "logs/"
+_FIELDS: Final[dict[str, tuple[type, ...]]] = {
+    "run": (str,),
+    "taken_at": (int, float),
+    "is_alive": (bool,),
+    "status": (dict, type(None)),
+    "verdict": (dict, type(None)),
+    "missing": (dict,),
+}
+
+
+class BadBundle(RLinfAsyncError):
+    """A file is no bundle of a run, or not a whole one."""
+
+
+def bundle_name(run: str) -> str:
+    return f"rlinf-{run}.zip"
+
+
+def write_bundle(snapshot: RunSnapshot, path: Path, deadline: float = float("inf")) -> None:
+    """Writes a bundle at once or not at all; what is there under that name is replaced.
+
+    Args:
+        deadline: of ``time.monotonic``; files that are not written by then are named in ``snapshot.missing``.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    fresh = path.with_name(f".{path.name}-{os.getpid()}")
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with (
+            open(fd, "wb") as file,
+            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        ):
+            _write_files(snapshot, archive, deadline)
+            facts = {"format": _FORMAT} | {name: getattr(snapshot, name) for name in _FIELDS}
+            archive.writestr(_FACTS, json.dumps(facts, default=str))
+        fresh.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise
+
+
+def _write_files(snapshot: RunSnapshot, archive: zipfile.ZipFile, deadline: float) -> None:
+    # Rings last: they are the largest.
+    for path in sorted(snapshot.files, key=lambda each: (each.endswith(".ring"), each)):
+        if time.monotonic() > deadline:
+            snapshot.missing[path] = "there was no time to write it into the bundle"
+            continue
+        archive.writestr(_FILES + path, snapshot.files[path])
+
+
+def read_bundle(path: Path) -> RunSnapshot:
+    """What ``write_bundle`` has written.
+
+    Raises:
+        BadBundle: it is something else, or too large.
+        OSError: it cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = {entry.filename: entry for entry in _checked(archive)}
+            facts = json.loads(archive.read(entries.pop(_FACTS)))
+            snapshot = RunSnapshot(**_checked_facts(facts))
+            for name, entry in entries.items():
+                snapshot.files[name.removeprefix(_FILES)] = archive.read(entry)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise BadBundle(f"{path} is no whole bundle: {error}") from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise BadBundle(f"{path} is no bundle of a run: {type(error).__name__}: {error}") from error
+    return snapshot
+
+
+def _checked(archive: zipfile.ZipFile) -> Iterator[zipfile.ZipInfo]:
+    """The entries, none of which leads out of the logs or is larger than it says."""
+    entries, left, seen = archive.infolist(), MAX_BYTES, set()
+    if len(entries) > _MAX_FILES:
+        raise ValueError(f"it has {len(entries)} files")
+    for entry in entries:
+        name = entry.filename
+        if name in seen or not (name == _FACTS or (name.startswith(_FILES) and is_of_a_run(name[len(_FILES) :]))):
+            raise ValueError(f"a bundle has no file {name!r}, or not twice")
+        seen.add(name)
+        left -= entry.file_size  # more is never read
+        if left < 0:
+            raise ValueError(f"unpacked, it has more than {MAX_BYTES} bytes")
+        yield entry
+
+
+def _checked_facts(facts: dict[str, Any]) -> dict[str, Any]:
+    if facts["format"] != _FORMAT:
+        raise ValueError(f"its format is {facts['format']!r}, this rlinf-ctl reads {_FORMAT}")
+    for name, kinds in _FIELDS.items():
+        if not isinstance(facts[name], kinds):
+            raise ValueError(f"{name} in {_FACTS} is {type(facts[name]).__name__}")
+    return {name: facts[name] for name in _FIELDS}

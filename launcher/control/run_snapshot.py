@@ -1,0 +1,89 @@
+"""``RunSnapshot``: one look at a run as its files were and its daemons answered; the material of a ``RecordedRun``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlinf_async._recorder.run_files import is_log
+from rlinf_async._recorder.state.ring_contents import RingContents
+
+from .recorded_run import RecordedRun
+
+
+@dataclass
+class RunSnapshot:
+    """What a bundle holds.
+
+    Attributes:
+        files: rings, black boxes and the ends of logs, by path relative to the logs.
+        run, taken_at, is_alive, status, verdict, missing: as ``RecordedRun`` has them.
+    """
+
+    run: str
+    taken_at: float
+    is_alive: bool = False
+    status: dict[str, Any] | None = None
+    verdict: dict[str, Any] | None = None
+    missing: dict[str, str] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict, repr=False)
+
+    def recorded(self) -> RecordedRun:
+        """The run as its files tell of it; those that make no sense are named in ``missing``."""
+        missing = dict(self.missing)
+        rings, nodes = list(self._rings(missing)), list(self._nodes(missing))
+        deaths = [death for path in self._named("recorder/deaths-") for death in _lines(self.files[path], self.run)]
+        groups = [group for path in self._named("recorder/groups-") for group in _lines(self.files[path], self.run)]
+        for node in nodes:
+            node["groups"] = [group for group in groups if group.get("node") == node.get("node")]
+        logs = {path: data.decode(errors="replace") for path, data in self.files.items() if is_log(path)}
+        deaths.sort(key=lambda death: float(death["time"]))
+        return RecordedRun(
+            self.run, self.taken_at, self.is_alive, rings, nodes, deaths, logs, self.status, self.verdict, missing
+        )
+
+    def lost_nodes(self) -> dict[str, str]:
+        """Nodes that other nodes knew of, and of which there is no file: their logs are on machines of their own."""
+        nodes = list(self._nodes({}))
+        here = {node.get("node") for node in nodes}
+        return {
+            f"node {peer['node']} ({peer['name']})": f"its files are on {peer['host']}, in {peer['logs']}"
+            for node in nodes
+            for peer in node.get("peers", ())
+            if peer["node"] not in here
+        }
+
+    def _rings(self, missing: dict[str, str]) -> Iterator[RingContents]:
+        for path in self._named("recorder/"):
+            if path.endswith(".ring"):
+                try:
+                    ring = RingContents.read(self.files[path])
+                    if ring.identity["run"] == self.run:  # else of an earlier run, in a directory of the user's choice
+                        yield ring
+                except (ValueError, LookupError, TypeError, RecursionError) as error:
+                    missing[path] = f"{type(error).__name__}: {error}"
+
+    def _nodes(self, missing: dict[str, str]) -> Iterator[dict[str, Any]]:
+        for path in self._named("recorder/node-"):
+            try:
+                node = json.loads(self.files[path])
+                if node["run"] == self.run:
+                    yield node
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
+                missing[path] = f"{type(error).__name__}: {error}"
+
+    def _named(self, beginning: str) -> list[str]:
+        return sorted(path for path in self.files if path.startswith(beginning))
+
+
+def _lines(data: bytes, run: str) -> Iterator[dict[str, Any]]:
+    """The lines of a black box; one that was cut short, by a kill or a full disk, is left out."""
+    for line in data.splitlines():
+        try:
+            facts = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(facts, dict) and facts.get("run") == run and isinstance(facts.get("time"), float | int):
+            yield facts

@@ -1,0 +1,133 @@
+"""``BlackBox``: facts of a node, its groups and deaths as files beside its logs, which outlive a kill of everything.
+
+    recorder/node-0.json        of the node, once: versions, resources, configuration, the other nodes
+    recorder/groups-0.jsonl     a line per launch of workers here: ranks, pids, devices, the cluster's configuration
+    recorder/deaths-0.jsonl     a line per process that has ended abnormally
+
+Each line is one write.  A line that was cut short, by a full disk for one, spoils no other: each begins on a line of
+its own.  Values that look like secrets are masked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import platform
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_async._core import frames, operations
+from rlinf_async._core.masking import masked
+from rlinf_async._recorder.recording import DIRECTORY
+
+logger = logging.getLogger(__name__)
+
+_VARIABLES: Final = ("RLINF_", "NCCL_", "GLOO_", "UCX_", "CUDA_", "OMP_", "MKL_", "TORCH", "PYTORCH_", "PY", "SLURM_")
+"""Beginnings of the variables that are kept, beside those that the launcher exports."""
+
+_PACKAGES: Final = {"torch": "torch", "rlinf_async": "rlinf-async"}
+
+
+class BlackBox:
+    """One node's; nothing that goes wrong with its files disturbs the run."""
+
+    def __init__(self, log_dir: Path, run: str, node: int) -> None:
+        self._folder = log_dir / DIRECTORY
+        self._run = run
+        self._node = node
+
+    def __repr__(self) -> str:
+        return f"<BlackBox of node {self._node} in {self._folder}>"
+
+    def describe(
+        self, facts: Mapping[str, Any], config: Mapping[str, Any], environment: Mapping[str, str], peers: list[Any]
+    ) -> None:
+        """Writes the node's facts.
+
+        Args:
+            facts: as `rlinf_launcher.daemon.resources` has them.
+            config: the node's, without credentials; its ``env`` are the variables that the launcher exports.
+            environment: of the workers.
+            peers: the nodes of the run, and where their logs are.
+        """
+        exported = config.get("env", {})
+        env = {key: value for key, value in environment.items() if key.startswith(_VARIABLES) or key in exported}
+        told = {
+            "run": self._run,
+            "node": self._node,
+            "name": config["name"],
+            "host": facts.get("hostname", ""),
+            "versions": {"python": platform.python_version(), **_versions()},
+            "resources": {key: facts.get(key) for key in ("cpus", "gpus", "accelerator_type", "addresses")},
+            "began": time.time(),
+            "pid": os.getpid(),
+            "config": {**config, "env": env},
+            "peers": peers,
+        }
+        path = self._folder / f"node-{self._node}.json"
+        fresh = path.with_name(f".{path.name}-{os.getpid()}")
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            _write(fresh, os.O_TRUNC, json.dumps(masked(told), default=str))
+            fresh.replace(path)  # there is all of it, or nothing
+        except OSError as error:
+            logger.debug("the node's facts are not kept: %s", error)
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+
+    def launched(self, op: operations.Spawn, started: Iterable[Sequence[Any]]) -> None:
+        """Notes workers of a group that have been started; ``started`` as the answer to ``Spawn``."""
+        workers = [
+            {
+                "rank": worker["rank"],
+                "endpoint": frames.endpoint(self._node, number),
+                "pid": pid,
+                "devices": [each for each in worker["env"].get("VISIBLE_DEVICES", "").split(",") if each],
+            }
+            for worker, (number, pid, *_) in zip(op.workers, started, strict=True)
+        ]
+        config = json.loads(op.config) if op.config else None
+        self._append("groups", {"group": op.group, "workers": workers, "config": config})
+
+    def death(self, process: str, pid: int, text: str, last_words: Sequence[str] = ()) -> None:
+        """Notes a process that has ended abnormally."""
+        self._append("deaths", {"process": process, "pid": pid, "text": text, "last_words": list(last_words)})
+
+    def _append(self, what: str, facts: dict[str, Any]) -> None:
+        told = {"time": time.time(), "run": self._run, "node": self._node, **facts}
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            path = self._folder / f"{what}-{self._node}.jsonl"
+            _write(path, os.O_APPEND, "\n" + json.dumps(masked(told), default=str) + "\n")
+        except OSError as error:
+            logger.debug("one of the %s is not kept: %s", what, error)
+
+
+def _versions() -> dict[str, str]:
+    from importlib import metadata  # a slow import, and the run has begun by then
+
+    found = {}
+    for name, package in _PACKAGES.items():
+        with contextlib.suppress(metadata.PackageNotFoundError):  # a checkout that is not installed
+            found[name] = metadata.version(package)
+    return found
+
+
+def _write(path: Path, mode: int, text: str) -> None:
+    """Writes in one call.
+
+    Raises:
+        OSError: it did not fit, or not all of it.
+    """
+    data = text.encode(errors="replace")
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | mode, 0o600)
+    try:
+        if os.write(fd, data) < len(data):
+            raise OSError(errno.ENOSPC, f"{path} is cut short")
+    finally:
+        os.close(fd)
