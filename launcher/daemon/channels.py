@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -394,6 +394,13 @@ class Channels:
             clients=sorted(clients),
             gone={group: sorted(ranks) for group, ranks in hosted.gone_producers.items()},
         )
+
+    def measures(self) -> Iterator[tuple[str, tuple[int, int, int, int]]]:
+        """Of each queue: the name of its channel; its items, their bytes, and the puts and gets that wait."""
+        for hosted in self._hosted.values():
+            queue = hosted.queue
+            puts, gets = map(sum, zip(*map(queue.waiting, queue.used), strict=True)) if queue.used else (0, 0)
+            yield hosted.name, (sum(map(queue.size, queue.used)), queue.budget.used, puts, gets)
 
     def status(self) -> dict[str, Any]:
         """The queues by name; of several that have had one name all but the latest with their numbers."""

@@ -21,6 +21,8 @@ class DeathWatch:
         self._router = router
         self._watchers: dict[int, set[int]] = {}
         """By endpoint id of the watched."""
+        self.deaths = 0
+        """Ends that were not expected."""
 
     async def watch(self, requester: Requester, op: operations.Watch) -> None:
         """Tells the asker of the end of these workers of this node, also if that has been already."""
@@ -49,6 +51,7 @@ class DeathWatch:
 
     def ended(self, endpoint: int, report: Any) -> None:
         """A worker of this node has ended; ``report`` is None where its group was closed."""
+        self.deaths += report is not None
         for watcher in self._watchers.pop(endpoint, ()):
             self._notify(watcher, endpoint, report)
 

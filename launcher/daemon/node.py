@@ -414,6 +414,7 @@ class Node:
     async def _close_everything(self) -> None:
         self._service.closing = True
         self._service.probes.close()
+        await self._service.run_metrics.close()
         if not self._in_order:
             # Whoever counts on this node learns that it is lost now, and not when its groups have had their time.
             await asyncio.gather(self._take_leave(), self._close_groups())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -15,12 +14,10 @@ from rlinf_async.errors import LaunchError
 from .endpoint import Endpoint
 from .handlers import Requester
 from .probes import Probes
-from .process_state import command_of
+from .process_state import command_of, resident_bytes
 from .router import Router
 
 logger = logging.getLogger(__name__)
-
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 _DEVICE_USE_TIMEOUT_S: Final = 2.0
 """Of a probe that an operator waits for; a driver that hangs must not keep the rest of an answer back."""
@@ -87,13 +84,5 @@ def _details(endpoint: Endpoint) -> dict[str, Any]:
         "command": command_of(pid) if process is None else "",  # a worker's is its template's
         "log": "" if process is None else str(process.log),
         "devices": [device for device in environment.get("VISIBLE_DEVICES", "").split(",") if device],
-        "memory": _resident_bytes(pid),
+        "memory": resident_bytes(pid),
     }
-
-
-def _resident_bytes(pid: int) -> int:
-    """Bytes of memory in which a process stands; 0 where that cannot be read."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
-    except (OSError, ValueError, IndexError):
-        return 0

@@ -23,6 +23,8 @@ _CPU_TIMES: Final = slice(11, 13)
 _START_STACK: Final = 25
 """Places in /proc/PID/stat behind the name of the program."""
 
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 Image = tuple[str, str]
@@ -83,6 +85,14 @@ def cpu_seconds(pid: int) -> float:
         return sum(map(int, stat_of(pid)[_CPU_TIMES])) / _TICKS_PER_S
     except (OSError, IndexError):
         return 0.0
+
+
+def resident_bytes(pid: int) -> int:
+    """Bytes of memory in which a process stands; 0 where that cannot be read."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def stat_of(pid: int) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import itertools
 import logging
 import os
 import time
@@ -18,9 +19,9 @@ from typing import Any, Final
 
 from rlinf_async._core import frames
 from rlinf_async._core.frames import FrameError, Status
-from rlinf_async._core.operations import Operation
+from rlinf_async._core.operations import Answer as Answered, Operation
 from rlinf_async._core.segment import close_fds, write_segment
-from rlinf_async.errors import NodeLost
+from rlinf_async.errors import LaunchError, NodeLost
 
 from .cleanup import run_all
 from .endpoint import Endpoint
@@ -55,6 +56,9 @@ class Router:
         self._on_request = on_request
         self.on_channel: Callable[[list[Any], list[int]], None]
         self._numbers = 0
+        self._asked = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        """Of other daemons, to this one, by the number of the request."""
 
     def __repr__(self) -> str:
         return f"<Router node {self.node} [{len(self.endpoints)} endpoints, {len(self.neighbours)} neighbours]>"
@@ -186,18 +190,38 @@ class Router:
         endpoint = self.endpoints.get(frames.number_of(target))
         if endpoint is None:
             close_fds(fds)
+            if frame[0] == frames.ANSWER and not frames.number_of(target):
+                self._take_answer(frame)
         elif frame[0] == frames.EVENT and frame[4] == "output":
             endpoint.send_lines(frame)
         else:
             endpoint.send(frame, fds)
 
-    def request(self, node: int, operation: Operation[Any]) -> None:
+    def request(self, node: int, operation: Operation[Any], number: int = 0) -> None:
         """Requests something of a daemon, which may be this one; the answer is ignored."""
         me = frames.endpoint(self.node, 0)
+        name, fields = type(operation).__name__, vars(operation)
         if node == self.node:
-            self._on_request(me, 0, type(operation).__name__, vars(operation))
+            self._on_request(me, number, name, fields)
         else:
-            self._to_neighbour(node, (frames.REQUEST, 0, me, node, 0, type(operation).__name__, vars(operation)), ())
+            self._to_neighbour(node, (frames.REQUEST, 0, me, node, number, name, fields), ())
+
+    def ask(self, node: int, operation: Operation[Answered]) -> asyncio.Future[Answered]:
+        """As ``request``, with its answer, or a LaunchError with what was said instead; cancel it to wait no longer."""
+        answer: asyncio.Future[Answered] = self._loop.create_future()
+        number = next(self._asked)
+        self._answers[number] = answer
+        answer.add_done_callback(lambda done: self._answers.pop(number))
+        self.request(node, operation, number)
+        return answer
+
+    def _take_answer(self, frame: frames.Frame) -> None:
+        answer = self._answers.get(frame[4])
+        if answer is not None and not answer.done():
+            if frame[5]:
+                answer.set_result(frame[6])
+            else:
+                answer.set_exception(LaunchError(str(frame[6][1])))
 
     def _gather(self, frame: list[Any], fds: list[int]) -> None:
         answers = self._gathering.answer(frame, fds)

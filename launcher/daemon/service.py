@@ -34,12 +34,14 @@ from .endpoint import Endpoint
 from .group_names import Names
 from .handlers import Handlers, Requester
 from .inspection import Inspection
+from .node_metrics import NodeMetrics
 from .operator_requests import OperatorRequests
 from .ports import Ports
 from .probes import Probes
 from .profiled_worker import ProfiledStarter
 from .resources import count_memory
 from .router import Router
+from .run_metrics import RunMetrics
 from .shared_links import SharedLinkService
 from .stuck_ranks import StuckRanks
 from .sub_workers import SubWorkers
@@ -126,6 +128,8 @@ class DaemonService:
         self.inspection = Inspection(loop, router, site.name, self.channels, self.gone)
         self.operators = OperatorRequests(router, self.probes, site.name, site.log_dir)
         self.black_box = BlackBox(site.log_dir, site.run, site.node)
+        self.run_metrics = RunMetrics(router, site.name, lambda: self.welcome)
+        self.node_metrics = NodeMetrics(router, self.channels, self.death_watch, self.probes, site.log_dir)
         self.unobserved: dict[tuple[int, str], str] = {}
         """Errors that the script has not awaited; the launcher is told of those that are left at the end."""
         self._register()
@@ -176,6 +180,8 @@ class DaemonService:
         on(operations.KillRanks, self.operators.kill_ranks)
         on(operations.ListRunFiles, self.operators.list_run_files)
         on(operations.ReadRunFile, self.operators.read_run_file)
+        on(operations.ServeMetrics, self.run_metrics.serve_metrics)
+        on(operations.NodeMetrics, self.node_metrics.node_metrics)
         on(operations.ReportError, self.report_error)
         on(operations.WithdrawError, self.withdraw_error)
         on(operations.OpenTrace, self.traces.open_trace)

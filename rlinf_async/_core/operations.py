@@ -59,6 +59,8 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     ListRunFiles                                                    list[list[Any]] an operator: logs, flight recorders
     ReadRunFile         path offset nbytes                          bytes           an operator: a piece of one of these
     EndRun              by                                          bool            an operator
+    ServeMetrics        address                                     str             a driver, of node 0: host:port
+    NodeMetrics                                                     dict[str, Any]  node 0, of every daemon, per scrape
     ReportError         key text                                    None            an error that nobody has awaited
     WithdrawError       key                                         None            the same, awaited after all
     -- the trace; home is the daemon that writes it
@@ -187,6 +189,8 @@ class KillRanks(Operation[list[int]]): numbers: list[int]; reason: str
 class ListRunFiles(Operation[list[list[Any]]]): pass
 class ReadRunFile(Operation[bytes]): path: str; offset: int; nbytes: int
 class EndRun(Operation[bool]): by: str
+class ServeMetrics(Operation[str]): address: str
+class NodeMetrics(Operation[dict[str, Any]]): pass
 class ReportError(Operation[None]): key: str; text: str
 class WithdrawError(Operation[None]): key: str
 

@@ -1,0 +1,142 @@
+"""Metrics of one node, as its daemon and the kernel know them, and as its processes have them in their rings.
+
+No process is asked: one that is stopped, or whose loop is blocked, has its metrics read as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_async._core import operations
+from rlinf_async._recorder.state import metric_table as table
+from rlinf_async._recorder.state.event_ring import SLOTS_AT, ring_path
+from rlinf_async._recorder.state.metric_table import MetricFamily
+from rlinf_async._recorder.state.ring_contents import Metric, metrics_of
+
+from .channels import Channels
+from .death_watch import DeathWatch
+from .endpoint import Endpoint
+from .handlers import Requester
+from .probes import Probes
+from .process_state import cpu_seconds, resident_bytes
+from .router import Router
+
+logger = logging.getLogger(__name__)
+
+_DEVICE_USE_TIMEOUT_S: Final = 1.0
+"""Of the graphics driver; without its answer the rest is served."""
+
+_PROCESSES_PER_TURN: Final = 32
+"""Rings that are read without a break."""
+
+MAX_CELLS_PER_NODE: Final = 1 << 15
+"""Values that the processes of a node may have in their cells: an answer must fit into a frame."""
+
+Samples = dict[str, list[list[Any]]]
+"""By metric: the values of its labels, ``node`` left out, and the value."""
+
+
+class NodeMetrics:
+    """Handler of one daemon for the metrics of its node."""
+
+    def __init__(
+        self, router: Router, channels: Channels, death_watch: DeathWatch, probes: Probes, log_dir: Path
+    ) -> None:
+        self._router = router
+        self._channels = channels
+        self._death_watch = death_watch
+        self._probes = probes
+        self._log_dir = log_dir
+        self._drivers: dict[int, int] = {}
+        """By endpoint: the rank that a driver has here."""
+        self._driver_ranks = itertools.count()
+
+    async def node_metrics(self, requester: Requester, op: operations.NodeMetrics) -> dict[str, Any]:
+        """Samples of the framework's metrics.
+
+        Returns:
+            ``samples``; and ``cells``: by name with labels of a cell, its kind and the values that processes have in
+            it, each with group and rank.
+        """
+        samples: Samples = defaultdict(list)
+        cells: dict[str, tuple[int, list[list[Any]]]] = {}
+        alive = [endpoint for endpoint in self._router.endpoints.values() if _is_alive(endpoint)]
+        room = MAX_CELLS_PER_NODE
+        for number, endpoint in enumerate(alive):
+            if number % _PROCESSES_PER_TURN == 0:
+                began = time.monotonic()
+                await asyncio.sleep(0)  # what else this daemon does is more urgent
+                samples[table.LOOP_LAG.name] = [[time.monotonic() - began]]
+            who = self._identity(endpoint)
+            self._add_process(samples, endpoint, who)
+            found = self._cells(endpoint) if room else []
+            for metric in found[:room]:
+                cells.setdefault(metric.name, (int(metric.kind), []))[1].append([*who, metric.value])
+            if len(found) > room:
+                logger.warning("of this node's processes %d metrics are served, and no others", MAX_CELLS_PER_NODE)
+            room = max(0, room - len(found))
+        self._add_node(samples)
+        await self._add_devices(samples)
+        return {"samples": samples, "cells": cells}
+
+    def _identity(self, endpoint: Endpoint) -> tuple[str, str]:
+        """Group and rank; drivers are counted from 0 on."""
+        if endpoint.process is not None:
+            return endpoint.process.setup.group, str(endpoint.process.setup.rank)
+        if endpoint.root is not None:
+            group, _, rank = endpoint.name.rpartition(":")
+            return group, rank
+        if endpoint.id not in self._drivers:
+            self._drivers[endpoint.id] = next(self._driver_ranks)
+        return "driver", str(self._drivers[endpoint.id])
+
+    def _add_process(self, samples: Samples, endpoint: Endpoint, who: tuple[str, str]) -> None:
+        samples[table.MEMORY.name].append([*who, resident_bytes(endpoint.os_pid)])
+        samples[table.CPU.name].append([*who, cpu_seconds(endpoint.os_pid)])
+        if endpoint.process is not None:
+            oldest = endpoint.pending_calls.ages(time.monotonic(), 1)
+            samples[table.OPEN_CALLS.name].append([*who, len(endpoint.pending_calls)])
+            samples[table.CALL_AGE.name].append([*who, oldest[0][1] if oldest else 0.0])
+
+    def _cells(self, endpoint: Endpoint) -> list[Metric]:
+        try:
+            with open(ring_path(self._log_dir, endpoint.id), "rb", buffering=0) as file:
+                return metrics_of(file.read(SLOTS_AT))
+        except (OSError, ValueError):  # it has none, or is making it just now
+            return []
+
+    def _add_node(self, samples: Samples) -> None:
+        samples[table.NODE_LINKS.name] = [[sum(each.lost is None for each in self._router.neighbours.values())]]
+        samples[table.DEATHS.name] = [[self._death_watch.deaths]]
+        ranks: dict[str, int] = defaultdict(int)
+        for endpoint in self._router.endpoints.values():
+            if endpoint.process is not None:
+                ranks[endpoint.process.setup.group] += _is_alive(endpoint)  # 0 of a group that has died
+        samples[table.RANKS.name] = [[group, count] for group, count in ranks.items()]
+        families = (table.CHANNEL_ITEMS, table.CHANNEL_BYTES, table.CHANNEL_PUTS, table.CHANNEL_GETS)
+        channels: dict[tuple[MetricFamily, str], int] = defaultdict(int)  # several in a row may have had one name
+        for channel, values in self._channels.measures():
+            for family, value in zip(families, values, strict=True):
+                channels[family, channel] += value
+        for (family, channel), value in channels.items():
+            samples[family.name].append([channel, value])
+
+    async def _add_devices(self, samples: Samples) -> None:
+        for device, use in (await self._probes.device_use(_DEVICE_USE_TIMEOUT_S)).items():
+            samples[table.DEVICE_USED.name].append([device, use["used"]])
+            samples[table.DEVICE_MEMORY.name].append([device, use["memory"]])
+            if "percent" in use:
+                samples[table.DEVICE_LOAD.name].append([device, use["percent"] / 100])
+
+
+def _is_alive(endpoint: Endpoint) -> bool:
+    """A process of the run that has not ended; no operator, and none that has not said yet who it is."""
+    if endpoint.process is not None:
+        return bool(endpoint.process.pid) and endpoint.process.exit_status is None
+    return endpoint.is_known and endpoint.role != "operator" and endpoint.exit_report is None

@@ -1,0 +1,88 @@
+"""Metrics of the whole run, served by node 0: asks all daemons at each scrape, and waits for none that is silent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from rlinf_async._core import operations
+from rlinf_async._wire.listen_address import parse_ip, split_endpoint
+from rlinf_async.errors import ConfigError
+
+from .handlers import Requester
+from .metrics_server import MetricsServer
+from .router import Router
+
+logger = logging.getLogger(__name__)
+
+_NODE_TIMEOUT_S: Final = 2.0
+"""Of the answers of all nodes to one scrape; below the 10 s that a scraper waits as a rule."""
+
+
+class RunMetrics:
+    """Handler of node 0 that serves the metrics of a run once it is asked to.
+
+    Args:
+        name: of this node.
+        welcome: the run's nodes, as every process is told of them.
+
+    Attributes:
+        address: where they are served; empty where they are not.
+    """
+
+    def __init__(self, router: Router, name: str, welcome: Callable[[], dict[str, Any]]) -> None:
+        self._router = router
+        self._name = name
+        self._welcome = welcome
+        self._server = MetricsServer(self._scrape)
+        self._opening = asyncio.Lock()
+        self._asked = ""
+        self.address = ""
+
+    async def serve_metrics(self, requester: Requester, op: operations.ServeMetrics) -> str:
+        """Listens there, from now on to the end of the run; the address with the port that was chosen.
+
+        Raises:
+            ConfigError: that is no address, nothing can listen there, or the metrics are served elsewhere.
+        """
+        async with self._opening:  # two drivers may ask at once
+            if op.address in (self._asked, self.address) and self.address:
+                return self.address
+            if self.address:
+                raise ConfigError(
+                    f"this run's metrics are served at {self.address} already: they cannot be at {op.address} as well"
+                )
+            host, port = split_endpoint(op.address)
+            try:
+                self.address = await self._server.open(str(parse_ip(host)), port)
+            except (OSError, OverflowError) as error:
+                raise ConfigError(
+                    f"metrics cannot be served at {op.address} of {self._name}: {error}; write an address of that "
+                    "machine and a port that is free, or port 0 for any"
+                ) from error
+            self._asked = op.address
+            logger.info("metrics are served at http://%s/metrics", self.address)
+            return self.address
+
+    async def close(self) -> None:
+        await self._server.close()
+
+    async def _scrape(self) -> tuple[str, bytes]:
+        from .metrics_text import CONTENT_TYPE, text_of  # with the library, which other runs need not load
+
+        asked = {
+            str(node["name"]): self._router.ask(node["node"], operations.NodeMetrics())
+            for node in self._welcome()["nodes"]
+        }
+        try:
+            await asyncio.wait(asked.values(), timeout=_NODE_TIMEOUT_S)
+            answers = {
+                name: answer.result() if answer.done() and answer.exception() is None else None
+                for name, answer in asked.items()
+            }
+        finally:
+            for answer in asked.values():
+                answer.cancel()
+        return CONTENT_TYPE, await text_of(answers)
