@@ -17,6 +17,8 @@ from rlinf_async.errors import RLinfAsyncError
 
 from ..control.attachment import Attachment, attached
 from ..control.log_files import show_logs
+from ..control.recorded_places import choose_recorded
+from ..control.run_bundle import show_bundle
 from ..control.run_end import down, kill
 from ..control.run_places import LocalRun, NoSuchRun, choose, find_runs, folders
 from ..control.run_status import show_runs, show_status
@@ -56,8 +58,11 @@ def _run(options: argparse.Namespace) -> int:
     timeout = getattr(options, "timeout", DEFAULT_TIMEOUT_S)
     output = Output(sys.stdout, as_json="json" in options)
     places = folders(getattr(options, "run_dir", None), os.environ)
-    runs = find_runs(places)
     wanted = getattr(options, "run_id", None) or getattr(options, "run", None)
+    if options.command == "bundle":
+        asyncio.run(show_bundle(choose_recorded(wanted, places), output, options.output, timeout))
+        return 0
+    runs = find_runs(places)
     if options.command == "ps":
         asyncio.run(show_runs([run for run in runs if run.run.startswith(wanted or "")], output, timeout))
         return 0

@@ -50,12 +50,20 @@ def parser() -> argparse.ArgumentParser:
     which.add_argument("--all", action="store_true", help="all processes of the run")
     kill = command("kill", "end ranks with SIGKILL; their callers get WorkerDied.")
     kill.add_argument("ranks", metavar="GROUP[:RANKS]", help=_RANKS_HELP)
+    bundle = command("bundle", "keep all that is known of a run, alive or ended, in one file.")
+    bundle.add_argument("run_id", nargs="?", metavar="RUN", help=_RECORDED_HELP)
+    bundle.add_argument(
+        "--output", type=Path, metavar="FILE", help="in place of rlinf-RUN.zip in the current directory"
+    )
     commands.add_parser("check", help="look at all hosts: `rlinf-launch --check` with the words that follow.")
     commands.add_parser("sweep", help="end what a run has left: `rlinf-launch --sweep RUN` with the words that follow.")
     return root
 
 
 _RUN_HELP: Final = "the run's id or its beginning; may be left out where one run is alive here"
+_RECORDED_HELP: Final = (
+    "a run's id or its beginning, or the directory of its logs (./logs); not needed for a lone live one"
+)
 _RANKS_HELP: Final = "a group, or some of its ranks: rollout, rollout:3, rollout:0-3,7"
 
 

@@ -20,10 +20,7 @@ from typing import Any, Final
 from rlinf_async._recorder.run_files import is_of_a_run
 from rlinf_async.errors import RLinfAsyncError
 
-from .run_snapshot import RunSnapshot
-
-MAX_BYTES: Final = 2 << 30
-"""Of all files of a bundle, before they are compressed."""
+from .run_snapshot import MAX_BYTES, RunSnapshot
 
 _MAX_FILES: Final = 100_000
 _FORMAT: Final = 1
@@ -95,7 +92,7 @@ def read_bundle(path: Path) -> RunSnapshot:
             facts = json.loads(archive.read(entries.pop(_FACTS)))
             snapshot = RunSnapshot(**_checked_facts(facts))
             for name, entry in entries.items():
-                snapshot.files[name.removeprefix(_FILES)] = archive.read(entry)
+                snapshot.add(name.removeprefix(_FILES), archive.read(entry))
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise BadBundle(f"{path} is no whole bundle: {error}") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:

@@ -32,12 +32,14 @@ class LocalRun:
         since: seconds since 1970 when its first node here began to listen.
         sockets: of its nodes on this machine, by node; those of an ended run are left over.
         is_alive: some daemon of it listens here.
+        logs: the directory of its logs on this machine, where that is known.
     """
 
     run: str
     since: float
     sockets: dict[int, Path] = field(default_factory=dict)
     is_alive: bool = False
+    logs: Path | None = None
 
     @property
     def since_text(self) -> str:
@@ -47,7 +49,8 @@ class LocalRun:
 
     def __str__(self) -> str:
         nodes = ", ".join(f"node {node}" for node in sorted(self.sockets))
-        return f"{self.run}  {'alive' if self.is_alive else 'ended'}, since {self.since_text}, {nodes} here"
+        here = f"{nodes} here" if nodes else f"logs in {self.logs}"
+        return f"{self.run}  {'alive' if self.is_alive else 'ended'}, since {self.since_text}, {here}"
 
 
 def folders(folder: Path | None, environ: Mapping[str, str]) -> list[Path]:
@@ -126,6 +129,8 @@ def _add_nodes(found: dict[str, LocalRun], name: str, directory: Path) -> None:
             run.since = min(run.since, status.st_mtime)
             run.sockets[int(node[1])] = path
             run.is_alive = _listens(path) or run.is_alive
+            if (entry / "logs").is_dir():  # ``read_boot`` of ``launcher/daemon/boot.py`` has made it
+                run.logs = (entry / "logs").resolve()
 
 
 def _listens(path: Path) -> bool:

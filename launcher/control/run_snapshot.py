@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from rlinf_async._recorder.run_files import is_log
 from rlinf_async._recorder.state.ring_contents import RingContents
 
 from .recorded_run import RecordedRun
+
+MAX_BYTES: Final = 2 << 30
+"""Of all files of one look."""
 
 
 @dataclass
@@ -29,6 +32,15 @@ class RunSnapshot:
     verdict: dict[str, Any] | None = None
     missing: dict[str, str] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict, repr=False)
+    _room: int = field(default=MAX_BYTES, repr=False)
+
+    def add(self, path: str, data: bytes) -> None:
+        """Takes a file in, as long as there is room."""
+        if len(data) > self._room:
+            self.missing[path] = f"a bundle has up to {MAX_BYTES >> 30} GiB"
+            return
+        self._room -= len(data)
+        self.files[path] = data
 
     def recorded(self) -> RecordedRun:
         """The run as its files tell of it; those that make no sense are named in ``missing``."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
 from rlinf_async._inspection.state.run_report import to_data
-from rlinf_async._inspection.state.verdict import judge, render
+from rlinf_async._inspection.state.verdict import Verdict, judge, render
 
 from .attachment import Attachment
 from .run_view import RunView, look
@@ -18,16 +18,26 @@ _ASK_AGAIN_S: Final = 0.5
 
 async def show_verdict(attachment: Attachment, output: Output) -> bool:
     """Says why a run stands still, or that it does not; whether it goes on."""
-    before = await _look(attachment)
-    await asyncio.wait({attachment.lost}, timeout=_ASK_AGAIN_S)
-    after = await _look(attachment)
-    verdict = judge(after.report, before.report)
+    verdict, after = await look_twice(attachment)
     if output.as_json:
-        output.json({"verdict": verdict.to_data(), "report": to_data(after.report)})
+        output.json(verdict_data(verdict, after))
     else:
         output.line(render(verdict))
         show_missing(after, output)
     return not verdict.is_stuck
+
+
+async def look_twice(attachment: Attachment) -> tuple[Verdict, RunView]:
+    """The verdict on a run, and the later one of the two reports that it is about."""
+    before = await _look(attachment)
+    await asyncio.wait({attachment.lost}, timeout=_ASK_AGAIN_S)
+    after = await _look(attachment)
+    return judge(after.report, before.report), after
+
+
+def verdict_data(verdict: Verdict, view: RunView) -> dict[str, Any]:
+    """``stuck --json``: the verdict and the whole report."""
+    return {"verdict": verdict.to_data(), "report": to_data(view.report)}
 
 
 async def _look(attachment: Attachment) -> RunView:

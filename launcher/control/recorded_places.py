@@ -1,0 +1,82 @@
+"""Runs that have left files on this machine, those that have ended included, and the choice of one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from rlinf_async._recorder.run_files import RunFiles
+
+from .run_places import LocalRun, NoSuchRun, find_runs
+
+_RUN: Final = re.compile(r"[0-9a-f]{8}")
+_MAX_LISTED: Final = 10
+"""Runs that an error lists: the latest ones."""
+
+
+def choose_recorded(wanted: str | None, places: Sequence[Path]) -> LocalRun:
+    """The run that is meant: by its id or the beginning of that, by the directory of its logs, or the only live one.
+
+    Args:
+        places: where run directories may lie.
+
+    Raises:
+        NoSuchRun: there are several, or none; lists the latest ones.
+    """
+    if wanted is not None and "/" in wanted:
+        return _run_in(Path(wanted), find_runs(places))
+    runs = find_recorded(places)
+    meant = [run for run in runs if run.is_alive if wanted is None or run.run.startswith(wanted)]
+    if not meant and wanted is not None:
+        meant = [run for run in runs if run.run.startswith(wanted)]
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        said = f"{len(meant)} runs are meant by that: name one of them"
+    elif wanted is None:
+        said = "no run of this user is alive on this machine: name one that has ended, or the directory of its logs"
+    else:
+        said = f"there is no run {wanted!r} of this user on this machine (looked in {', '.join(map(str, places))})"
+    raise NoSuchRun("\n".join([said, *(f"  {run}" for run in (meant or runs)[-_MAX_LISTED:])]))
+
+
+def find_recorded(places: Sequence[Path]) -> list[LocalRun]:
+    """Runs with a directory of their own in these places, or of logs in these or the usual one; the latest last."""
+    found = {run.run: run for run in find_runs(places)}
+    for logs in _log_directories(dict.fromkeys([*places, Path(tempfile.gettempdir()), Path("/tmp")])):
+        with contextlib.suppress(OSError):  # it is removed just now
+            run = found.setdefault(logs.name, LocalRun(logs.name, logs.stat().st_mtime))
+            run.logs = run.logs or logs
+    return sorted(found.values(), key=lambda run: (run.since, run.run))
+
+
+def _log_directories(places: Sequence[Path] | dict[Path, None]) -> Iterator[Path]:
+    """Of this user; ``launcher/daemon/run_logs.py`` makes them."""
+    for place in places:
+        for parent in sorted(place.glob(f"rlinf-logs-{os.getuid()}*")):
+            if _is_own(parent):
+                yield from (logs for logs in sorted(parent.iterdir()) if _RUN.fullmatch(logs.name) and _is_own(logs))
+
+
+def _is_own(path: Path) -> bool:
+    return not path.is_symlink() and path.is_dir() and path.stat().st_uid == os.geteuid()
+
+
+def _run_in(directory: Path, known: Sequence[LocalRun]) -> LocalRun:
+    """The latest run that has its logs in a directory, which may be one of the user's choice."""
+    files, found = RunFiles(directory), []
+    for file in files.listing():
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # not one of ours, or cut short
+            if file.path.startswith("recorder/node-"):
+                node = json.loads(files.read(file.path, 0, file.nbytes))
+                found.append((float(node["began"]), str(node["run"])))
+    if not found:
+        raise NoSuchRun(f"there is no log of a run in {directory}")
+    since, run = max(found)
+    return next((each for each in known if each.run == run), None) or LocalRun(run, since, logs=directory.absolute())

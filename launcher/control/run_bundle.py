@@ -1,0 +1,51 @@
+"""``rlinf-ctl bundle``: all that is known of a run as one file; the launcher makes the same one when a run fails."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Final
+
+from .bundle_file import bundle_name, write_bundle
+from .run_places import LocalRun
+from .run_snapshot import RunSnapshot
+from .snapshot_taking import take_snapshot
+from .text_output import Output, size
+
+_TAKING: Final = 0.7
+"""Part of the time of ``keep_bundle`` in which the run is looked at; the rest is for the file."""
+
+
+async def show_bundle(run: LocalRun, output: Output, path: Path | None, timeout: float) -> None:
+    """Writes a bundle, and says what is in it and what is missing.
+
+    Args:
+        path: of the file; None for one in the current directory.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = path or Path(bundle_name(run.run))
+    snapshot = await take_snapshot(run, timeout)
+    write_bundle(snapshot, path)
+    if output.as_json:
+        output.json({"path": str(path.absolute()), "missing": snapshot.missing})
+        return
+    rings = sum(name.endswith(".ring") for name in snapshot.files)
+    state = "alive" if snapshot.is_alive else "ended"
+    output.line(f"{path}: run {run.run} ({state}), {rings} flight recorders, {size(path.stat().st_size)}")
+    for name, reason in snapshot.missing.items():
+        output.note(f"missing: {name}: {reason}")
+
+
+async def keep_bundle(run: LocalRun, path: Path, timeout: float, *, wants_verdict: bool) -> RunSnapshot:
+    """Writes a bundle within so many seconds, with as much as can be had in them.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    deadline = time.monotonic() + timeout
+    snapshot = await take_snapshot(run, timeout * _TAKING, wants_verdict=wants_verdict, wants_devices=False)
+    await asyncio.to_thread(write_bundle, snapshot, path, deadline)
+    return snapshot
