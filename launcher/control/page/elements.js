@@ -1,0 +1,31 @@
+// Elements of the document.  Text from workers becomes text nodes, and nothing else: there is no markup from data.
+
+const byId = (id) => document.getElementById(id);
+
+function element(tag, properties = {}, ...children) {
+  return filled(document.createElement(tag), properties, children);
+}
+
+function svg(tag, properties = {}, ...children) {
+  return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), properties, children);
+}
+
+function filled(made, properties, children) {
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children.filter((child) => child !== null));
+  return made;
+}
+
+/** A table with a head; cells are texts or elements, those of columns in `numbers` on the right. */
+function table(caption, titles, rows, numbers = []) {
+  const side = (at) => (numbers.includes(at) ? "number" : null);
+  return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    element("table", {},
+      element("thead", {}, element("tr", {}, ...titles.map((title, at) => element("th", { scope: "col", class: side(at) }, title)))),
+      element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((cell, at) => element("td", { class: side(at) }, cell)))))));
+}
+
+const nothing = (text) => element("p", { class: "muted none" }, text);

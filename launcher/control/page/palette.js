@@ -1,0 +1,41 @@
+// Kinds of spans, with their words and colours; the colours are those of the style, in light and dark.
+
+const KINDS = {
+  1: { name: "call", variable: "--call", value: (value) => countText(value, "rank"), about: "call that is made" },
+  2: { name: "serve", variable: "--serve", about: "call that is run" },
+  3: { name: "send", variable: "--send", value: bytesText, about: "message out" },
+  4: { name: "recv", variable: "--recv", about: "message in" },
+  5: { name: "put", variable: "--put", value: bytesText, about: "into a channel" },
+  6: { name: "get", variable: "--get", about: "from a channel" },
+  7: { name: "weights", variable: "--weights", value: (value) => `version ${value}`, about: "version on its way" },
+  8: { name: "wait", variable: "--wait", about: "other wait, as for a lock" },
+  9: { name: "span", variable: "--span", about: "worker_timer" },
+};
+const UNKNOWN = { name: "?", variable: "--wait", about: "" };
+
+const kindOf = (number) => KINDS[number % FAILED] ?? UNKNOWN;
+
+class Palette {
+  constructor() { this.read(); }
+
+  /** After a change of the theme. */
+  read() {
+    const style = getComputedStyle(document.documentElement);
+    const colour = (name) => style.getPropertyValue(name).trim();
+    for (const name of ["text", "muted", "line", "panel", "raised", "bubble", "failed", "accent", "on-span"]) this[name] = colour(`--${name}`);
+    this.kinds = new Map(Object.entries(KINDS).map(([number, kind]) => [Number(number), colour(kind.variable)]));
+    this.unknown = colour("--wait");
+  }
+
+  of(kind) { return this.kinds.get(kind % FAILED) ?? this.unknown; }
+}
+
+function legend() {
+  const entry = (variable, name, about) => {
+    const swatch = element("i", { class: "swatch", "aria-hidden": "true" });
+    swatch.style.background = `var(${variable})`;
+    return element("span", { title: about }, swatch, name);
+  };
+  const kinds = Object.values(KINDS).map((kind) => entry(kind.variable, kind.name, kind.about));
+  return [...kinds, entry("--bubble", "bubble", "serves no call, or its calls only wait"), entry("--failed", "failed", "ended with an error")];
+}

@@ -1,0 +1,174 @@
+"""Data of the page, from one ``RecordedRun`` after the other: whole, or what is new since another one.
+
+A message is a JSON object, times in it are microseconds since ``origin``, which are seconds since the epoch::
+
+    origin, begin, end    of the run, as far as it was recorded
+    names, names_at       texts of spans, to be put at that place of the table of texts
+    processes             by key: name, group, pid, ..., ``spans`` and ``bubbles`` that are new, ``since`` and ``first``
+    sections              summary, channels, versions, phases, troubles, verdict, picture: those that have changed
+    logs                  tails by path: those that have changed
+
+``spans`` are six numbers each: begin, duration (-1: it is open), name, kind (16 more: it failed), lane, value;
+``bubbles`` two: begin and duration.  Of what a page has of a process it keeps what ended before ``since`` and
+began after ``first``, and adds what is new: so it has as much as the rings have, and no more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlinf_async._core.printable import plain
+from rlinf_async._recorder.state.event_ring import EventKind
+from rlinf_async._recorder.state.timeline import Timeline
+
+from .page_sections import sections_of
+from .recorded_run import RecordedRun
+from .run_view import split_ranks
+
+MAX_SPANS: Final = 300_000
+"""Spans of a page, over all processes; of each the latest ones."""
+
+_SLACK_US: Final = 100_000
+"""Time by which an event may be in its ring later than one that follows it: its thread was not running."""
+
+_MAX_LOG_CHARACTERS: Final = 2_000_000
+FAILED: Final = 16
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A look at the run, as the page has it."""
+
+    origin: int
+    begin: int
+    end: int
+    names: list[str]
+    processes: dict[str, dict[str, Any]]
+    latest: dict[str, int]
+    """Time of the last event by process."""
+    sections: dict[str, Any]
+    logs: dict[str, str]
+    known_names: int
+
+    def message(self, before: Snapshot | None = None) -> dict[str, Any]:
+        """What a page has to be sent that knows ``before``."""
+        processes, sections, logs, known = {}, {}, {}, 0
+        if before is not None:
+            sections, logs, known = before.sections, before.logs, before.known_names
+        for key, process in self.processes.items():
+            since = -math.inf if before is None or key not in before.latest else before.latest[key] - _SLACK_US
+            is_new = since == -math.inf
+            told: dict[str, Any] = {"since": None if is_new else since}
+            told |= {name: process[name] if is_new else _since(process[name], since, n) for name, n in _COLUMNS}
+            processes[key] = {**process, **told}
+        return {
+            "origin": self.origin,
+            "begin": self.begin,
+            "end": self.end,
+            "names": self.names[known : self.known_names],
+            "names_at": known,
+            "processes": processes,
+            "sections": {name: each for name, each in self.sections.items() if sections.get(name, _NONE) != each},
+            "logs": {path: text for path, text in self.logs.items() if logs.get(path) != text},
+        }
+
+
+_NONE: Final = object()
+_COLUMNS: Final = (("spans", 6), ("bubbles", 2))
+
+
+def _since(columns: list[float], since: float, width: int) -> list[float]:
+    return [
+        number
+        for at in range(0, len(columns), width)
+        if columns[at + 1] < 0 or columns[at] + columns[at + 1] >= since
+        for number in columns[at : at + width]
+    ]
+
+
+class PageData:
+    """Makes snapshots of one run; texts have the same number in all of them."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, int] = {}
+        self._origin = 0
+
+    def __repr__(self) -> str:
+        return f"<PageData [{len(self._names)} names]>"
+
+    def snapshot(self, run: RecordedRun) -> Snapshot:
+        """A look at the run, of any age: a second's work for some 200 000 events."""
+        taken = int(run.taken_at * 1e9)
+        ends = {(str(death.get("process")), death.get("pid")): int(death["time"] * 1e9) for death in run.deaths}
+        latest = max((ring.events[-1].time + ring.wall_offset for ring in run.rings if ring.events), default=taken)
+        until = max(taken, latest) if run.is_alive else latest
+        timelines = {
+            _key(ring.identity): Timeline.of(
+                ring, ends.get((str(ring.identity.get("process")), ring.identity.get("pid")), until)
+            )
+            for ring in run.rings
+        }
+        begin = min((timeline.begin for timeline in timelines.values() if timeline.begin), default=until)
+        self._origin = self._origin or begin // 10**9
+        most = max(1, MAX_SPANS // max(1, len(timelines)))
+        processes = {key: self._process(timeline, most) for key, timeline in timelines.items()}
+        for key, process in processes.items():
+            name, pid = process["name"], process["pid"]
+            process["ended"] = self._micros(ends[name, pid]) if (name, pid) in ends else None
+            process["key"] = key
+        return Snapshot(
+            self._origin,
+            self._micros(begin),
+            self._micros(until),
+            list(self._names),
+            processes,
+            {key: self._micros(timeline.latest) for key, timeline in timelines.items()},
+            sections_of(run, list(timelines.values()), begin, until, self._micros),
+            {path: _log(text) for path, text in sorted(run.logs.items())},
+            len(self._names),
+        )
+
+    def _process(self, timeline: Timeline, most: int) -> dict[str, Any]:
+        shown = timeline.spans[-most:]
+        spans: list[float] = []
+        for span in shown:
+            duration = -1 if span.end is None else (span.end - span.begin) // 1000
+            kind = int(span.kind) + (FAILED if span.failed else 0)
+            value = int(span.value) if span.value == int(span.value) else span.value
+            spans += (self._micros(span.begin), duration, self._number(span.name), kind, span.lane, value)
+        is_cut = len(shown) < len(timeline.spans)
+        first = shown[0].begin if is_cut else timeline.begin
+        bubbles = [
+            number for begin, end in timeline.bubbles[-most:] for number in (self._micros(begin), (end - begin) // 1000)
+        ]
+        group, ranks = split_ranks(timeline.process, ())
+        identity = timeline.identity
+        return {
+            "name": timeline.process,
+            "group": group,
+            "rank": ranks[0] if ranks else -1,
+            "node": identity.get("node"),
+            "host": identity.get("host"),
+            "pid": identity.get("pid"),
+            "is_full": timeline.is_full or is_cut,
+            "first": self._micros(first) if first else None,
+            "serves": any(span.kind is EventKind.SERVE for span in timeline.spans),
+            "spans": spans,
+            "bubbles": bubbles,
+        }
+
+    def _number(self, name: str) -> int:
+        return self._names.setdefault(plain(name), len(self._names))
+
+    def _micros(self, nanoseconds: int) -> int:
+        return (nanoseconds - self._origin * 10**9) // 1000
+
+
+def _key(identity: dict[str, Any]) -> str:
+    return f"{identity.get('endpoint', 0):x}"
+
+
+def _log(text: str) -> str:
+    return "\n".join(plain(line) for line in text[-_MAX_LOG_CHARACTERS:].split("\n"))

@@ -1,0 +1,95 @@
+"""The page as one HTML document: its markup, style and scripts from ``page/``, and its data, in one file.
+
+Nothing that a worker wrote is markup here: data stands in a JSON block in which ``<``, ``>`` and ``&`` are escaped, and
+the scripts show it by ``textContent`` alone.  The policy lets this one script and this one style in, by their digests.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+_ASSETS: Final = Path(__file__).parent / "page"
+
+_SCRIPTS: Final = (
+    *("format", "elements", "model", "range", "palette", "rows", "painter", "timeline"),
+    *("charts", "waits", "troubles", "phases", "logs", "main"),
+)
+"""In the order in which they need each other."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A page and the policy that it states, for the header as well."""
+
+    html: str
+    policy: str
+
+
+def document(title: str, data: Mapping[str, Any] | None) -> Document:
+    """The page.
+
+    Args:
+        data: embedded, so that the page needs no server; None: it comes from ``events`` beside the page.
+    """
+    style, script = _style(), _script()
+    sources = "'self'" if data is None else "'none'"
+    policy = "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src 'sha256-{_digest(script)}'",
+            f"style-src 'sha256-{_digest(style)}'",
+            f"connect-src {sources}",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
+    pieces = {
+        "@TITLE@": _text(title),
+        "@POLICY@": policy,
+        "@STYLE@": style,
+        "@DATA@": _json(data),
+        "@SCRIPT@": script,
+    }
+    html = _asset("page.html")
+    for place, piece in pieces.items():  # data is not searched for places: it comes after all but our own script
+        before, found, after = html.rpartition(place) if place == "@SCRIPT@" else html.partition(place)
+        assert found, f"page.html has no {place}"
+        html = before + piece + after
+    return Document(html, policy)
+
+
+def _json(data: Mapping[str, Any] | None) -> str:
+    text = json.dumps(data, separators=(",", ":"))
+    for letter in "<>&":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return text
+
+
+def _text(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+@cache
+def _style() -> str:
+    return "\n" + _asset("page.css")
+
+
+@cache
+def _script() -> str:
+    parts = [f"// {name}.js\n{_asset(f'{name}.js')}" for name in _SCRIPTS]
+    return "\n" + "\n".join(['"use strict";', "(() => {", *parts, "})();", ""])
+
+
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")

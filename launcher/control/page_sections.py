@@ -1,0 +1,157 @@
+"""Sections of the page beside the ranks' timelines: summary, channels, versions, phases, troubles, verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from rlinf_async._core.printable import plain
+from rlinf_async._recorder.state.event_ring import EventKind
+from rlinf_async._recorder.state.run_series import Steps, fill_of_channels, phases_of, thinned, versions_of
+from rlinf_async._recorder.state.timeline import Timeline
+
+from .recorded_run import RecordedRun
+from .wait_picture import picture_of
+
+MAX_STEPS: Final = 600
+"""Changes of one series that a chart shows."""
+
+_WINDOWS: Final = 48
+_MAX_FAILED: Final = 300
+_MAX_PHASES: Final = 60
+
+Micros = Callable[[int], int]
+"""Microseconds of the page's clock, of nanoseconds since the epoch."""
+
+
+def sections_of(
+    run: RecordedRun, timelines: Sequence[Timeline], begin: int, end: int, micros: Micros
+) -> dict[str, Any]:
+    """The sections by name, as JSON takes them."""
+    items = {} if run.status is None else _items(run.status)
+    return {
+        "summary": _summary(run, timelines),
+        "channels": [
+            {"name": plain(name), "is_known": name in items, "steps": _steps(steps, micros)}
+            for name, steps in fill_of_channels(timelines, items).items()
+        ],
+        "versions": _versions(timelines, micros),
+        "phases": _phases(timelines, begin, end),
+        "troubles": _troubles(run, timelines, micros),
+        "verdict": None if run.verdict is None else _verdict(run.verdict["verdict"]),
+        "picture": None if run.verdict is None else _cleaned(picture_of(run.verdict)),
+    }
+
+
+def _items(status: dict[str, Any]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for queue in status.get("queues", ()):
+        found[queue["name"]] = found.get(queue["name"], 0) + queue["items"]
+    return found
+
+
+def _summary(run: RecordedRun, timelines: Sequence[Timeline]) -> dict[str, Any]:
+    processes = [] if run.status is None else run.status.get("processes", [])
+    lives = {
+        str(process["name"]): {"memory": process.get("memory"), "trouble": process.get("trouble", "")}
+        for process in processes
+    }
+    nodes = [
+        {"node": node.get("node"), "name": node.get("name"), "host": node.get("host"), "versions": node.get("versions")}
+        for node in run.nodes
+    ]
+    return {
+        "run": run.run,
+        "is_alive": run.is_alive,
+        "taken_at": run.taken_at,
+        "events": sum(len(timeline.spans) * 2 + len(timeline.points) for timeline in timelines),
+        "nodes": _cleaned(nodes),
+        "missing": _cleaned(run.missing),
+        "lives": _cleaned(lives),
+    }
+
+
+def _versions(timelines: Sequence[Timeline], micros: Micros) -> list[dict[str, Any]]:
+    return [
+        {
+            "model": plain(model),
+            "published": _steps(versions.published, micros),
+            "applied": {
+                process: {
+                    "version": steps[-1][1],
+                    "since": micros(steps[-1][0]),
+                    "behind": _steps(versions.staleness(process), micros),
+                }
+                for process, steps in sorted(versions.applied.items(), key=lambda each: _by_rank(each[0]))
+            },
+        }
+        for model, versions in sorted(versions_of(timelines).items())
+    ]
+
+
+def _by_rank(process: str) -> tuple[str, int]:
+    group, _, rank = process.rpartition(":")
+    return group, int(rank) if rank.isdecimal() else -1
+
+
+def _steps(steps: Steps, micros: Micros) -> list[tuple[int, float]]:
+    return [(micros(time), value) for time, value in thinned(steps, MAX_STEPS)]
+
+
+def _phases(timelines: Sequence[Timeline], begin: int, end: int) -> list[dict[str, Any]]:
+    """Durations in microseconds."""
+    return [
+        {
+            "name": plain(phase.name),
+            "is_call": phase.kind is EventKind.SERVE,
+            "count": phase.count,
+            "total": phase.total // 1000,
+            "p50": round(phase.p50 / 1000),
+            "most": phase.most // 1000,
+            "failed": phase.failed,
+            "windows": [None if each is None else round(each / 1000) for each in phase.windows],
+        }
+        for phase in phases_of(timelines, begin, end, _WINDOWS)[:_MAX_PHASES]
+    ]
+
+
+def _troubles(run: RecordedRun, timelines: Sequence[Timeline], micros: Micros) -> list[dict[str, Any]]:
+    """Deaths, failed operations and words about long waits, the latest first."""
+    found: list[dict[str, Any]] = []
+    for death in run.deaths:
+        told = {"kind": "death", "process": str(death.get("process", "?")), "text": str(death.get("text", ""))}
+        found.append({**told, "time": micros(int(death["time"] * 1e9)), "more": _words(death.get("last_words"))})
+    for timeline in timelines:
+        for span in timeline.spans:
+            if span.failed and span.end is not None:
+                text = f"{span.kind.name.lower()} {span.name} failed"
+                entry = {"kind": "failed", "process": timeline.process, "text": text, "more": ""}
+                found.append({**entry, "time": micros(span.end)})
+        for point in timeline.points:
+            if point.kind is EventKind.WORD:
+                entry = {"kind": "wait", "process": timeline.process, "text": point.name, "more": ""}
+                found.append({**entry, "time": micros(point.time)})
+    found.sort(key=lambda trouble: (trouble["kind"] != "death", -trouble["time"]))
+    shown: list[dict[str, Any]] = _cleaned(found[:_MAX_FAILED])
+    return sorted(shown, key=lambda trouble: -trouble["time"])
+
+
+def _words(words: Any) -> str:
+    return "\n".join(map(str, words)) if isinstance(words, list) else str(words or "")
+
+
+def _verdict(verdict: dict[str, Any]) -> dict[str, Any]:
+    told = {name: verdict[name] for name in ("kind", "headline", "lines", "advice", "is_stuck")}
+    cleaned: dict[str, Any] = _cleaned(told)
+    return cleaned
+
+
+def _cleaned(data: Any) -> Any:
+    """The same without control characters in any of its texts."""
+    if isinstance(data, str):
+        return "\n".join(plain(line) for line in data.split("\n"))
+    if isinstance(data, dict):
+        return {_cleaned(key): _cleaned(each) for key, each in data.items()}
+    if isinstance(data, list | tuple):
+        return [_cleaned(each) for each in data]
+    return data
