@@ -14,7 +14,7 @@ import sys
 import time
 from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from rlinf_async import settings
 from rlinf_async._client import registry
@@ -27,6 +27,7 @@ from rlinf_async._cluster.launch_config import (
     fail_fast_wanted,
     groups_of,
     hardware_for,
+    metrics_wanted,
     read_config,
     setting_for,
     trace_wanted,
@@ -41,6 +42,7 @@ from rlinf_async._core.descriptors import explained_shortage
 from rlinf_async._core.frames import PROTOCOL
 from rlinf_async._group.members import Members
 from rlinf_async._inspection import responder
+from rlinf_async._recorder.user_metrics import METRICS, Metrics
 from rlinf_async._trace import recorder
 from rlinf_async._waits import loop_watch, slow_waits
 from rlinf_async._wire.lifeline import Lifeline
@@ -101,12 +103,17 @@ class Cluster:
             ends every plain ``wait()`` without a timeout in this process, with its error as the cause.  By default
             what ``rlinf-launch --fail-fast``, ``$RLINF_FAIL_FAST`` or the configuration's ``fail_fast`` says, else
             False.
+        metrics: an address of node 0 at which Prometheus reads the run's metrics, ``"127.0.0.1:9090"``; port 0 takes
+            any that is free.  By default what the configuration's ``metrics`` says, else none: docs/metrics.md.
 
     Raises:
         LaunchError: the node could not be started, with what it said.
         ConfigError: the configuration or a setting in the environment has a mistake, or there are fewer nodes than
             ``num_nodes``.
     """
+
+    metrics: ClassVar[Metrics] = METRICS
+    """Gauges and counters of your own in this process: docs/metrics.md."""
 
     def __init__(
         self,
@@ -120,6 +127,7 @@ class Cluster:
         log_to_driver: bool = True,
         trace: str | os.PathLike[str] | bool | None = None,
         fail_fast: bool | None = None,
+        metrics: str | None = None,
     ) -> None:
         settings.check()
         load_extension(os.environ)  # its kinds of hardware may stand in the configuration
@@ -129,6 +137,7 @@ class Cluster:
         self._wanted = wanted_nodes(num_nodes, self._config)
         self._start_timeout = start_timeout
         self._trace = trace_wanted(trace, self._config, os.environ)
+        self._metrics = metrics_wanted(metrics, self._config)
         fails_fast = fail_fast_wanted(fail_fast, self._config, os.environ)
         self._log_dir = distributed_log_dir
         self._local_nodes = local_nodes
@@ -208,8 +217,9 @@ class Cluster:
             }
             self._client.attach(connect(path), facts)
         welcome = await self._client.ready.async_wait(self._start_timeout)
-        if notes is not None:
-            self._introduce_run(notes)
+        address = await self._serve_metrics()
+        if notes is not None or address:
+            self._introduce_run(notes or [], address)
         nodes = nodes_from(welcome["nodes"])
         if self._wanted and len(nodes) < self._wanted:
             raise ConfigError(
@@ -224,13 +234,21 @@ class Cluster:
                 await recorder.open_trace(self._client, "driver", self._trace.output_file)
             registry.activate(self._client)
 
-    def _introduce_run(self, notes: list[str]) -> None:
-        """Tells the user of a run that this process has started its id, and where its logs are."""
+    async def _serve_metrics(self) -> str:
+        """Has node 0 serve the run's metrics where that is wanted: the address, with the port that was chosen."""
+        if self._metrics is None or self._attached:
+            return ""
+        operation = operations.ServeMetrics(self._metrics.address)
+        return await self._client.request(operation, node=0, what="the address of the metrics")
+
+    def _introduce_run(self, notes: list[str], metrics: str) -> None:
+        """Tells the user of a run its id, and where its logs and metrics are."""
         if self._terminal is None:
             for note in notes:
                 logger.warning("%s", note)
             return
-        lines = [f"rlinf run {self.run_id}: logs in {self.log_dir}", *(f"warning: {note}" for note in notes)]
+        told = f"logs in {self.log_dir}" + (f", metrics at http://{metrics}/metrics" if metrics else "")
+        lines = [f"rlinf run {self.run_id}: {told}", *(f"warning: {note}" for note in notes)]
         self._terminal.write(sys.stderr, "".join(f"{line}\n" for line in lines))
 
     async def _start_here(self) -> tuple[str, list[str]]:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 from rlinf_async._client import registry
 from rlinf_async._core import operations
 from rlinf_async._group.each import each
+from rlinf_async._recorder.user_metrics import METRICS, Metrics
 from rlinf_async._worker import context
 from rlinf_async._worker.accelerator_util import AcceleratorUtil
 from rlinf_async._worker.channel_access import ChannelAccess
@@ -61,6 +62,9 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
     torch_platform: ClassVar[Any] = None
     """What drives a worker's devices, ``torch.cuda`` for NVIDIA's; None without any, and outside of workers."""
     torch_device_type: ClassVar[str | None] = None
+
+    metrics: ClassVar[Metrics] = METRICS
+    """Gauges and counters of your own, which Prometheus reads where the cluster serves metrics: docs/metrics.md."""
 
     global_accelerator_ids: list[int]
     """The worker's devices, counted over the whole cluster."""

@@ -94,6 +94,7 @@ STANDALONE = (
 # Library → the only places that may import it, here or later in a function.
 ROOMS_OF = {
     "grpc": ("rlinf_async/_wire/grpc.py",),
+    "prometheus_client": ("launcher/daemon/metrics_text.py",),
     "torch": tuple(f"rlinf_async/{room}/" for room in ("_transports", "weights", "rlinf", "torchrl", "_worker")),
     "multiprocessing.reduction": (),  # unpickles whatever its socket brings
     "multiprocessing.connection": (),

@@ -1,12 +1,17 @@
-"""HTTP server of a run's metrics: one address, GET of ``/metrics``, and nothing else; in the daemon's loop."""
+"""HTTP server of a run's metrics: one address, GET of ``/metrics``, and nothing else; in the daemon's loop.
+
+Loaded where metrics are served: it brings ``prometheus_client`` along.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from .metrics_text import CONTENT_TYPE, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -23,11 +28,11 @@ class MetricsServer:
     """Answers scrapes, each on a connection of its own.
 
     Args:
-        scrape: the text of all metrics, with its content type.
+        ask: has all nodes tell their metrics; as ``text_of`` takes them.
     """
 
-    def __init__(self, scrape: Callable[[], Awaitable[tuple[str, bytes]]]) -> None:
-        self._scrape = scrape
+    def __init__(self, ask: Callable[[], Awaitable[Mapping[str, Mapping[str, Any] | None]]]) -> None:
+        self._ask = ask
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -79,8 +84,8 @@ class MetricsServer:
             return _response("405 Method Not Allowed", "text/plain", b"metrics are read with GET\n")
         if path.partition(b"?")[0] not in (b"/metrics", b"/"):
             return _response("404 Not Found", "text/plain", b"metrics are at /metrics\n")
-        kind, body = await self._scrape()
-        return _response("200 OK", kind, body, hides_body=method == b"HEAD")
+        body = await text_of(await self._ask())
+        return _response("200 OK", CONTENT_TYPE, body, hides_body=method == b"HEAD")
 
 
 def _response(status: str, kind: str, body: bytes, *, hides_body: bool = False) -> bytes:

@@ -65,14 +65,15 @@ class NodeMetrics:
             it, each with group and rank.
         """
         samples: Samples = defaultdict(list)
+        began = time.monotonic()
+        await asyncio.sleep(0)
+        samples[table.LOOP_LAG.name] = [[time.monotonic() - began]]
         cells: dict[str, tuple[int, list[list[Any]]]] = {}
         alive = [endpoint for endpoint in self._router.endpoints.values() if _is_alive(endpoint)]
         room = MAX_CELLS_PER_NODE
         for number, endpoint in enumerate(alive):
             if number % _PROCESSES_PER_TURN == 0:
-                began = time.monotonic()
                 await asyncio.sleep(0)  # what else this daemon does is more urgent
-                samples[table.LOOP_LAG.name] = [[time.monotonic() - began]]
             who = self._identity(endpoint)
             self._add_process(samples, endpoint, who)
             found = self._cells(endpoint) if room else []

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async._core import operations
 from rlinf_async._wire.listen_address import parse_ip, split_endpoint
 from rlinf_async.errors import ConfigError
 
 from .handlers import Requester
-from .metrics_server import MetricsServer
 from .router import Router
+
+if TYPE_CHECKING:
+    from .metrics_server import MetricsServer
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ class RunMetrics:
         self._router = router
         self._name = name
         self._welcome = welcome
-        self._server = MetricsServer(self._scrape)
+        self._server: MetricsServer | None = None
         self._opening = asyncio.Lock()
         self._asked = ""
         self.address = ""
@@ -54,35 +56,38 @@ class RunMetrics:
                 raise ConfigError(
                     f"this run's metrics are served at {self.address} already: they cannot be at {op.address} as well"
                 )
+            from .metrics_server import MetricsServer  # here, as its library takes 0.1 s
+
             host, port = split_endpoint(op.address)
+            server = MetricsServer(self._ask)
             try:
-                self.address = await self._server.open(str(parse_ip(host)), port)
+                self.address = await server.open(str(parse_ip(host)), port)
             except (OSError, OverflowError) as error:
                 raise ConfigError(
                     f"metrics cannot be served at {op.address} of {self._name}: {error}; write an address of that "
                     "machine and a port that is free, or port 0 for any"
                 ) from error
-            self._asked = op.address
+            self._asked, self._server = op.address, server
+            self._welcome()["metrics"] = self.address  # for operators
             logger.info("metrics are served at http://%s/metrics", self.address)
             return self.address
 
     async def close(self) -> None:
-        await self._server.close()
+        if self._server is not None:
+            await self._server.close()
 
-    async def _scrape(self) -> tuple[str, bytes]:
-        from .metrics_text import CONTENT_TYPE, text_of  # with the library, which other runs need not load
-
+    async def _ask(self) -> dict[str, dict[str, Any] | None]:
+        """The metrics of all nodes by their names; None of one that has not answered in time."""
         asked = {
             str(node["name"]): self._router.ask(node["node"], operations.NodeMetrics())
             for node in self._welcome()["nodes"]
         }
         try:
             await asyncio.wait(asked.values(), timeout=_NODE_TIMEOUT_S)
-            answers = {
+            return {
                 name: answer.result() if answer.done() and answer.exception() is None else None
                 for name, answer in asked.items()
             }
         finally:
             for answer in asked.values():
                 answer.cancel()
-        return CONTENT_TYPE, await text_of(answers)

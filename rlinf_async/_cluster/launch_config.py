@@ -11,7 +11,14 @@ from typing import Any, Final
 
 from rlinf_async._messaging.state.emulated_delay import NetEmulation
 from rlinf_async.address import NodeInfo
-from rlinf_async.configuration import ClusterConfig, NodeGroup, TracerConfig, built_in_groups, labelled_groups
+from rlinf_async.configuration import (
+    ClusterConfig,
+    MetricsConfig,
+    NodeGroup,
+    TracerConfig,
+    built_in_groups,
+    labelled_groups,
+)
 from rlinf_async.errors import ConfigError
 from rlinf_async.placement import Placement
 
@@ -114,6 +121,24 @@ def fail_fast_wanted(given: Any, config: ClusterConfig | None, environ: Mapping[
             "for what the configuration says"
         )
     return text in _YES if text else bool(config is not None and config.fail_fast)
+
+
+def metrics_wanted(given: Any, config: ClusterConfig | None) -> MetricsConfig | None:
+    """Where metrics are served: what the script says, else the configuration; None for nowhere.
+
+    Raises:
+        ConfigError: the script says something that is no address.
+    """
+    if given is None:
+        wanted = config.metrics if config is not None else None
+    else:
+        try:
+            wanted = MetricsConfig(given)
+        except ConfigError as error:
+            raise ConfigError(f"metrics= of Cluster(): {error}") from None
+    if wanted is not None and wanted.is_open:
+        logger.warning("metrics at %s are protected by nothing: all that reach the address read them", wanted.address)
+    return wanted
 
 
 def groups_of(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> tuple[NodeGroup, ...]:

@@ -16,6 +16,7 @@ from rlinf_async.configuration.env_merge import (
     merge_path_like as merge_path_like,
     merge_worker_env_vars as merge_worker_env_vars,
 )
+from rlinf_async.configuration.metrics_config import MetricsConfig as MetricsConfig
 from rlinf_async.configuration.net_emulation import (
     BandwidthGroup as BandwidthGroup,
     CrossDCPair as CrossDCPair,

@@ -1,4 +1,4 @@
-"""``ClusterConfig``: the validated ``cluster`` section: its node groups, tracer, profiling and network emulation."""
+"""``ClusterConfig``: the validated ``cluster`` section: node groups, tracer, profiling, network emulation, metrics."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from rlinf_async.address import NodeInfo
 from rlinf_async.configuration.document import Origin, Steps, load_document, origin_of, plain
+from rlinf_async.configuration.metrics_config import MetricsConfig, read_metrics
 from rlinf_async.configuration.net_emulation import NetEmulationConfig, read_net_emulation
 from rlinf_async.configuration.node_group import NodeGroup, built_in_groups
 from rlinf_async.configuration.node_group_config import NodeGroupConfig, read_node_groups
@@ -43,6 +44,7 @@ class ClusterConfig:
         tracer: off, where nothing is said.
         fail_fast: a call that fails unawaited ends plain waits for others; None where nothing is said.
         net_emulation: None without.
+        metrics: where they are served; None for nowhere.
         auto_scheduler, use_pre_process_policy, use_wait_before_last_iter_policy: what
             ``ModelParallelComponentPlacement`` asks for.
     """
@@ -54,6 +56,7 @@ class ClusterConfig:
     tracer: TracerConfig = field(default_factory=TracerConfig)
     fail_fast: bool | None = None
     net_emulation: NetEmulationConfig | None = None
+    metrics: MetricsConfig | None = None
     auto_scheduler: bool = False
     use_pre_process_policy: bool = False
     use_wait_before_last_iter_policy: bool = False
@@ -217,6 +220,7 @@ def _read(values: Mapping[Any, Any], steps: Steps, origin: Origin | None) -> Clu
         tracer=_read_tracer(section.get("tracer"), (*steps, "tracer"), origin),
         fail_fast=section.flag("fail_fast") if "fail_fast" in section else None,
         net_emulation=read_net_emulation(section.get("net_emulation"), (*steps, "net_emulation"), origin),
+        metrics=read_metrics(section.get("metrics"), (*steps, "metrics"), origin),
         auto_scheduler=section.flag("auto_scheduler"),
         use_pre_process_policy=section.flag("use_pre_process_policy"),
         use_wait_before_last_iter_policy=section.flag("use_wait_before_last_iter_policy"),
