@@ -39,7 +39,7 @@ async def show_runs(runs: Sequence[LocalRun], output: Output, timeout: float) ->
 
 async def _facts_of_run(run: LocalRun, timeout: float) -> dict[str, Any]:
     facts: dict[str, Any] = {"run": run.run, "since": run.since, "alive": run.is_alive, "trouble": ""}
-    facts |= {"nodes": [], "groups": {}, "drivers": [], "log_dir": "-"}
+    facts |= {"nodes": [], "groups": {}, "drivers": [], "log_dir": "-", "metrics": ""}
     if not run.is_alive:
         return facts | {"trouble": f"ended; left: {', '.join(str(path.parent) for path in run.sockets.values())}"}
     try:
@@ -55,6 +55,7 @@ async def _facts_of_run(run: LocalRun, timeout: float) -> dict[str, Any]:
             for driver in view.drivers()
         ],
         "log_dir": str(attachment.welcome["log_dir"]),
+        "metrics": attachment.welcome.get("metrics", ""),
         "trouble": "; ".join(f"{node}: {reason}" for node, reason in view.report.missing.items()),
     }
 
@@ -72,7 +73,9 @@ async def show_status(attachment: Attachment, output: Output) -> None:
         output.json(status_data(attachment, view))
         return
     run = attachment.run
-    output.line(f"run {run.run} since {run.since_text}, logs in {attachment.welcome['log_dir']}\n")
+    metrics = attachment.welcome.get("metrics")
+    told = f"run {run.run} since {run.since_text}, logs in {attachment.welcome['log_dir']}"
+    output.line(told + (f", metrics at http://{metrics}/metrics\n" if metrics else "\n"))
     output.table(["NODE", "NAME", "STATE", "CPUS", "RANKS", "DEVICES"], _node_rows(attachment, view))
     output.line()
     output.table(["PROCESS", "NODE", "PID", "MEMORY", "DEVICES", "SINCE", "DOES"], _process_rows(view))
@@ -98,7 +101,8 @@ def status_data(attachment: Attachment, view: RunView) -> dict[str, Any]:
         for node in attachment.nodes
     ]
     report: dict[str, Any] = to_data(view.report)
-    return report | {"since": attachment.run.since, "nodes": nodes, "processes": processes}
+    more = {"since": attachment.run.since, "nodes": nodes, "processes": processes}
+    return report | more | {"metrics": attachment.welcome.get("metrics", "")}
 
 
 def _node_rows(attachment: Attachment, view: RunView) -> list[list[str]]:
