@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async import settings
 from rlinf_async._wire.lifeline import Lifeline
@@ -27,6 +27,9 @@ from .remote.host_check import HostCheck
 from .remote.plan import Node, driver_python
 from .report import Report
 
+if TYPE_CHECKING:
+    from .control.run_places import LocalRun
+
 INTERRUPTED: Final = 130
 
 _SCRIPT_GRACE_S: Final = 2.5
@@ -36,6 +39,10 @@ _OWN_REPORT_S: Final = 0.5
 """For what its own lifeline has to say about the loss of a node that another node reports."""
 _CUT_TIMEOUT_S: Final = 1.5
 """For what has nothing to end in order, or shall not."""
+_BUNDLE_TIMEOUT_S: Final = 3.0
+"""For the bundle of a run that has failed."""
+_VERDICT_TIMEOUT_S: Final = 6.0
+"""For the bundle of a run that stands still, maybe: its processes are asked twice, silent ones for a second each."""
 
 
 def fresh_run_id() -> str:
@@ -74,6 +81,8 @@ class Job:
         self._main: asyncio.Task[Any] | None = None
         self._phase = "new"
         self._end_at_once = asyncio.Event()
+        self._has_expired = asyncio.Event()
+        self._bundling: asyncio.Timeout | None = None
         self._end_by: float | None = None
         self._going: set[int] = set()
         self._peers: list[dict[str, Any]] = []
@@ -126,15 +135,69 @@ class Job:
         self._orphans = Orphans(self.run_id)
         self._driver = Driver(script_command(self._options), environ)
         try:
-            return await self._driver.wait()
+            async with asyncio.TaskGroup() as tasks:
+                ending = tasks.create_task(self._end_once_expired())
+                code = await self._driver.wait()
+                if not self._has_expired.is_set():
+                    ending.cancel()
+            return code
         finally:
             await self._driver.close()
+
+    async def keep_bundle(self, *, wants_verdict: bool = False) -> None:
+        """Keeps all that is known of the run in one file beside its logs, and says where; within seconds.
+
+        The nodes that are still there are asked; of a run that has ended there is what this machine has.
+        """
+        from .control.bundle_file import bundle_name  # a run that ends well needs none of it
+        from .control.run_bundle import keep_bundle
+
+        if (run := self._local_run()) is None or run.logs is None:
+            return
+        path = run.logs / bundle_name(self.run_id)
+        timeout = _VERDICT_TIMEOUT_S if wants_verdict else _BUNDLE_TIMEOUT_S
+        try:
+            async with asyncio.timeout(timeout) as self._bundling:
+                await keep_bundle(run, path, timeout, wants_verdict=wants_verdict)
+        except TimeoutError:
+            self._report.warn("there is no bundle of the run: it was not written in time")
+        except Exception as error:  # whatever it is, the run ends as it would have
+            self._report.warn(f"there is no bundle of the run: {type(error).__name__}: {error}")
+        else:
+            self._report.note(f"a bundle of the run: {path} (rlinf-ctl page {path} shows it)")
+        finally:
+            self._bundling = None
+
+    def _local_run(self) -> LocalRun | None:
+        """This machine's part of the run; None where nothing was started, or its logs end with the run."""
+        from .control.run_places import LocalRun
+
+        here = [self._peers[node.rank] for node in self._nodes if node.is_here and self._peers]
+        logs = Path(here[0]["log_dir"]) if here and here[0]["log_dir"] else None
+        if logs is None or logs.is_relative_to(Path(here[0]["socket"]).parent) or not logs.is_dir():
+            return None
+        sockets = {peer["node"]: Path(peer["socket"]) for peer in here}
+        return LocalRun(self.run_id, time.time(), sockets, is_alive=self._phase != "stopping", logs=logs)
+
+    async def _end_once_expired(self) -> None:
+        await self._has_expired.wait()
+        await self.keep_bundle(wants_verdict=True)
+        self.interrupt(signal.SIGTERM)
+
+    def expire(self) -> None:
+        """The run has had its time: everything ends in order, once it is known what it was at."""
+        self.was_interrupted = True
+        if self._phase == "running":
+            self._has_expired.set()
+        else:
+            self.interrupt(signal.SIGTERM)
 
     def interrupt(self, number: int) -> None:
         """Everything ends in order, within five seconds; ``number`` is the signal that said so, or would have."""
         self.was_interrupted = True
         loop = asyncio.get_running_loop()
         self._end_by = loop.time() + _ALL_GRACE_S
+        self._give_up_bundle()
         if self._phase == "starting":
             assert self._main is not None
             self._main.cancel()
@@ -146,8 +209,13 @@ class Job:
         """Everything ends at once."""
         self.was_interrupted = True
         self._end_at_once.set()
+        self._give_up_bundle()
         if self._driver is not None:
             self._driver.kill()
+
+    def _give_up_bundle(self) -> None:
+        if self._bundling is not None:
+            self._bundling.reschedule(asyncio.get_running_loop().time())
 
     @property
     def _here(self) -> Mapping[str, Any]:

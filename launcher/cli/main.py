@@ -116,6 +116,8 @@ async def _launch(nodes: Sequence[Node], options: Options, variables: Mapping[st
         try:
             async with job:
                 code = await job.run_script()
+                if code and not job.was_interrupted:
+                    await job.keep_bundle()
         except asyncio.CancelledError:
             if not job.was_interrupted:
                 raise
@@ -128,6 +130,7 @@ async def _launch(nodes: Sequence[Node], options: Options, variables: Mapping[st
     if code == 0 and (failures := job.unobserved):
         told = failures[:_MAX_LINES]
         told += [f"and {len(failures) - _MAX_LINES} more"] if len(failures) > _MAX_LINES else []
+        await job.keep_bundle()
         report.error("the script ended well, but did not notice these failures:\n  " + "\n  ".join(told))
         return _UNNOTICED_FAILURE_CODE
     return code
@@ -208,8 +211,8 @@ def _time_limit(job: Job, seconds: float | None, report: Report) -> Iterator[_Ti
     def on_time() -> None:
         if not job.was_interrupted:
             limit.has_passed = True
-            report.error(f"--timeout: {seconds:g} s have passed: ending in order, within 5 s")
-            job.interrupt(signal.SIGTERM)
+            report.error(f"--timeout: {seconds:g} s have passed: ending in order")
+            job.expire()
 
     timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, on_time)
     try:

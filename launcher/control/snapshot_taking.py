@@ -56,6 +56,7 @@ async def take_snapshot(
     else:
         # Last, so that the events of the others' looks are there; and in a thread, for signals that come meanwhile.
         await asyncio.to_thread(_read, RunFiles(logs), snapshot, deadline)
+    snapshot.taken_at = time.time()
     for node, where in snapshot.lost_nodes().items():
         snapshot.missing[node] = f"{snapshot.missing[node]}; {where}" if node in snapshot.missing else where
     return snapshot
