@@ -9,7 +9,7 @@ Nothing here fails a training: what cannot be taken, a bad name or one metric to
 from __future__ import annotations
 
 import logging
-import struct
+import reprlib
 import threading
 from typing import Final, TypeVar
 
@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 
 _NEVER: Final = object()
 """Ring of a metric that has had none yet."""
+
+_NO_NUMBER: Final = (TypeError, ValueError, RuntimeError)
+"""Raised by the conversion to a float: a tensor of several elements raises the last one."""
 
 
 class _Metric:
@@ -54,7 +57,7 @@ class _Metric:
         self._ring = ring
 
     def _refuse(self, value: object) -> None:
-        _warn(f"metric {self._cell} keeps its value: {self.kind.name.lower()}s take no {value!r}")
+        _warn(f"metric {self._cell} keeps its value: {self.kind.name.lower()}s take no {reprlib.repr(value)}")
 
 
 class Gauge(_Metric):
@@ -71,7 +74,7 @@ class Gauge(_Metric):
         if ring is not None and (place := self._place) is not None:
             try:
                 ring.store(place, value)
-            except struct.error:
+            except _NO_NUMBER:
                 self._refuse(value)
 
 
@@ -101,7 +104,7 @@ class Counter(_Metric):
                 self._move(ring)
             try:
                 total = self._total + float(amount)
-            except (TypeError, ValueError, RuntimeError):
+            except _NO_NUMBER:
                 self._refuse(amount)
                 return
             if not total >= self._total:

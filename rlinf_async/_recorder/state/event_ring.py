@@ -38,8 +38,6 @@ MAX_CELLS: Final = 512
 CELL: Final = struct.Struct("<IId")
 SLOTS_AT: Final = CELLS_AT + MAX_CELLS * CELL.size
 EVENT: Final = struct.Struct("<BBHIdQ")
-_VALUE: Final = struct.Struct("d")
-"""A cell's value, by the machine's own order: a single store of eight aligned bytes, which is never read half-done."""
 LENGTH: Final = struct.Struct("<H")
 USED: Final = struct.Struct("<I")
 
@@ -132,6 +130,8 @@ class EventRing:
         self._names: dict[str, int] = {}
         self._used = USED.size
         self._cells: dict[str, int] = {}
+        # One store of eight aligned bytes, where pack_into would clear them first: no reader sees anything in between.
+        self._values = memoryview(buffer)[CELLS_AT:SLOTS_AT].cast("d")
         HEADER.pack_into(buffer, 0, MAGIC, slots, len(told), time.time_ns() - time.monotonic_ns())
         buffer[HEADER.size : HEADER.size + len(told)] = told
         self._index(OTHER)
@@ -181,11 +181,15 @@ class EventRing:
                 at = CELLS_AT + len(self._cells) * CELL.size
                 CELL.pack_into(self._buffer, at, index, kind, 0.0)
                 self._cells[name] = at
-        return at + 8
+        return (at - CELLS_AT) // 8 + 1
 
     def store(self, place: int, value: float) -> None:
-        """Sets a metric's value; the place is what ``cell`` gave."""
-        _VALUE.pack_into(self._buffer, place, value)
+        """Sets a metric's value; the place is what ``cell`` gave.
+
+        Raises:
+            TypeError: it is no number; so does whatever its conversion raises.
+        """
+        self._values[place] = value
 
     # -- inside -------------------------------------------------------------------------------------------------
 
