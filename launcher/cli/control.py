@@ -20,6 +20,7 @@ from ..control.log_files import show_logs
 from ..control.recorded_places import choose_recorded
 from ..control.run_bundle import show_bundle
 from ..control.run_end import down, kill
+from ..control.run_page import show_page
 from ..control.run_places import LocalRun, NoSuchRun, choose, find_runs, folders
 from ..control.run_status import show_runs, show_status
 from ..control.stack_text import show_stacks
@@ -61,6 +62,9 @@ def _run(options: argparse.Namespace) -> int:
     wanted = getattr(options, "run_id", None) or getattr(options, "run", None)
     if options.command == "bundle":
         asyncio.run(show_bundle(choose_recorded(wanted, places), output, options.output, timeout))
+        return 0
+    if options.command == "page":
+        asyncio.run(show_page(wanted, places, output, options.output, options.port, timeout))
         return 0
     runs = find_runs(places)
     if options.command == "ps":

@@ -55,6 +55,12 @@ def parser() -> argparse.ArgumentParser:
     bundle.add_argument(
         "--output", type=Path, metavar="FILE", help="in place of rlinf-RUN.zip in the current directory"
     )
+    page = command("page", "show a run or a bundle as a page in a browser: timelines, waits, channels, logs.")
+    page.add_argument("run_id", nargs="?", metavar="RUN|BUNDLE", help=_RECORDED_HELP + "; or a bundle's file")
+    page.add_argument(
+        "--port", type=_port, default=0, metavar="P", help="of 127.0.0.1, where it is served (a free one)"
+    )
+    page.add_argument("--output", type=Path, metavar="FILE.html", help="write it with all its data, and serve nothing")
     commands.add_parser("check", help="look at all hosts: `rlinf-launch --check` with the words that follow.")
     commands.add_parser("sweep", help="end what a run has left: `rlinf-launch --sweep RUN` with the words that follow.")
     return root
@@ -91,6 +97,12 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return seconds
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: a number below 65536, 0 for a free one")
+    return int(text)
 
 
 def _tail(text: str) -> int | None:

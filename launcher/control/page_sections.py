@@ -51,11 +51,6 @@ def _items(status: dict[str, Any]) -> dict[str, int]:
 
 
 def _summary(run: RecordedRun, timelines: Sequence[Timeline]) -> dict[str, Any]:
-    processes = [] if run.status is None else run.status.get("processes", [])
-    lives = {
-        str(process["name"]): {"memory": process.get("memory"), "trouble": process.get("trouble", "")}
-        for process in processes
-    }
     nodes = [
         {"node": node.get("node"), "name": node.get("name"), "host": node.get("host"), "versions": node.get("versions")}
         for node in run.nodes
@@ -67,7 +62,6 @@ def _summary(run: RecordedRun, timelines: Sequence[Timeline]) -> dict[str, Any]:
         "events": sum(len(timeline.spans) * 2 + len(timeline.points) for timeline in timelines),
         "nodes": _cleaned(nodes),
         "missing": _cleaned(run.missing),
-        "lives": _cleaned(lives),
     }
 
 

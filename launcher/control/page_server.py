@@ -1,0 +1,164 @@
+"""``PageServer``: the page of a run by HTTP on 127.0.0.1, for those who know its address, and its news as they come.
+
+    GET /TOKEN/           the page
+    GET /TOKEN/events     server-sent events: a message of ``page_data.py`` each, then ``end``
+
+Everything else is refused, and so is every host but this machine's own names: a foreign page may have made a name of
+its own point here.  A client is sent one message at a time, made of the latest look when it has taken the one before: a
+slow one skips looks, and one that takes nothing for a minute is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from .page_data import Snapshot
+from .page_document import Document
+from .page_feed import PageFeed
+
+ADDRESS: Final = "127.0.0.1"
+
+_HOSTS: Final = frozenset((ADDRESS, "localhost"))
+_MAX_HEAD_BYTES: Final = 16 << 10
+_MAX_CLIENTS: Final = 32
+_TIMEOUT_S: Final = 60.0
+"""For a client's request, and for it to take what it is sent."""
+
+_HEADERS: Final = (
+    "Cache-Control: no-store",
+    "Referrer-Policy: no-referrer",
+    "X-Content-Type-Options: nosniff",
+    "X-Frame-Options: DENY",
+    "Cross-Origin-Resource-Policy: same-origin",
+    "Connection: close",
+)
+
+
+class PageServer:
+    """Serves one page.
+
+    Args:
+        page: what is shown.
+        feed: its news; None for a page that has all its data.
+    """
+
+    def __init__(self, page: Document, feed: PageFeed | None) -> None:
+        self.token = secrets.token_urlsafe(24)
+        self._page = page
+        self._feed = feed
+        self._clients: set[asyncio.Task[Any]] = set()
+
+    def __repr__(self) -> str:
+        return f"<PageServer [{len(self._clients)} clients]>"
+
+    @asynccontextmanager
+    async def serving(self, port: int) -> AsyncIterator[str]:
+        """Its address with the token, while it serves.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        server = await asyncio.start_server(self._serve, ADDRESS, port, limit=_MAX_HEAD_BYTES)
+        try:
+            yield f"http://{ADDRESS}:{server.sockets[0].getsockname()[1]}/{self.token}/"
+        finally:
+            server.close()
+            clients = list(self._clients)
+            for client in clients:
+                client.cancel()
+            await asyncio.gather(*clients, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        client = asyncio.current_task()
+        assert client is not None
+        self._clients.add(client)
+        try:
+            # What a client does that goes away, or sends rubbish, concerns nothing but its own connection.
+            with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+                async with asyncio.timeout(_TIMEOUT_S):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                status, path = self._answer(head.decode("latin-1"))
+                if status is not HTTPStatus.OK:
+                    await _send(writer, _head(status, "text/plain") + f"{status} {status.phrase}\n".encode())
+                elif path == "events":
+                    await self._stream(reader, writer)
+                else:
+                    policy = f"Content-Security-Policy: {self._page.policy}; frame-ancestors 'none'"
+                    await _send(writer, _head(status, "text/html", policy) + self._page.html.encode())
+        finally:
+            self._clients.discard(client)
+            writer.close()
+
+    def _answer(self, head: str) -> tuple[HTTPStatus, str]:
+        """Status of a request, and what below the token it is for."""
+        request, *lines = head.split("\r\n")
+        method, _, rest = request.partition(" ")
+        target = rest.partition(" ")[0].partition("?")[0]
+        fields = [line.partition(":") for line in lines]
+        hosts = [value.strip() for name, _, value in fields if name.strip().lower() == "host"]
+        if len(hosts) != 1 or not _is_here(hosts[0]):
+            return HTTPStatus.FORBIDDEN, ""
+        _, _, below = target.partition("/")
+        token, slash, path = below.partition("/")
+        if not hmac.compare_digest(token.encode(), self.token.encode()):
+            return HTTPStatus.FORBIDDEN, ""
+        if not slash or path not in ("", "events") or (path and self._feed is None):
+            return HTTPStatus.NOT_FOUND, ""
+        if method != "GET":
+            return HTTPStatus.METHOD_NOT_ALLOWED, ""
+        if len(self._clients) > _MAX_CLIENTS:
+            return HTTPStatus.SERVICE_UNAVAILABLE, ""
+        return HTTPStatus.OK, path
+
+    async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Sends news until the run has ended, or the client has."""
+        assert self._feed is not None
+        with self._feed.watched():
+            news = asyncio.ensure_future(self._send_news(self._feed, writer))
+            gone = asyncio.ensure_future(reader.read())  # a client of events says nothing more: this is its end
+            try:
+                await asyncio.wait({news, gone}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (news, gone):
+                    task.cancel()
+                await asyncio.gather(news, gone, return_exceptions=True)
+
+    async def _send_news(self, feed: PageFeed, writer: asyncio.StreamWriter) -> None:
+        await _send(writer, _head(HTTPStatus.OK, "text/event-stream"))
+        known: Snapshot | None = None
+        while (latest := await feed.newer(known)) is not None:
+            message = await asyncio.to_thread(_message, latest, known)
+            await _send(writer, message)
+            known = latest
+        await _send(writer, b"event: end\ndata: {}\n\n")
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return urlsplit(f"//{host}").hostname in _HOSTS  # by any port: it may come through a tunnel
+    except ValueError:
+        return False
+
+
+def _message(latest: Snapshot, known: Snapshot | None) -> bytes:
+    return b"data: " + json.dumps(latest.message(known), separators=(",", ":")).encode() + b"\n\n"
+
+
+def _head(status: HTTPStatus, kind: str, *more: str) -> bytes:
+    lines = [f"HTTP/1.1 {status} {status.phrase}", f"Content-Type: {kind}; charset=utf-8", *_HEADERS, *more, "", ""]
+    return "\r\n".join(lines).encode()
+
+
+async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
+    async with asyncio.timeout(_TIMEOUT_S):
+        writer.write(data)
+        await writer.drain()

@@ -1,0 +1,94 @@
+"""``rlinf-ctl page``: a run or a bundle as a page, by a server of this command, or as one file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from .bundle_file import BadBundle, read_bundle
+from .page_data import PageData
+from .page_document import Document, document
+from .page_feed import PageFeed
+from .page_server import PageServer
+from .recorded_places import choose_recorded
+from .recorded_run import RecordedRun
+from .snapshot_taking import take_snapshot
+from .text_output import Output
+
+
+async def show_page(
+    wanted: str | None, places: Sequence[Path], output: Output, path: Path | None, port: int, timeout: float
+) -> None:
+    """Writes the page to a file; or serves it until it is interrupted.
+
+    Args:
+        wanted: a run as ``choose_recorded`` takes it, or the path of a bundle.
+        path: of the file; None: the page is served.
+        port: that is listened on; 0 for a free one.
+
+    Raises:
+        NoSuchRun, BadBundle: there is no such run, or the file is no bundle.
+        OSError: the file cannot be read or written, or the port is taken.
+    """
+    if wanted is not None and wanted.endswith(".zip"):
+        recorded = read_bundle(Path(wanted)).recorded()
+        page = _page_of_bundle(wanted, recorded)
+    else:
+        run = choose_recorded(wanted, places)
+        if run.is_alive and path is None:
+            page = document(f"rlinf run {run.run}", None)
+            await _serve(page, PageFeed(run, places, timeout), output, port)
+            return
+        recorded = (await take_snapshot(run, timeout)).recorded()
+        page = document_of(recorded)
+    for name, reason in recorded.missing.items():
+        output.note(f"missing: {name}: {reason}")
+    if path is None:
+        await _serve(page, None, output, port)
+        return
+    _write(path, page.html)
+    _tell(output, str(path), {"path": os.fspath(path)})
+
+
+def document_of(recorded: RecordedRun) -> Document:
+    """The page with all its data."""
+    return document(f"rlinf run {recorded.run}", PageData().snapshot(recorded).message())
+
+
+def _page_of_bundle(path: str, recorded: RecordedRun) -> Document:
+    try:
+        return document_of(recorded)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # its status or verdict is not as we write it
+        raise BadBundle(f"{path} is no bundle of a run: {type(error).__name__}: {error}") from error
+
+
+async def _serve(page: Document, feed: PageFeed | None, output: Output, port: int) -> None:
+    server = PageServer(page, feed)
+    async with server.serving(port) as address:
+        _tell(output, f"{address}  (Ctrl-C ends it)", {"address": address})
+        if feed is not None:
+            await feed.follow()
+            output.note("the run has ended: the page keeps its last state")
+        await asyncio.Event().wait()
+
+
+def _tell(output: Output, line: str, data: dict[str, str]) -> None:
+    if output.as_json:
+        output.json(data)
+    else:
+        output.line(line)
+
+
+def _write(path: Path, text: str) -> None:
+    """At once or not at all, for nobody else to read: logs are in it."""
+    fresh = path.with_name(f".{path.name}-{os.getpid()}")
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+        fresh.replace(path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
