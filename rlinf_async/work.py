@@ -150,7 +150,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             waiters, self._waiters = self._waiters, []
             followers, self._followers = self._followers, None
         if self._event:
-            recording.ended(self, error is not None)
+            recording.ended(self, self._has_failed())
         for wake in (*waiters, *followers) if followers else waiters:
             try:
                 wake()

@@ -24,6 +24,8 @@ from typing import Any, Final, Protocol
 from rlinf_async import settings
 from rlinf_async._core.wait_table import FOREVER, WaitTable
 from rlinf_async._inspection.state.run_report import Target
+from rlinf_async._recorder import recording
+from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async._waits import loop_watch, unobserved_errors
 from rlinf_async._waits.thread_gate import Gate
 from rlinf_async._waits.user_code import Waiter, waiter_for, waiter_in_thread
@@ -299,6 +301,7 @@ def words_of(far_side: FarSide) -> str:
 
 
 def _log(text: str, far_side: str) -> None:
+    recording.point(EventKind.WORD, text)
     logger.warning("%s%s%s", text, f": {far_side}" if far_side else "", unobserved_errors.word())
 
 

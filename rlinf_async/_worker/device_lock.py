@@ -10,6 +10,8 @@ from typing import Any
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.requests import Request
 from rlinf_async._core import operations
+from rlinf_async._recorder import recording
+from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async._waits import slow_waits
 from rlinf_async.errors import ClosedError, DeadlineExceeded
 from rlinf_async.work import Work, blocking
@@ -110,6 +112,7 @@ class Acquisition(Work[None]):
             return
         operation = operations.LockDevices(lock._name, lock._devices)
         self._request = lock._client.request(operation, node=0, what=self._describe())
+        recording.follow(self, EventKind.WAIT, self._kind)
         self._request._follow(self._answered)
 
     def _describe(self) -> str:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlinf_async._recorder import recording
 from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.weights.memory.gpus import Gpus, Registrar
 from rlinf_async.weights.memory.leases import Leased, Leases
@@ -144,6 +145,7 @@ class Applying:
             if version is None:
                 version = self.reception.version + (self.leases.manifest is None)
             self.reception.overwritten(version, sender)
+            recording.version(self._model_id, "applied", version)
         return True
 
     def _is_new(self, version: int | None, sender: Any) -> bool:
@@ -209,6 +211,7 @@ class Applying:
                     self.reception.torn()
                 raise
             self.reception.applied(leased.header.version)
+            recording.version(self._model_id, "applied", leased.header.version)
             self.extra = extra
             if self._maps:
                 self.leases.keep(None if self.destination.is_copied else leased.reader)

@@ -11,6 +11,8 @@ from typing import Any
 
 from rlinf_async._core import process
 from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES
+from rlinf_async._recorder import recording
+from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded
 from rlinf_async.weights.links.weight_link import Link
 from rlinf_async.weights.memory.cuda import CUDA
@@ -268,8 +270,10 @@ class Publisher:
             self._facts = (begun, time.monotonic() - begun)
             self._handle = handle = SyncHandle(number, seconds, self._expire, self._outlets.forget, parcels)
             handle.model, handle.nbytes = self._model_id, packed
+            recording.follow(handle, EventKind.WEIGHTS, self._model_id, number)
             called = [name for delivery in parcels for name in delivery.names]
             far = self._outlets.publish(number, names, self._store, writer, called)
+            recording.version(self._model_id, "published", number)
             if self._outlets.refusals:
                 asyncio.get_running_loop().call_later(REFUSAL_GRACE_S, self._outlets.fail_refused, number)
             if far and writer is not None and self._store is not None:
