@@ -28,13 +28,21 @@ from typing import Any, Final
 from rlinf_async import settings
 from rlinf_async._core import frames, operations
 from rlinf_async._inspection.state import stack_dump
-from rlinf_async._inspection.state.run_report import LOOP_BLOCKED, Activity, OpenCall, ProcessReport, from_data, to_data
+from rlinf_async._inspection.state.run_report import (
+    LOOP_BLOCKED,
+    Activity,
+    LeftDriver,
+    OpenCall,
+    ProcessReport,
+    from_data,
+    to_data,
+)
 
 from .channels import Channels
 from .child_processes import children_of
 from .endpoint import Endpoint
 from .handlers import Requester
-from .process_state import IN_KERNEL, cpu_seconds, state_of
+from .process_state import IN_KERNEL, cpu_seconds, start_of, state_of
 from .router import Router
 from .stack_reader import StackReader
 
@@ -48,6 +56,9 @@ _ACTIVITIES_PER_TURN: Final = 64
 
 _WITNESS_S: Final = 0.5
 """Seconds that a thread has which answers for a blocked loop: all of Python's threads may be at work meanwhile."""
+
+_MAX_LEFT: Final = 8
+"""Drivers that have left and are remembered; a notebook may come and go."""
 
 _MAX_TOLD_BYTES: Final = 8 << 20
 """Of all activities in one answer; a frame may have 16 MiB."""
@@ -79,6 +90,8 @@ class Inspection:
         self._channels = channels
         self._gone = gone
         self._stacks = StackReader(loop)
+        self._left: dict[int, tuple[float, str]] = {}
+        """Drivers that have left, by pid: when, and when they had started, as the kernel counts."""
         self._numbers = itertools.count(1)
         self._rounds: dict[int, dict[int, asyncio.Future[_Told]]] = {}
         """By round and endpoint: done with the answer of a process, or its end."""
@@ -92,8 +105,8 @@ class Inspection:
         """Reports of the processes with these numbers on this node; of all where there are no numbers.
 
         Returns:
-            ``processes`` and ``queues`` as in ``run_report.py``; ``ended`` tells by endpoint how those have ended that
-            are no more.
+            ``processes``, ``queues`` and ``left`` as in ``run_report.py``; ``ended`` tells by endpoint how those have
+            ended that are no more.
         """
         if unknown := set(op.parts) - _PARTS:
             raise ValueError(f"Inspect: parts are {' and '.join(sorted(_PARTS))}, got {', '.join(sorted(unknown))}")
@@ -111,7 +124,8 @@ class Inspection:
             if process["trouble"].startswith(_ENDED)
         }
         queues = self._channels.reports() if "queues" in op.parts else []
-        return {"processes": processes, "queues": [to_data(queue) for queue in queues], "ended": ended}
+        left = [to_data(driver) for driver in self._left_drivers()]
+        return {"processes": processes, "queues": [to_data(queue) for queue in queues], "ended": ended, "left": left}
 
     async def inspected(self, requester: Requester, op: operations.Inspected) -> None:
         """The answer of a process; ignored where its round is over, or has not asked it."""
@@ -136,6 +150,19 @@ class Inspection:
         for answers in self._rounds.values():
             if gone in answers and not answers[gone].done():
                 answers[gone].set_result(_Told())
+
+    def note_left(self, driver: Endpoint) -> None:
+        """A driver closes its connection; its process may live on."""
+        if driver.role == "driver" and (start := start_of(driver.pid)):
+            self._left.pop(driver.pid, None)
+            self._left[driver.pid] = (time.monotonic(), start)
+            if len(self._left) > _MAX_LEFT:
+                del self._left[next(iter(self._left))]
+
+    def _left_drivers(self) -> list[LeftDriver]:
+        back = {endpoint.os_pid for endpoint in self._router.endpoints.values()}
+        self._left = {pid: left for pid, left in self._left.items() if pid not in back and start_of(pid) == left[1]}
+        return [LeftDriver(pid, self._node_name, time.monotonic() - when) for pid, (when, _) in self._left.items()]
 
     # -- asking -------------------------------------------------------------------------------------------------
 

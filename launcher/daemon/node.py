@@ -377,6 +377,7 @@ class Node:
             self._router.endpoints.pop(endpoint.number, None)
             self._router.end_resumptions(endpoint)
             if endpoint.is_known:  # else nothing was done for it, and nobody has heard of it
+                self._service.inspection.note_left(endpoint)
                 self._service.forget_endpoint(endpoint.id)
 
     def _on_request(self, source: int, number: int, operation: str, fields: Any) -> None:

@@ -20,6 +20,7 @@ _STATES: Final = {
 _MAX_STAT_BYTES: Final = 4096
 _STATE: Final = 0
 _CPU_TIMES: Final = slice(11, 13)
+_START_TIME: Final = 19
 _START_STACK: Final = 25
 """Places in /proc/PID/stat behind the name of the program."""
 
@@ -77,6 +78,15 @@ def catches(pid: int, number: int) -> bool:
 
 def _image(pid: int, stat: list[str]) -> Image:
     return str(Path(f"/proc/{pid}/exe").readlink()), stat[_START_STACK]
+
+
+def start_of(pid: int) -> str:
+    """When a process has started, in the kernel's ticks; empty where it has ended."""
+    try:
+        stat = stat_of(pid)
+        return "" if stat[_STATE] in ("Z", "X") else stat[_START_TIME]
+    except (OSError, IndexError):
+        return ""
 
 
 def cpu_seconds(pid: int) -> float:

@@ -145,7 +145,7 @@ class States:
             seen.state, seen.wait = State.WAITING, dataclasses.replace(collective, age=seen.age or 0.0)
             return seen
         does = doing(frames, self._native_id(ident))
-        seen.state = does.state
+        seen.state, seen.age = does.state, does.age
         if does.state is State.WAITING and not self._wait_for_carrier(seen, does):
             self._wait_here(seen, does.kind, does.what, does.sleeps, None)
         elif does.state is State.RUNNING and does.kind:

@@ -8,6 +8,7 @@ import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import _base
 from dataclasses import dataclass, replace
@@ -18,6 +19,9 @@ from typing import Any, Final
 from rlinf_async._inspection.code_frames import Code, called_by, code_of
 from rlinf_async._inspection.state.run_report import State
 from rlinf_async._inspection.system_calls import system_call_of
+
+_exit_began: float | None = None
+"""When the main thread has come to its end, and began to wait for the others."""
 
 _THREADING: Final = threading.__file__
 _QUEUE: Final = queue.__file__
@@ -34,6 +38,7 @@ class Doing:
         thread: is waited for to end.
         future: is waited for; some thread or task of this process may carry it out, or another process.
         ends: all threads are waited for that are no daemons.
+        age: seconds for which it does, where that is known.
     """
 
     state: State
@@ -43,6 +48,7 @@ class Doing:
     thread: threading.Thread | None = None
     future: concurrent.futures.Future[Any] | None = None
     ends: bool = False
+    age: float | None = None
 
 
 def doing(frames: Sequence[FrameType], native_id: int | None) -> Doing:
@@ -77,6 +83,9 @@ def _wait_of(frames: Sequence[FrameType]) -> Doing | None:
     """The wait in Python's own locks that the innermost frames are in; None where they are in none."""
     files = (_THREADING, _QUEUE, _FUTURES)
     inside = list(takewhile(lambda frame: frame.f_code.co_filename in files, reversed(frames)))[::-1]
+    if frames[0].f_code.co_filename == _THREADING and frames[0].f_code.co_name == "_shutdown":
+        age = None if _exit_began is None else time.monotonic() - _exit_began
+        return Doing(State.WAITING, "thread", "the ends of all threads that are no daemons", ends=True, age=age)
     if not inside:
         return Doing(State.WAITING, "lock", "a lock") if called_by(frames[-1]) in ("acquire", "with") else None
     for frame in inside:
@@ -86,8 +95,6 @@ def _wait_of(frames: Sequence[FrameType]) -> Doing | None:
         if isinstance(owner, concurrent.futures.Future):
             return Doing(State.WAITING, "future", "a concurrent.futures.Future", future=owner)
     outermost = inside[0]
-    if outermost.f_code.co_name == "_shutdown":
-        return Doing(State.WAITING, "thread", "the ends of all threads that are no daemons", ends=True)
     before = frames[: len(frames) - len(inside)]
     if not before or code_of(before[-1].f_code.co_filename) is not Code.USERS:
         return None  # a package that waits for work, for its own processes or for a device
@@ -96,6 +103,17 @@ def _wait_of(frames: Sequence[FrameType]) -> Doing | None:
     kind, method = type(owner).__name__, outermost.f_code.co_name
     what = f"{outermost.f_globals['__name__']}.{kind}.{method}()"
     return Doing(State.WAITING, "lock" if method == "acquire" else kind.lower(), what)
+
+
+def _note_exit() -> None:
+    global _exit_began
+    _exit_began = time.monotonic()
+
+
+# Before the interpreter waits for threads, which ``atexit`` comes after.  Where it has no such place, or ends already,
+# the age of its end is not known.
+with contextlib.suppress(AttributeError, RuntimeError):
+    threading._register_atexit(_note_exit)  # type: ignore[attr-defined]
 
 
 def _has_signal_handlers() -> bool:

@@ -219,3 +219,28 @@ def test_a_child_that_has_ended_is_told_where_a_pipe_is_read() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     os.close(reader)
     os.close(writer)
+
+
+EXITS = """
+import queue, threading
+from rlinf_async._inspection.own_activities import own_activities
+
+def write():
+    while True:
+        activities = {each.name: each for each in own_activities()}
+        main = activities.get("thread MainThread")
+        if main is not None and main.awaits:
+            print(main.state, main.awaits)
+            print(main.age)
+            return
+
+threading.Thread(target=write, name="metrics").start()
+"""
+
+
+def test_the_end_of_a_script_waits_for_its_threads_and_has_an_age() -> None:
+    begun = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", EXITS], capture_output=True, text=True, timeout=60, check=True)
+    state, age = done.stdout.splitlines()
+    assert state == "waiting ['thread metrics']"
+    assert 0 <= float(age) <= time.monotonic() - begun

@@ -12,6 +12,7 @@ daemon (``launcher/daemon/inspection.py``).  ``to_data`` and ``from_data`` bring
             targets    Target              who has to do what
           stack      Frame               the outermost first
       queues     QueueReport         one channel's queue on one node
+      left       LeftDriver          that has closed its cluster
 
 Endpoints are as in ``_core/frames.py``; seconds are ages, at the moment of the report.
 """
@@ -23,6 +24,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from operator import attrgetter
 from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 
@@ -202,6 +204,19 @@ class ProcessReport:
 
 
 @dataclass(frozen=True)
+class LeftDriver:
+    """A driver that has closed its cluster, and whose process lives on.
+
+    Attributes:
+        age: seconds since it has left the run.
+    """
+
+    pid: int
+    node_name: str
+    age: float
+
+
+@dataclass(frozen=True)
 class QueueReport:
     """The queue of a channel on one node.
 
@@ -236,6 +251,7 @@ class RunReport:
     Attributes:
         missing: nodes that did not answer, each with the reason.
         ended: endpoints of the run that are no more, each with how it ended.
+        left: drivers whose processes live on, the last one first.
     """
 
     run: str
@@ -243,6 +259,7 @@ class RunReport:
     queues: list[QueueReport] = dataclasses.field(default_factory=list)
     missing: dict[str, str] = dataclasses.field(default_factory=dict)
     ended: dict[int, str] = dataclasses.field(default_factory=dict)
+    left: list[LeftDriver] = dataclasses.field(default_factory=list)
 
     def process(self, endpoint: int) -> ProcessReport | None:
         return next((each for each in self.processes if each.endpoint == endpoint), None)
@@ -260,6 +277,9 @@ def merged(run: str, answers: Iterable[dict[str, Any]], missing: dict[str, str])
         queues=[from_data(QueueReport, each) for answer in answers for each in answer["queues"]],
         missing=missing,
         ended={int(each): str(text) for answer in answers for each, text in answer["ended"].items()},
+        left=sorted(
+            (from_data(LeftDriver, each) for answer in answers for each in answer["left"]), key=attrgetter("age")
+        ),
     )
 
 

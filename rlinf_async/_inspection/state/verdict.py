@@ -16,7 +16,7 @@ from typing import Any, Final
 from rlinf_async._core.printable import printable
 from rlinf_async._inspection.state.advice import advice_on
 from rlinf_async._inspection.state.collective_needs import Needs
-from rlinf_async._inspection.state.descriptions import lines_of, names_of, sentence
+from rlinf_async._inspection.state.descriptions import lines_of, names_of, seconds, sentence
 from rlinf_async._inspection.state.entanglement import Core, by_age, core_of, stopped_ones, waiting_for
 from rlinf_async._inspection.state.liveness import Liveness
 from rlinf_async._inspection.state.progress import Progress
@@ -168,9 +168,17 @@ def _going_on(liveness: Liveness) -> Verdict:
         return Verdict(Kind.BUSY, f"{sentence(graph, progress.leaves)}{reason}", lines, [], _endpoints(progress.leaves))
     if progress.waiting:
         return Verdict(Kind.BUSY, "what is waited for may be on its way", lines, [], _endpoints(progress.waiting))
-    has_driver = any(process.role == "driver" for process in graph.processes.values())
-    without = "" if has_driver else "; the driver has left the run, or has not come yet"
-    return Verdict(Kind.IDLE, f"nothing runs, and nothing waits{without}", lines)
+    return Verdict(Kind.IDLE, f"nothing runs, and nothing waits{_without_driver(graph.report)}", lines)
+
+
+def _without_driver(report: RunReport) -> str:
+    if any(process.role == "driver" for process in report.processes):
+        return ""
+    if not report.left:
+        return "; the driver has ended, or has not come yet"
+    last = report.left[0]
+    who = f"the driver ({last.node_name}, pid {last.pid})"
+    return f"; {who} has left the run for {seconds([last.age])}, and its process has not ended"
 
 
 def _lines(liveness: Liveness, *parts: Sequence[Node]) -> list[str]:

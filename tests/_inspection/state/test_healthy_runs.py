@@ -492,7 +492,7 @@ def test_a_run_without_a_driver_is_idle_and_says_so() -> None:
     del run.processes[DRIVER]
     verdict = run.verdict()
     assert verdict.kind is Kind.IDLE
-    assert "the driver has left the run" in verdict.headline
+    assert "the driver has ended, or has not come yet" in verdict.headline
 
 
 def test_a_run_that_computes_is_busy_where_it_computes() -> None:

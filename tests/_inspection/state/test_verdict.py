@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from rlinf_async._inspection.state.run_report import LOOP_BLOCKED, Frame, QueueReport, State
+from rlinf_async._inspection.state.run_report import LOOP_BLOCKED, Frame, LeftDriver, QueueReport, RunReport, State
 from rlinf_async._inspection.state.verdict import Kind, Verdict, judge, render
 from tests._support.made_reports import DRIVER, MadeRun, aged, collective, get, local, weights
 
@@ -26,6 +26,15 @@ def calls_in_a_circle() -> MadeRun:
     wait, _ = run.call("critic:0", "policy", "actor:0")
     run.does("critic:0", WAITING, wait, serves=value, line="/x/a.py:24 in Critic.value()")
     return run
+
+
+def test_a_run_without_a_driver_names_the_one_that_has_left_last() -> None:
+    report = RunReport("run", [MadeRun(actor=1).processes["actor:0"]], left=[LeftDriver(7, "n0", 5.2)])
+    verdict = judge(report, report)
+    told = "the driver (n0, pid 7) has left the run for 5 s, and its process has not ended"
+    assert (verdict.kind, verdict.headline.partition("; ")[2]) == (Kind.IDLE, told)
+    report = dataclasses.replace(report, left=[])
+    assert judge(report, report).headline.endswith("the driver has ended, or has not come yet")
 
 
 def names(run: MadeRun, verdict: Verdict) -> set[str]:

@@ -104,7 +104,7 @@ def test_stacks_have_the_users_lines_also_where_the_loop_is_blocked(run: LocalRu
     assert code == 0
     assert re.search(r"> \S+/standing_runs.py:\d+ in stand\(\)", out)
     assert re.search(r"rollout:0-1 +\(2 alike; of the first, pid \d+ on local0\)", out)
-    assert re.search(r"driver +\(pid \d+ on local0\) +does not answer", out)
+    assert re.search(r"driver +\(pid \d+ on local0\) +does not run its event loop\n +task Task-1: waits .* data from a pipe", out)
 
 
 def test_a_run_that_is_not_stuck_has_a_verdict_and_no_exit_code(run: LocalRun, said: Any) -> None:

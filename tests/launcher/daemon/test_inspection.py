@@ -24,6 +24,7 @@ from rlinf_async._inspection.state.run_report import (
     LOOP_BLOCKED,
     Activity,
     Frame,
+    LeftDriver,
     OpenCall,
     ProcessReport,
     QueueReport,
@@ -429,6 +430,20 @@ async def test_what_does_not_fit_into_one_frame_loses_its_stacks_first(
     assert (first.activities, first.answered) == ([], False)
     assert first.trouble == "has 100 tasks and threads, too many to tell"
     assert len(second.activities) == 1
+
+
+async def test_a_driver_that_has_left_is_told_until_it_ends_or_comes_back(daemon: Daemon) -> None:
+    with silent(daemon.router) as driver:
+        daemon.inspection.note_left(driver)
+        assert (await daemon.inspect())["left"] == []  # it is here
+        daemon.inspection.note_left(driver)
+        del daemon.router.endpoints[driver.number]
+        (left,) = (from_data(LeftDriver, each) for each in (await daemon.inspect())["left"])
+        assert (left.pid, left.node_name) == (driver.pid, "n2")
+        assert 0 <= left.age < 10
+        driver.send_signal(signal.SIGKILL)
+        os.waitid(os.P_PIDFD, driver.pidfd, os.WEXITED | os.WNOWAIT)
+        assert (await daemon.inspect())["left"] == []
 
 
 async def test_queues_are_told_where_they_are_wanted(daemon: Daemon) -> None:
