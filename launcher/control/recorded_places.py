@@ -49,7 +49,7 @@ def choose_recorded(wanted: str | None, places: Sequence[Path]) -> LocalRun:
 def find_recorded(places: Sequence[Path]) -> list[LocalRun]:
     """Runs with a directory of their own in these places, or of logs in these or the usual one; the latest last."""
     found = {run.run: run for run in find_runs(places)}
-    for logs in _log_directories(dict.fromkeys([*places, Path(tempfile.gettempdir()), Path("/tmp")])):
+    for logs in _log_directories(dict.fromkeys([*places, Path(tempfile.gettempdir())])):
         with contextlib.suppress(OSError):  # it is removed just now
             run = found.setdefault(logs.name, LocalRun(logs.name, logs.stat().st_mtime))
             run.logs = run.logs or logs
