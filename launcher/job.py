@@ -306,6 +306,7 @@ class Job:
                     sync=(str(options.sync), answer["sync"]) if answer["sync"] else None,
                     run_dir=answer["run_dir"],
                     tee=options.tee,
+                    port_range=options.port_range,
                     launched=True,
                 )
             )

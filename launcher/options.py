@@ -17,6 +17,9 @@ class Options:
         hosts: ``--hosts`` as given; ``$RLINF_HOSTS`` is read by `rlinf_launcher.cli.allocation.find_hosts`.
         sync: absolute path of the folder to ship.
         env: ``-e`` in order; None for a value takes it from the user's environment.
+        prologue: shell commands that run on every host before its node.
+        launcher: ``"ssh"``, ``"srun"`` or ``"auto"``, which chooses.
+        port_range: first and last port that may be listened on.
         start_timeout: seconds; None waits for ever.
         timeout: seconds that the whole run may take; None is without end.
         tee: ``"all"``, ``"none"``, or ranks with commas between: ``"0,3"``.
@@ -40,6 +43,9 @@ class Options:
     env: tuple[tuple[str, str | None], ...] = ()
     env_file: tuple[Path, ...] = ()
     export: tuple[str, ...] = ()
+    prologue: str | None = None
+    launcher: str = "auto"
+    port_range: tuple[int, int] | None = None
     ssh_user: str | None = None
     ssh_port: int | None = None
     ssh_key: Path | None = None

@@ -60,6 +60,11 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         ),
         Flag("allow-duplicate-hosts", "", "a host listed twice is one host with the slots of both."),
         Flag("iface", "NAME", "network interface that the nodes talk over."),
+        Flag(
+            "port-range",
+            "A-B",
+            "ports that nodes and groups of workers listen on, on every host (default: the kernel's choice).",
+        ),
     ),
     "what runs": (
         Flag("module", "", "the script is a module's name, as in python -m.", short="m"),
@@ -94,8 +99,20 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "export the variables whose names match, beside the default ones; '!PATTERN' keeps them back.",
             repeats=True,
         ),
+        Flag(
+            "prologue",
+            "COMMANDS",
+            "shell commands (bash) that run on every host before its node: 'source /opt/conda/bin/activate rl'. "
+            "Without --python the node's is the python3 that they put first on the PATH.",
+        ),
     ),
-    "ssh": (
+    "the way to the hosts": (
+        Flag(
+            "launcher",
+            "ssh|srun|auto",
+            "how nodes are started on other hosts. auto (the default): by srun where all of them are nodes of the "
+            "Slurm job that this runs in, else by ssh.",
+        ),
         Flag("ssh-user", "NAME", "user on the hosts, where the hosts file names none."),
         Flag("ssh-port", "PORT", "port, where the hosts file names none."),
         Flag("ssh-key", "FILE", "private key (ssh -i)."),
@@ -112,7 +129,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("verbose", "", "say more; -vv says all.", short="v"),
     ),
     "instead of a run": (
-        Flag("dry-run", "", "print the hosts, variables and ssh commands; start nothing."),
+        Flag("dry-run", "", "print the hosts, variables and commands; start nothing."),
         Flag(
             "show-placement",
             "[FILE]",
@@ -154,7 +171,7 @@ def help_text() -> str:
     out = [
         "usage: rlinf-launch [options] [--] train.py [args ...]",
         "",
-        "Starts a node on every host over ssh, then the script on this machine.",
+        "Starts a node on every host, by ssh or by Slurm's srun, then the script on this machine.",
         "Words after the script are the script's own.",
     ]
     for title, flags in GROUPS.items():

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rlinf_async._core.resource_locks import parse_port_range
 from rlinf_async.errors import ConfigError
 
 from ..options import DEFAULT_START_TIMEOUT_S, Options
@@ -44,6 +45,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         env=words.each("env", _assignment),
         env_file=words.each("env-file", _path),
         export=words.each("export", _text),
+        prologue=words.last("prologue", _prologue),
+        launcher=words.last("launcher", _launcher) or "auto",
+        port_range=words.last("port-range", _port_range),
         ssh_user=words.last("ssh-user", _user),
         ssh_port=words.last("ssh-port", _port),
         ssh_key=words.last("ssh-key", _path),
@@ -116,6 +120,27 @@ def _gpus(value: Value) -> int:
 
 def _port(value: Value) -> int:
     return _number(value, 1, 65535)
+
+
+def _port_range(value: Value) -> tuple[int, int]:
+    try:
+        return parse_port_range(value.text)
+    except ValueError as error:
+        raise value.error(str(error), "write the first and the last port, as in 20000-20099") from None
+
+
+def _launcher(value: Value) -> str:
+    if value.text not in ("ssh", "srun", "auto"):
+        raise value.error(f"{value.text!r} is no way to a host", "write ssh, srun or auto")
+    return value.text
+
+
+def _prologue(value: Value) -> str:
+    if "\n" in value.text:
+        raise value.error(
+            "it has several lines", "write ';' between the commands, or put them in a file: 'source FILE'"
+        )
+    return _text(value)
 
 
 def _start_timeout(words: ArgumentWords) -> float | None:

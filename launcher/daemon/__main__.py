@@ -54,6 +54,8 @@ def daemon(data: bytes, leave_to_guardian: int) -> int:
         _live(boot, templates)
     except Exception as error:
         logging.getLogger(__name__).exception("the daemon failed")
+        while isinstance(error, ExceptionGroup):  # of the tasks beside it
+            error = error.exceptions[0]
         failed = {"event": "failed", "error": f"{type(error).__name__}: {error}"}
         os.write(1, (boot.config.marker + json.dumps(failed) + "\n").encode())
         return 1

@@ -85,6 +85,7 @@ class Node:
             cpus=int(facts.get("cpus") or 1),
             sync=boot.config.sync,
             tee=boot.config.tee,
+            ports=boot.config.ports,
         )
         self._router = Router(loop, boot.config.node, self._on_request)
         self._admission = Admission(loop, self._begin, self._driver_gone)
@@ -110,6 +111,7 @@ class Node:
             if self._service.unobserved:
                 self._say({"event": "unobserved", "failures": list(self._service.unobserved.values())})
         finally:
+            self._loop.remove_reader(listener.fileno())  # also of a start that failed: uvloop aborts without its file
             listener.close()
             self._service.close_stores()
             self._service.traces.close()
@@ -183,6 +185,7 @@ class Node:
             keepalive=settings.NODE_SILENCE_S(),
             greeting_timeout=settings.GREETING_TIMEOUT_S(),
             most_connections=config.num_nodes + 1 + int(settings.UNAUTHENTICATED_CONNECTIONS()),
+            ports=config.ports,
         )
         address: str = await self._server.start()
         return address

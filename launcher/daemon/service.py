@@ -79,6 +79,7 @@ class Site:
     cpus: int
     sync: Sequence[str] | None = None
     tee: str = "all"
+    ports: Sequence[int] | None = None
 
 
 class DaemonService:
@@ -117,7 +118,7 @@ class DaemonService:
         self.death_watch = DeathWatch(router)
         self.names = Names(answer, self.gone, self.lost)
         self.locks = Locks(answer)
-        self.ports = Ports(site.address)
+        self.ports = Ports(site.address, site.ports)
         self.sub_workers = SubWorkers(router, site.name)
         self.probes = Probes(site.name, site.environment, self._here)
         self.shared_links = SharedLinkService()
@@ -204,23 +205,12 @@ class DaemonService:
     async def open_store(self, requester: Requester, op: operations.OpenStore) -> int:
         """A listening socket on this node's own address for the group's first rank; its port."""
         with explained_shortage(self._site.name, f"the store of group '{op.group}'", 1):
-            listener = self._listen()
+            listener = self.ports.listen(f"the store of group '{op.group}'")
         earlier = self._stores.pop((requester.endpoint, op.group), None)
         if earlier is not None:
             earlier.close()
         self._stores[requester.endpoint, op.group] = listener
         return int(listener.getsockname()[1])
-
-    def _listen(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._site.address else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            listener.bind((self._site.address, 0))
-            listener.listen(1024)
-        except OSError:
-            listener.close()
-            raise
-        return listener
 
     async def spawn(self, requester: Requester, op: operations.Spawn) -> list[list[Any]]:
         """Starts workers on this node; ``[number, pid, log path]`` of each, in the order of the request."""

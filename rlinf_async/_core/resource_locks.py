@@ -153,6 +153,20 @@ class PortLeases:
         return ports
 
 
+def parse_port_range(text: str) -> tuple[int, int]:
+    """First and last port of ``"20000-20099"``.
+
+    Raises:
+        ValueError: it is something else, or holds a port that an ordinary process may not use.
+    """
+    first, _, last = (part.strip() for part in text.partition("-"))
+    if not all(part.isascii() and part.isdecimal() and len(part) < 6 for part in (first, last)):
+        raise ValueError(f"{text!r} is no range of ports")
+    if not _LOWEST_PORT <= int(first) <= int(last) <= _HIGHEST_PORT:
+        raise ValueError(f"{text!r} is no range of ports from {_LOWEST_PORT} to {_HIGHEST_PORT}")
+    return int(first), int(last)
+
+
 def port_range(ephemeral: tuple[int, int], most: int | None) -> range:
     """The ports to choose from: those that the kernel gives to nobody by chance, if there are enough of them.
 

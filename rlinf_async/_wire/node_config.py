@@ -29,6 +29,7 @@ class NodeConfig:
         sync: folder of the user's machine, and where its copy is on this one.
         run_dir: made already, mode 0700; None means that the daemon makes its own.
         tee: whose output is shown to the user: ``"all"``, ``"none"``, or ranks.
+        port_range: first and last port that may be listened on; None for the kernel's choice.
         launched: by ``rlinf-launch``, which hears on the lifeline that the run shall end.
     """
 
@@ -49,7 +50,13 @@ class NodeConfig:
     sync: Sequence[str] | None = None
     run_dir: str | None = None
     tee: str = "all"
+    port_range: Sequence[int] | None = None
     launched: bool = False
+
+    @property
+    def ports(self) -> Sequence[int] | None:
+        """The ports to listen on one of."""
+        return None if self.port_range is None else range(self.port_range[0], self.port_range[1] + 1)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json``."""

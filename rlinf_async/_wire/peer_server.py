@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +13,7 @@ from rlinf_async._wire.credentials import NodeCredentials, node_name
 from rlinf_async._wire.daemon_link import Broken, PeerLink, Stream, report_failure
 from rlinf_async._wire.hello import Hello
 from rlinf_async._wire.listen_address import parse_ip
+from rlinf_async._wire.listen_ports import listening_sockets
 from rlinf_async.errors import AuthError, ClosedError, ConfigError, LaunchError, RLinfAsyncError
 
 
@@ -23,7 +23,8 @@ class PeerServer:
     Args:
         node: this node's rank.
         run: the run's id.
-        bind: the IP address to listen on, at a port of the kernel's choice.
+        bind: the IP address to listen on.
+        ports: to listen on one of; None for a port of the kernel's choice.
         on_link: called on the loop with every new link, which is up in both directions.
         keepalive: seconds of silence before the peer is asked for a sign of life, and that it then has to give one.
         greeting_timeout: seconds for TLS, and again for each of the two words with which a link begins.
@@ -44,6 +45,7 @@ class PeerServer:
         keepalive: float = settings.NODE_SILENCE_S.default,
         greeting_timeout: float = settings.GREETING_TIMEOUT_S.default,
         most_connections: int | None = None,
+        ports: Sequence[int] | None = None,
     ) -> None:
         address = parse_ip(bind)
         if (getattr(address, "ipv4_mapped", None) or address).is_unspecified:
@@ -51,7 +53,7 @@ class PeerServer:
         node_name(run, node)
         self._node, self._run = node, run
         self._credentials = credentials
-        self._bind = bind
+        self._bind, self._ports = bind, ports
         self._on_link = on_link
         self._keepalive = keepalive
         self._patience = greeting_timeout
@@ -66,28 +68,31 @@ class PeerServer:
         """Listens; returns ``"ip:port"``, an IPv6 address in brackets.
 
         Raises:
-            LaunchError: the address is not this machine's.
+            LaunchError: the address is not this machine's; no port of ``ports`` is free.
             AuthError: the credentials are none.
         """
         self._credentials.check()
-        family = socket.AF_INET6 if ":" in self._bind else socket.AF_INET
-        try:
-            with socket.socket(family, socket.SOCK_STREAM) as probe:  # gRPC's own failure is vague and leaks
-                probe.bind((self._bind, 0))
-        except OSError as error:
-            raise LaunchError(f"node {self._node} cannot listen on {self._bind}: {error.strerror}") from None
-        server = grpc.new_server(
-            self._keepalive, self._patience, self._most, control=self._serve_control, bulk=self._serve_bulk
-        )
+        sockets = listening_sockets(self._bind, self._ports, f"the daemon of node {self._node}")
         host = f"[{self._bind}]" if ":" in self._bind else self._bind
-        try:
-            port = grpc.listen(server, f"{host}:0", self._credentials)
-        except RuntimeError as error:
-            await server.stop(None)
-            raise LaunchError(f"node {self._node} cannot listen on {self._bind}: {error}") from None
-        await server.start()
-        self._server = server
-        return f"{host}:{port}"
+        while True:
+            try:
+                with next(sockets) as probe:  # gRPC's own failure is vague and leaks
+                    port = probe.getsockname()[1] if self._ports is not None else 0
+            except OSError as error:
+                raise LaunchError(f"node {self._node} cannot listen on {self._bind}: {error.strerror}") from None
+            server = grpc.new_server(
+                self._keepalive, self._patience, self._most, control=self._serve_control, bulk=self._serve_bulk
+            )
+            try:
+                port = grpc.listen(server, f"{host}:{port}", self._credentials)
+            except RuntimeError as error:
+                await server.stop(None)
+                if self._ports is not None:
+                    continue  # somebody has taken it in this moment
+                raise LaunchError(f"node {self._node} cannot listen on {self._bind}: {error}") from None
+            await server.start()
+            self._server = server
+            return f"{host}:{port}"
 
     async def stop(self) -> None:
         """Closes every link in order and stops listening.  Idempotent."""

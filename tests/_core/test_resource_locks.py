@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from rlinf_async._core.resource_locks import DeviceLocks, PortLeases, Ticket, port_range
+from rlinf_async._core.resource_locks import DeviceLocks, PortLeases, Ticket, parse_port_range, port_range
 
 
 def test_a_device_is_held_by_one_holder_and_goes_to_the_next_in_order() -> None:
@@ -125,3 +125,20 @@ def test_ports_are_chosen_where_the_kernel_gives_none_by_chance(
 def test_a_highest_port_that_is_none_is_an_error(most: int) -> None:
     with pytest.raises(ValueError, match="max_port_num must be from 1024 to 65535"):
         port_range((32768, 60999), most)
+
+
+def test_a_range_of_ports_is_its_first_and_last() -> None:
+    assert parse_port_range("20000-20099") == (20000, 20099)
+    assert parse_port_range(" 2000 - 2000 ") == (2000, 2000)
+
+
+@pytest.mark.parametrize("text", ["", "20000", "20000-", "-20000", "a-b", "20000:20001", "20000-20001-20002", "٢٠-٣٠"])
+def test_what_is_no_range_of_ports_is_shown(text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{text!r} is no range of ports$"):
+        parse_port_range(text)
+
+
+@pytest.mark.parametrize("text", ["20001-20000", "80-90", "60000-65536"])
+def test_a_range_of_ports_lies_where_an_ordinary_process_may_listen(text: str) -> None:
+    with pytest.raises(ValueError, match=f"'{text}' is no range of ports from 1024 to 65535"):
+        parse_port_range(text)

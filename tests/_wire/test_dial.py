@@ -50,6 +50,17 @@ async def test_an_address_of_another_machine_cannot_be_listened_on():
     await server.stop()
 
 
+async def test_of_a_range_of_ports_it_listens_on_one_that_is_free():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with Server(ports=range(port, port + 10)) as server:
+            assert int(server.address.rpartition(":")[2]) in range(port + 1, port + 10)
+        full = PeerServer(1, RUN, AUTHORITY.issue(1), "127.0.0.1", lambda link: None, ports=[port])
+        with pytest.raises(LaunchError, match=rf"no port of {port}-{port} \(--port-range\) is free on 127\.0\.0\.1"):
+            await full.start()
+        await full.stop()
+
+
 async def test_ipv6_works():
     try:
         with socket.socket(socket.AF_INET6) as probe:

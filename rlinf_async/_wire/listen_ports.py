@@ -1,0 +1,115 @@
+"""TCP ports to listen on: the kernel's choice, or the free ones of the range that ``--port-range`` gives."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import random
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from rlinf_async.errors import LaunchError
+
+_MAX_NAMED: Final = 8
+"""Ports whose holders an error names."""
+
+
+def promise(port: int) -> socket.socket | None:
+    """A mark that a port is promised to somebody who will listen there, until it is closed; None where it is already.
+
+    All nodes and runs of this machine see it, whoever's they are: an abstract socket that nothing is ever sent to.
+    """
+    mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+    try:
+        mark.bind(f"\0rlinf-port-{port}")
+    except OSError as error:
+        mark.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None
+    return mark
+
+
+def listening_sockets(address: str, ports: Sequence[int] | None, what: str) -> Iterator[socket.socket]:
+    """Sockets that listen on ``address``, one after the other; each is the caller's to close.
+
+    They begin anywhere in the range: two nodes of one machine do not try the same ports in the same order.
+
+    Args:
+        ports: to choose from; None leaves one choice to the kernel.
+        what: they are for, in the error.
+
+    Raises:
+        LaunchError: no port of the range is left, and what holds them as far as that is known.
+        OSError: the address is not this machine's; no descriptor is left.
+    """
+    if ports is None:
+        yield _listening(address, 0)
+    first = random.randrange(len(ports)) if ports else 0
+    for port in [*(ports or ())[first:], *(ports or ())[:first]]:
+        if (mark := promise(port)) is None:
+            continue
+        with mark:  # also until the caller goes on: a library that cannot take a socket binds the port anew
+            try:
+                listener = _listening(address, port)
+            except OSError as error:
+                if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                    raise
+                continue
+            yield listener
+    raise LaunchError(_exhausted(address, ports or (), what))
+
+
+def family(address: str) -> socket.AddressFamily:
+    """The address family of an IP address."""
+    return socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+
+
+def _listening(address: str, port: int) -> socket.socket:
+    listener = socket.socket(family(address), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        # Connections of the last run that linger do not count.  Two sockets may then be bound to one port, but only one
+        # of them can listen: so it does, before the port is called free.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(1024)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _exhausted(address: str, ports: Sequence[int], what: str) -> str:
+    if not ports:
+        return f"no port is free on {address} for {what}"
+    named = [f"{port} {holder}" for port, holder in sorted(_holders(ports).items())]
+    told = named[:_MAX_NAMED] + ([f"and {len(named) - _MAX_NAMED} more"] if len(named) > _MAX_NAMED else [])
+    held = f"\n  held: {', '.join(told)}" if told else ""
+    return (
+        f"no port of {ports[0]}-{ports[-1]} (--port-range) is free on {address} for {what}{held}\n"
+        "  fix: a wider --port-range: each node needs a port where there are others, each group of workers one"
+    )
+
+
+def _holders(ports: Sequence[int]) -> dict[int, str]:
+    """What listens on ports of this machine, as far as it may be seen, and which are promised."""
+    import psutil
+
+    found = {}
+    for port in ports:
+        if (mark := promise(port)) is None:
+            found[port] = "promised by acquire_free_port()"
+        else:
+            mark.close()
+    with contextlib.suppress(OSError, psutil.Error):
+        for connection in psutil.net_connections(kind="tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port in ports:
+                found[connection.laddr.port] = "by another user's process"
+                with contextlib.suppress(psutil.Error):
+                    if connection.pid:
+                        found[connection.laddr.port] = (
+                            f"by pid {connection.pid} ({psutil.Process(connection.pid).name()})"
+                        )
+    return found
