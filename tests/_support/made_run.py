@@ -27,7 +27,7 @@ def made_run(events: int, *, rollouts: int = 6, is_stuck: bool = True) -> Record
     rings = [_driver(steps, rollouts), *(_actor(rank, steps) for rank in range(2))]
     rings += [_rollout(rank, steps) for rank in range(rollouts)]
     end = EPOCH + steps * 0.1
-    death = {"time": end - 0.3, "node": 1, "process": f"rollout:{rollouts - 1}", "pid": 100}
+    death = {"time": end, "node": 1, "process": f"rollout:{rollouts - 1}", "pid": 100}
     death |= {"text": "was killed by signal 9 (SIGKILL)", "last_words": ["Killed", HOSTILE]}
     logs = {f"rollout/rank_{rank}.out": _log(rank, steps) for rank in range(rollouts)}
     return RecordedRun(

@@ -84,12 +84,12 @@ class Painter {
     context.font = `12px ${this.font}`;
     context.textAlign = "left";
     context.fillText(this.fitted(row.label, this.gutter - 12), 6, top + Math.min(row.height, 20) / 2);
-    const ended = row.process && row.process.ended !== null;
-    if (ended && row.height > 26) {
-      context.fillStyle = palette.failed;
-      context.font = `10px ${this.font}`;
-      context.fillText("ended", 6, top + 24);
-    }
+    if (row.height < 28 || !row.process) return;
+    const ended = row.process.ended !== null;
+    context.fillStyle = ended ? palette.failed : palette.muted;
+    context.font = `10.5px ${this.font}`;
+    const said = [...(ended ? ["ended"] : []), ...(row.process.serves ? [`${Math.round(this.idle(row.process) * 100)} % idle`] : [])];
+    context.fillText(this.fitted(said.join(", "), this.gutter - 10), 6, top + 24);
   }
 
   /** All spans of a process; those of a lane that fall on the same pixel are drawn once. */
@@ -140,10 +140,18 @@ class Painter {
     if (text.length > 1) context.fillText(text, left + 4, y + height / 2 + 0.5);
   }
 
+  /** The part of the range in which a process is in a bubble. */
+  idle({ bubbles }) {
+    let sum = 0;
+    for (let at = 0; at < bubbles.length && bubbles[at] <= this.range.end; at += BUBBLE) {
+      sum += Math.max(0, Math.min(bubbles[at] + bubbles[at + 1], this.range.end) - Math.max(bubbles[at], this.range.begin));
+    }
+    return sum / this.range.length;
+  }
+
   paintBubbles(process, top, height) {
     const { context, palette, range } = this;
     const { bubbles } = process;
-    context.fillStyle = palette.bubble;
     let drawn = -1;
     for (let at = 0; at < bubbles.length && bubbles[at] <= range.end; at += BUBBLE) {
       const end = bubbles[at] + bubbles[at + 1];
@@ -151,7 +159,10 @@ class Painter {
       const left = Math.max(this.x(bubbles[at]), this.gutter, drawn);
       const right = Math.min(Math.max(this.x(end), left + 0.5), this.width);
       if (right <= drawn) continue;
+      context.fillStyle = palette.bubble;
       context.fillRect(left, top, right - left, height);
+      context.fillStyle = palette["bubble-line"];
+      context.fillRect(left, top + height - 1, right - left, Math.min(3, GAP - 2));
       drawn = right;
     }
   }

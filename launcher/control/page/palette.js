@@ -9,7 +9,7 @@ const KINDS = {
   6: { name: "get", variable: "--get", about: "from a channel" },
   7: { name: "weights", variable: "--weights", value: (value) => `version ${value}`, about: "version on its way" },
   8: { name: "wait", variable: "--wait", about: "other wait, as for a lock" },
-  9: { name: "span", variable: "--span", about: "worker_timer" },
+  9: { name: "worker_timer", variable: "--span", about: "span of the user's" },
 };
 const UNKNOWN = { name: "?", variable: "--wait", about: "" };
 
@@ -22,7 +22,7 @@ class Palette {
   read() {
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(name).trim();
-    for (const name of ["text", "muted", "line", "panel", "raised", "bubble", "failed", "accent", "on-span"]) this[name] = colour(`--${name}`);
+    for (const name of ["text", "muted", "line", "panel", "raised", "bubble", "bubble-line", "failed", "accent", "on-span"]) this[name] = colour(`--${name}`);
     this.kinds = new Map(Object.entries(KINDS).map(([number, kind]) => [Number(number), colour(kind.variable)]));
     this.unknown = colour("--wait");
   }
@@ -37,5 +37,5 @@ function legend() {
     return element("span", { title: about }, swatch, name);
   };
   const kinds = Object.values(KINDS).map((kind) => entry(kind.variable, kind.name, kind.about));
-  return [...kinds, entry("--bubble", "bubble", "serves no call, or its calls only wait"), entry("--failed", "failed", "ended with an error")];
+  return [...kinds, entry("--bubble-line", "bubble", "serves no call, or its calls only wait"), entry("--failed", "failed", "ended with an error")];
 }

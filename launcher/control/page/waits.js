@@ -1,6 +1,6 @@
 // The verdict in words, and the graph of who waits for whom as a drawing with the same boxes in a list of words.
 
-const BOX = { width: 220, height: 58, across: 96, down: 22, margin: 14 };
+const BOX = { width: 226, height: 58, across: 84, down: 22, margin: 14 };
 
 function showVerdict(model) {
   const verdict = model.sections.verdict;
@@ -9,7 +9,7 @@ function showVerdict(model) {
   if (!verdict) return;
   section.className = verdict.is_stuck ? "stuck" : verdict.kind === "straggler" ? "straggler" : "calm";
   const advice = verdict.advice.map((line) => element("p", { class: "advice" }, `→ ${line}`));
-  const lines = verdict.lines.length ? element("details", { open: verdict.is_stuck }, element("summary", {}, countText(verdict.lines.length, "wait")), element("ul", {}, ...verdict.lines.map((line) => element("li", {}, line)))) : null;
+  const lines = verdict.lines.length ? element("details", { open: !verdict.advice.length && verdict.is_stuck }, element("summary", {}, countText(verdict.lines.length, "wait")), element("ul", {}, ...verdict.lines.map((line) => element("li", {}, line)))) : null;
   const wasOpen = section.querySelector("details")?.open;
   byId("verdict-words").replaceChildren(element("p", { class: "headline" }, element("b", {}, verdict.kind), ` ${verdict.headline}`), ...advice, ...(lines ? [lines] : []));
   if (lines && wasOpen !== undefined) lines.open = wasOpen;
@@ -18,6 +18,7 @@ function showVerdict(model) {
 function showWaits(model) {
   const picture = model.sections.picture;
   const body = byId("waits-body");
+  byId("waits").classList.toggle("wide", Boolean(picture?.boxes.some((box) => box.column > 1)));
   if (!picture) return body.replaceChildren(nothing(model.sections.summary.is_alive ? "The run has not been asked yet." : "The run was not asked while it lived: long waits that its ranks have told of are among the errors."));
   if (!picture.arrows.length) return body.replaceChildren(nothing("Nothing waits for anything of the run."));
   const left = picture.left_out ? [nothing(`${picture.left_out} more boxes are left out.`)] : [];
@@ -47,7 +48,7 @@ function boxOf(box) {
   return svg("g", { transform: `translate(${x} ${y})`, class: `box ${box.state}${box.is_blamed ? " blamed" : ""}`, tabindex: "0" },
     svg("title", {}, [box.name, ...box.lines].join("\n")),
     svg("rect", { width: BOX.width, height: BOX.height, rx: 5 }),
-    line(box.name, 19, "name", 30), line(state, 34, "state", 36), line(box.what, 49, "what", 38));
+    line(box.name, 19, "name", 26), line(state, 34, "state", 33), line(box.what, 49, "what", 33));
 }
 
 function arrowOf({ start, end, kind, is_coming: isComing }, boxes, isBlamed, arrows) {
@@ -61,14 +62,18 @@ function arrowOf({ start, end, kind, is_coming: isComing }, boxes, isBlamed, arr
   if (from.x < to.x) {
     const bend = BOX.across / 2 + (to.x - from.x - BOX.width - BOX.across) / 4;
     path = `M${from.x + BOX.width} ${y1}C${from.x + BOX.width + bend} ${y1} ${to.x - bend} ${y2} ${to.x - 2} ${y2}`;
-    at = { x: (from.x + BOX.width + to.x) / 2, y: (y1 + y2) / 2 - 5 };
+    at = { x: to.x - 26, y: y2 - 6 };
   } else if (from.x > to.x) {
     path = `M${from.x} ${y1}C${from.x - BOX.across / 2} ${y1} ${to.x + BOX.width + BOX.across / 2} ${y2} ${to.x + BOX.width + 2} ${y2}`;
     at = { x: (to.x + BOX.width + from.x) / 2, y: (y1 + y2) / 2 + (isBack ? 14 : -5) };
   } else {
-    const out = from.x + BOX.width;
-    path = `M${out} ${y1}C${out + 40} ${y1} ${out + 40} ${y2} ${out + 2} ${y2}`;
-    at = { x: out + 34, y: (y1 + y2) / 2 + 4 };
+    // Down on the right side, up on the left one: of two that wait for each other both are seen.
+    const side = from.y < to.y ? 1 : -1;
+    const out = side > 0 ? from.x + BOX.width : from.x;
+    const [top, bottom] = [from.y + BOX.height * 0.7, to.y + BOX.height * 0.3];
+    const [start, end] = side > 0 ? [top, bottom] : [from.y + BOX.height * 0.3, to.y + BOX.height * 0.7];
+    path = `M${out} ${start}C${out + side * 40} ${start} ${out + side * 40} ${end} ${out + side * 2} ${end}`;
+    at = { x: out + side * 30, y: (start + end) / 2 + 4 };
   }
   const style = `arrow${isBlamed ? " blamed" : ""}${isComing ? " coming" : ""}`;
   return svg("g", { class: style }, svg("path", { d: path, "marker-end": `url(#${isBlamed ? "head-bad" : "head"})` }), svg("text", { x: at.x, y: at.y }, kind));
