@@ -37,6 +37,7 @@ class Client(Protocol):
     """The part of a ``NodeClient`` that makes requests of daemons."""
 
     welcome: dict[str, Any]
+    endpoint: int
 
     def request(self, operation: Operation[Answer], *, node: int) -> Work[Answer]: ...
 
@@ -59,7 +60,7 @@ async def why(client: Client) -> Verdict:
     """The verdict on the run: two reports, half a second apart.  The waits for it (``VERDICT``) are left out of it."""
     before = await report(client)
     await _after(ASK_AGAIN_S)
-    return judge(_without_askers(await report(client)), _without_askers(before))
+    return judge(_without_askers(await report(client)), _without_askers(before), client.endpoint)
 
 
 def _without_askers(report: RunReport) -> RunReport:

@@ -10,6 +10,7 @@ import pytest
 
 from rlinf_async import Cluster, NodePlacementStrategy, Worker, settings
 from rlinf_async._inspection import asking
+from rlinf_async._inspection.state.verdict import Kind
 from rlinf_async._waits import slow_waits
 from rlinf_async.errors import ClosedError
 from rlinf_async.work import Work
@@ -24,6 +25,7 @@ class DeafDaemons:
     """A client whose requests are never answered."""
 
     welcome: ClassVar = {"run": "cafe", "nodes": [{"node": 0, "name": "here"}]}
+    endpoint = 1
 
     def request(self, operation: Any, *, node: int) -> Work[Any]:
         return Work()
@@ -35,6 +37,17 @@ async def test_a_daemon_that_does_not_answer_is_missing_and_holds_nobody_up(monk
         report = await asking.report(DeafDaemons())
     assert list(report.missing) == ["here"]
     assert not report.processes
+
+
+async def test_a_script_that_does_nothing_but_ask_hears_of_a_deadlock() -> None:
+    async with asyncio.timeout(120), Cluster(num_nodes=1) as cluster:
+        stage = await Stage.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="stage")
+        exchanged = stage.exchange()
+        verdict = await cluster.why()
+        while not verdict.is_stuck:  # they have not waited for two seconds yet
+            verdict = await cluster.why()
+        assert (verdict.kind, verdict.headline) == (Kind.DEADLOCK, "stage:0-1 wait for each other")
+        exchanged.cancel()
 
 
 async def test_a_driver_hears_of_a_deadlock_after_a_word_about_its_wait(

@@ -73,14 +73,20 @@ class Verdict:
         return render(self)
 
 
-def judge(report: RunReport, before: RunReport | None = None) -> Verdict:
+def judge(report: RunReport, before: RunReport | None = None, asker: int = 0) -> Verdict:
     """The verdict on a run.
 
     Args:
         before: a report of the same run, half a second earlier; without one nothing is called stuck.
+        asker: endpoint of a driver that asks.  What it will do with the answer is not known: if it does nothing else it
+            may put, publish or call.  But that ends no circle of others.
     """
+    working = _working(report, before)
     now = Needs(WaitGraph(report))
-    found = _stuck(now, None if before is None else Needs(WaitGraph(before)), _working(report, before))
+    found = _stuck(now, None if before is None else Needs(WaitGraph(before)), working)
+    if found is None and asker and before is not None:
+        found = _stuck(Needs(WaitGraph(report, asker)), Needs(WaitGraph(before, asker)), working)
+        found = found if found is not None and found.kind is Kind.DEADLOCK else None
     if found is None:
         return _going_on(Liveness(now, stopped_go_on=True))
     if before is None:

@@ -64,10 +64,15 @@ class Node:
 
 
 class WaitGraph:
-    """The activities of a report, by process and by the call that they serve."""
+    """The activities of a report, by process and by the call that they serve.
 
-    def __init__(self, report: RunReport) -> None:
+    Args:
+        asker: endpoint of a driver that, where it does nothing besides, is not taken for one that may do anything.
+    """
+
+    def __init__(self, report: RunReport, asker: int = 0) -> None:
         self.report = report
+        self._asker = asker
         self.processes = {process.endpoint: process for process in report.processes}
         self.nodes: list[Node] = []
         self._of: dict[int, list[Node]] = defaultdict(list)
@@ -97,7 +102,8 @@ class WaitGraph:
         for node in found:
             if node.activity is not None and node.serves:
                 self._serving[place, node.activity.source, node.activity.number].append(node)
-        if not process.answered or is_stopped(process) or self.begins(process) or is_in_its_users_hands(process):
+        is_free = is_in_its_users_hands(process) and place != self._asker
+        if not process.answered or is_stopped(process) or self.begins(process) or is_free:
             found.append(Node(process, None))
         self.nodes += found
 

@@ -68,6 +68,20 @@ def test_a_circle_over_nodes_that_do_not_all_answer_is_a_deadlock() -> None:
     assert run.verdict().kind is Kind.DEADLOCK
 
 
+def test_a_driver_that_asks_may_put_and_ends_no_circle() -> None:
+    run = MadeRun(stage=2, learner=1)
+    for rank in range(2):
+        serves = (1, 9, "exchange")
+        run.does(f"stage:{rank}", WAITING, run.message("recv", f"stage:{1 - rank}"), serves=serves, task="task stage")
+    report = run.report()
+    assert judge(aged(report), report).kind is Kind.BUSY
+    assert judge(aged(report), report, 1).kind is Kind.DEADLOCK
+    run = MadeRun(learner=1)
+    run.does("learner:0", WAITING, get(), serves=(1, 9, "learn"), task="task learn")
+    report = run.report()
+    assert judge(aged(report), report, 1).kind is Kind.BUSY
+
+
 def test_two_sends_face_to_face_are_a_deadlock() -> None:
     run = MadeRun(stage=2)
     serves = run.driver_calls("exchange", "stage:0", "stage:1")
