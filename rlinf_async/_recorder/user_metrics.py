@@ -9,6 +9,7 @@ Nothing here fails a training: what cannot be taken, a bad name or one metric to
 from __future__ import annotations
 
 import logging
+import math
 import reprlib
 import threading
 from typing import Final, TypeVar
@@ -19,42 +20,36 @@ from rlinf_async._recorder.state.metric_names import cell_name, complaint
 
 logger = logging.getLogger(__name__)
 
-_NEVER: Final = object()
-"""Ring of a metric that has had none yet."""
-
 _NO_NUMBER: Final = (TypeError, ValueError, RuntimeError)
 """Raised by the conversion to a float: a tensor of several elements raises the last one."""
 
 
 class _Metric:
-    """One value, of one name and its labels.
+    """One value, of one name and its labels; in the ring that the process has just then, or in none.
 
     Args:
         cell: its name with labels; empty for one that is not kept.
     """
 
-    __slots__ = ("_cell", "_place", "_ring")
+    __slots__ = ("_cell",)
     kind: MetricKind
 
     def __init__(self, cell: str) -> None:
         self._cell = cell
-        self._ring: object = _NEVER
-        self._place: int | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._cell or 'that is not kept'}>"
 
-    def _move(self, ring: EventRing | None) -> None:
-        """Finds the place in the ring that this process has now: none in a forked child, and after a run's end."""
-        self._place = None
-        if ring is None:
-            _warn("the metrics of this process are not kept: it has no flight recorder (RLINF_RECORDER_EVENTS=0, no "
-                  "room beside the logs, a forked child, or no cluster)")  # fmt: skip
-        elif self._cell:
-            self._place = ring.cell(self.kind, self._cell)
-            if self._place is None:
-                _warn_full()
-        self._ring = ring
+    def _nowhere(self, ring: EventRing | None) -> None:
+        if not self._cell:
+            return  # why has been told
+        if ring is not None:
+            _warn_full()
+        else:
+            _warn(
+                "the metrics of this process are not kept: it has no flight recorder (RLINF_RECORDER_EVENTS=0, a full "
+                "disk of the logs, a forked child, or no cluster)"
+            )
 
     def _refuse(self, value: object) -> None:
         _warn(f"metric {self._cell} keeps its value: {self.kind.name.lower()}s take no {reprlib.repr(value)}")
@@ -69,49 +64,40 @@ class Gauge(_Metric):
     def set(self, value: float) -> None:
         """From any thread, in less than a microsecond; NaN and infinities are values as well."""
         ring = recording.ring
-        if ring is not self._ring:
-            self._move(ring)
-        if ring is not None and (place := self._place) is not None:
-            try:
-                ring.store(place, value)
-            except _NO_NUMBER:
-                self._refuse(value)
+        if ring is None or not self._cell or (place := ring.cell(MetricKind.GAUGE, self._cell)) is None:
+            self._nowhere(ring)
+            return
+        try:
+            ring.store(place, value)
+        except _NO_NUMBER:
+            self._refuse(value)
 
 
 class Counter(_Metric):
     """A sum that only grows, from 0 on in each run."""
 
-    __slots__ = ("_lock", "_total")
+    __slots__ = ("_lock",)
     kind = MetricKind.COUNTER
 
     def __init__(self, cell: str) -> None:
         super().__init__(cell)
-        self._total = 0.0
         self._lock = threading.Lock()
 
-    def _move(self, ring: EventRing | None) -> None:
-        super()._move(ring)
-        self._total = 0.0
-
     def add(self, amount: float = 1.0) -> None:
-        """From any thread; what is negative or no number is refused."""
+        """From any thread; what is negative, infinite or no number is refused."""
         ring = recording.ring
-        if ring is None:  # also in a forked child, where another thread may have held the lock
-            self._move(None)
+        # A forked child ends here: a thread that is not in it may have held the lock.
+        if ring is None or not self._cell or (place := ring.cell(MetricKind.COUNTER, self._cell)) is None:
+            self._nowhere(ring)
             return
-        with self._lock:
-            if ring is not self._ring:
-                self._move(ring)
-            try:
-                total = self._total + float(amount)
-            except _NO_NUMBER:
-                self._refuse(amount)
+        try:
+            if 0 <= float(amount) < math.inf:
+                with self._lock:
+                    ring.store(place, ring.load(place) + float(amount))
                 return
-            if not total >= self._total:
-                self._refuse(amount)
-            elif (place := self._place) is not None:
-                self._total = total
-                ring.store(place, total)
+        except _NO_NUMBER:
+            pass
+        self._refuse(amount)
 
 
 Kind = TypeVar("Kind", Gauge, Counter)

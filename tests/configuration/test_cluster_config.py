@@ -140,6 +140,19 @@ def test_an_empty_section_takes_all_nodes_and_switches_nothing_on() -> None:
 
     assert (config.num_nodes, config.node_groups, config.component_placement) == (0, (), None)
     assert (config.profiling, config.net_emulation, config.tracer.enable) == (None, None, False)
+    assert config.metrics is None
+
+
+@pytest.mark.parametrize(
+    ("address", "is_open"),
+    [("127.0.0.1:0", False), ("127.8.0.1:80", False), ("[::1]:9090", False), ("10.0.0.1:9090", True), ("[::]:1", True)],
+)
+def test_metrics_are_served_where_the_section_says(address: str, is_open: bool) -> None:
+    config = ClusterConfig.from_dict_cfg({"metrics": {"address": address}})
+
+    assert config.metrics is not None
+    assert (config.metrics.address, config.metrics.is_open) == (address, is_open)
+    assert read(str(config)) == config
 
 
 def test_the_section_is_found_in_a_whole_configuration_whose_rest_is_left_alone() -> None:
@@ -248,6 +261,13 @@ def test_its_text_is_yaml_that_reads_back() -> None:
         ({"tracer": {"enabled": True}}, r"detected in tracer \(did you mean 'enable'\?\)"),
         ({"tracer": {"enable": 1}}, "cluster.tracer.enable: enable must be true or false, got 1"),
         ({"net_emulation": []}, "cluster.net_emulation: net_emulation must be a mapping"),
+        ({"metrics": "127.0.0.1:9090"}, "cluster.metrics: metrics must be a mapping such as"),
+        ({"metrics": {}}, r"cluster.metrics: Missing fields '\['address'\]'"),
+        ({"metrics": {"adress": "x"}}, r"detected in metrics \(did you mean 'address'\?\)"),
+        ({"metrics": {"address": 9090}}, "cluster.metrics.address: .*an IP address and a port.*, got 9090"),
+        ({"metrics": {"address": "localhost:9090"}}, "an IP address and a port.*, got 'localhost:9090'"),
+        ({"metrics": {"address": "127.0.0.1:65536"}}, "got '127.0.0.1:65536'"),
+        ({"metrics": {"address": ":9090"}}, "got ':9090'"),
     ],
 )
 def test_a_mistake_is_an_error_that_names_the_place(section: Any, text: str) -> None:

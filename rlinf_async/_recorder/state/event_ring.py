@@ -173,15 +173,17 @@ class EventRing:
         Args:
             name: with labels, as Prometheus writes it: ``return{task="cheetah"}``.
         """
-        with self._lock:
-            at = self._cells.get(name)
-            if at is None:
-                if len(self._cells) == MAX_CELLS or (index := self._index(name)) == 0:
-                    return None
-                at = CELLS_AT + len(self._cells) * CELL.size
-                CELL.pack_into(self._buffer, at, index, kind, 0.0)
-                self._cells[name] = at
-        return (at - CELLS_AT) // 8 + 1
+        place = self._cells.get(name)
+        if place is None:
+            with self._lock:
+                number = len(self._cells)
+                if name not in self._cells:
+                    if number == MAX_CELLS or (index := self._index(name)) == 0:
+                        return None
+                    CELL.pack_into(self._buffer, CELLS_AT + number * CELL.size, index, kind, 0.0)
+                    self._cells[name] = number * 2 + 1  # in words of 8 bytes
+                place = self._cells[name]
+        return place
 
     def store(self, place: int, value: float) -> None:
         """Sets a metric's value; the place is what ``cell`` gave.
@@ -190,6 +192,10 @@ class EventRing:
             TypeError: it is no number; so does whatever its conversion raises.
         """
         self._values[place] = value
+
+    def load(self, place: int) -> float:
+        """A metric's value."""
+        return self._values[place]
 
     # -- inside -------------------------------------------------------------------------------------------------
 
