@@ -41,7 +41,7 @@ _CUT_TIMEOUT_S: Final = 1.5
 """For what has nothing to end in order, or shall not."""
 _BUNDLE_TIMEOUT_S: Final = 3.0
 """For the bundle of a run that has failed."""
-_VERDICT_TIMEOUT_S: Final = 6.0
+_VERDICT_TIMEOUT_S: Final = 8.0
 """For the bundle of a run that stands still, maybe: its processes are asked twice, silent ones for a second each."""
 
 

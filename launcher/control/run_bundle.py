@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import Final
 
 from .bundle_file import bundle_name, write_bundle
 from .run_places import LocalRun
@@ -13,8 +12,8 @@ from .run_snapshot import RunSnapshot
 from .snapshot_taking import take_snapshot
 from .text_output import Output, size
 
-_TAKING: Final = 0.7
-"""Part of the time of ``keep_bundle`` in which the run is looked at; the rest is for the file."""
+_ANSWERS, _FILES = 0.6, 0.8
+"""Parts of the time of ``keep_bundle`` after which it waits for no answer, and reads no file; the rest is to write."""
 
 
 async def show_bundle(run: LocalRun, output: Output, path: Path | None, timeout: float) -> None:
@@ -45,7 +44,13 @@ async def keep_bundle(run: LocalRun, path: Path, timeout: float, *, wants_verdic
     Raises:
         OSError: it cannot be written.
     """
-    deadline = time.monotonic() + timeout
-    snapshot = await take_snapshot(run, timeout * _TAKING, wants_verdict=wants_verdict, wants_devices=False)
-    await asyncio.to_thread(write_bundle, snapshot, path, deadline)
+    began = time.monotonic()
+    snapshot = await take_snapshot(
+        run,
+        timeout * _ANSWERS,
+        wants_verdict=wants_verdict,
+        wants_devices=False,
+        read_by=began + timeout * _FILES,
+    )
+    await asyncio.to_thread(write_bundle, snapshot, path, began + timeout)
     return snapshot

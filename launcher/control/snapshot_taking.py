@@ -7,6 +7,7 @@ as missing.  Of a run whose daemons are gone there are the files of this machine
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,16 +31,21 @@ _NO_TIME: Final = "there was no time to read it"
 
 
 async def take_snapshot(
-    run: LocalRun, timeout: float, *, wants_verdict: bool = True, wants_devices: bool = True
+    run: LocalRun,
+    timeout: float,
+    *,
+    wants_verdict: bool = True,
+    wants_devices: bool = True,
+    read_by: float = math.inf,
 ) -> RunSnapshot:
     """A run as it is now, or as it was left.
 
     Args:
-        timeout: seconds for all of it.
+        timeout: seconds for all answers of daemons.
+        read_by: of ``time.monotonic``, for the files of this machine.
         wants_verdict: of a live run; takes two looks, half a second apart.
         wants_devices: what GPUs do, by their driver.
     """
-    deadline = time.monotonic() + timeout
     snapshot, logs = RunSnapshot(run.run, time.time()), run.logs
     if run.is_alive:
         try:
@@ -48,14 +54,14 @@ async def take_snapshot(
                 tasks.create_task(_ask_status(attachment, snapshot, wants_devices))
                 if wants_verdict:
                     tasks.create_task(_ask_verdict(attachment, snapshot))
-                tasks.create_task(_fetch(attachment, snapshot))
+                tasks.create_task(fetch_files(attachment, snapshot))
         except LaunchError as error:
             snapshot.missing["its daemons"] = str(error)
     if logs is None:
         snapshot.missing["its logs"] = "it is not known where they are"
     else:
         # Last, so that the events of the others' looks are there; and in a thread, for signals that come meanwhile.
-        await asyncio.to_thread(_read, RunFiles(logs), snapshot, deadline)
+        await asyncio.to_thread(_read, RunFiles(logs), snapshot, read_by)
     snapshot.taken_at = time.time()
     for node, where in snapshot.lost_nodes().items():
         snapshot.missing[node] = f"{snapshot.missing[node]}; {where}" if node in snapshot.missing else where
@@ -96,7 +102,7 @@ def _note_missing(attachment: Attachment, view: RunView, snapshot: RunSnapshot) 
 # -- files ------------------------------------------------------------------------------------------------------
 
 
-async def _fetch(attachment: Attachment, snapshot: RunSnapshot) -> None:
+async def fetch_files(attachment: Attachment, snapshot: RunSnapshot) -> None:
     """Files of the nodes on other machines; a path that several have is taken from where it was written to last."""
     here = attachment.run.sockets
     answers, _ = await attachment.ask_nodes(lambda node: None if node in here else operations.ListRunFiles())
@@ -126,9 +132,9 @@ async def _fetch_of(attachment: Attachment, node: int, files: list[RunFile], sna
             snapshot.add(file.path, _whole(file, pieces))
 
 
-def _read(files: RunFiles, snapshot: RunSnapshot, deadline: float) -> None:
+def _read(files: RunFiles, snapshot: RunSnapshot, read_by: float) -> None:
     for file in files.listing():
-        if time.monotonic() > deadline:
+        if time.monotonic() > read_by:
             snapshot.missing[file.path] = _NO_TIME
             continue
         try:

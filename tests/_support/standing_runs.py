@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rlinf_launcher.control.run_places import LocalRun
+
 from rlinf_async import Channel, Cluster, NodePlacementStrategy, Worker
+from rlinf_async._wire.local_socket import connect, peer_of
 from rlinf_async.errors import WorkerDied
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -59,6 +63,21 @@ def standing_run(*words: str) -> Iterator[subprocess.Popen[str]]:
         finally:
             launcher.terminate()
             launcher.communicate()
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def daemon_of(run: LocalRun, node: int) -> int:
+    """Its pid."""
+    with connect(str(run.sockets[node])) as sock:
+        return peer_of(sock)[0]
 
 
 def await_line(launcher: subprocess.Popen[str], beginning: str) -> str:
