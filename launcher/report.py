@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol, TextIO
 
-_COLUMNS: Final = ("ssh", "daemon", "py", "torch", "gpus")
+_COLUMNS: Final = ("after", "daemon", "py", "torch", "gpus")
 
 
 class Named(Protocol):

@@ -1,7 +1,8 @@
-"""Finds the hosts of a run: ``--hosts``, ``$RLINF_HOSTS``, Slurm, PBS, LSF, MPI and job hosts files, or localhost."""
+"""Finds the hosts of a run (``--hosts``, ``$RLINF_HOSTS``, Slurm, PBS, LSF, MPI, localhost), and the way to them."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import TextIO
 from rlinf_async.errors import ConfigError
 
 from ..remote.host import Host
-from .hosts_file import parse_list, read_file, read_hosts
+from .hosts_file import read_file, read_hosts
+from .slurm_job import slurm_hosts
 
 JOB_HOSTFILE = Path("/job/hostfile")
 """Where DeepSpeed's images keep their hosts."""
@@ -36,9 +38,8 @@ def find_hosts(
         return read_hosts(argument, stdin, "--hosts", allow_duplicates), f"--hosts {argument}"
     if value := environ.get("RLINF_HOSTS"):
         return read_hosts(value, stdin, "$RLINF_HOSTS", allow_duplicates), f"$RLINF_HOSTS ({value})"
-    for name in ("SLURM_JOB_NODELIST", "SLURM_NODELIST"):
-        if value := environ.get(name):
-            return _slurm(name, value, environ), f"Slurm (${name})"
+    if hosts := slurm_hosts(environ):
+        return hosts, f"Slurm ({hosts[0].source.partition(':')[0]})"
     for system, name in (("PBS", "PBS_NODEFILE"), ("LSF", "LSB_DJOB_HOSTFILE")):
         if value := environ.get(name):
             # A line per slot.  A host that has one line keeps its slots open: one task per node is how jobs
@@ -53,14 +54,42 @@ def find_hosts(
     return (Host("localhost", source="default"),), "this machine, for want of any other"
 
 
-def _slurm(name: str, nodes: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
-    """Slurm's list, with as many slots on each node as there are GPUs of the job on this one."""
-    hosts = parse_list(nodes, f"${name}")
-    text = environ.get("SLURM_GPUS_ON_NODE", "")
-    if not text:
-        return hosts
-    if not text.isdecimal():
-        raise ConfigError(
-            f"$SLURM_GPUS_ON_NODE is {text!r}, not a number\n  fix: unset it, or name the hosts with --hosts"
+def with_launcher(hosts: tuple[Host, ...], launcher: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
+    """The hosts, each with its place in this Slurm job where srun is the way to them.
+
+    ``"auto"`` takes srun where all hosts are nodes of the job that this runs in and srun is there.
+
+    Raises:
+        ConfigError: ``"srun"`` does not lead to one of them; every task of a step would start the same run.
+    """
+    ssh = tuple(replace(host, slurm=None) for host in hosts)
+    if launcher == "ssh" or all(host.is_local for host in hosts):
+        return ssh
+    job = environ.get("SLURM_JOB_ID")
+    nodes = {node.name: node for node in slurm_hosts(environ)} if job and any(not host.slurm for host in hosts) else {}
+    reached = tuple(host if host.slurm or host.is_local else _in_job(host, nodes) for host in hosts)
+    missing = [host for host in reached if not host.slurm and not host.is_local]
+    if launcher == "auto" and (missing or not shutil.which("srun")):
+        return ssh
+    if missing:
+        known = (
+            f"none of this job's nodes ({', '.join(nodes)})" if job else "no node of a job: $SLURM_JOB_ID is not set"
         )
-    return tuple(replace(host, slots=int(text) or None) for host in hosts)
+        raise ConfigError(
+            f"--launcher srun: {missing[0].name!r} ({missing[0].source}) is {known}, or needs ssh for its user or "
+            "port\n  fix: run inside of sbatch or salloc without --hosts, or --launcher ssh"
+        )
+    if not shutil.which("srun"):
+        raise ConfigError("--launcher srun: there is no srun on the PATH\n  fix: add it, or --launcher ssh")
+    if (tasks := environ.get("SLURM_STEP_NUM_TASKS", "1")) != "1":
+        raise ConfigError(
+            f"each of the {tasks} tasks of this step ($SLURM_STEP_NUM_TASKS) starts rlinf-launch, which starts all "
+            "nodes\n  fix: call rlinf-launch once, without srun before it"
+        )
+    return reached
+
+
+def _in_job(host: Host, nodes: Mapping[str, Host]) -> Host:
+    """The host with the place that its name has in the job; as it is where it has none, or where it has to be ssh."""
+    node = nodes.get(host.name)
+    return replace(host, slurm=node.slurm) if node is not None and host.user is None and host.port is None else host

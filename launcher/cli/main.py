@@ -31,7 +31,7 @@ from ..remote.host_check import own_version
 from ..remote.plan import Node, found_here, plan
 from ..remote.sweep import sweep
 from ..report import Report, counted, make_report
-from .allocation import find_hosts
+from .allocation import find_hosts, with_launcher
 from .check import check
 from .dry_run import preview, preview_facts
 from .flags import help_text
@@ -63,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return asyncio.run(_run_alone(options))
         variables = exported(os.environ, options)
         hosts, source = find_hosts(options.hosts, os.environ, sys.stdin, options.allow_duplicate_hosts)
+        if options.local_nodes is None:
+            hosts = with_launcher(hosts, options.launcher, os.environ)
         nodes = plan(hosts, options)
         if is_preview:
             return _preview(nodes, source, options, variables)

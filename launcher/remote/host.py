@@ -1,4 +1,4 @@
-"""``Host``: a machine of a run as the user specifies it: address, user, port, slots, GPUs, labels, variables."""
+"""``Host``: a machine of a run: name, address, slots, GPUs, labels, variables, and its place in a Slurm allocation."""
 
 from __future__ import annotations
 
@@ -10,6 +10,21 @@ from .exported_env import shown
 MAX_FAKE_GPUS = 1024
 
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True)
+class SlurmNode:
+    """A node of a Slurm allocation that ``srun`` reaches by its name there.
+
+    Attributes:
+        is_here: the launcher runs on it, in the allocation: it is started without srun.
+        component: of a heterogeneous job, the number after ``--het-group``.
+        gpus: GPUs that the job has on it; None where that is not known.
+    """
+
+    is_here: bool = False
+    component: int | None = None
+    gpus: int | None = None
 
 
 @dataclass(frozen=True)
@@ -28,6 +43,7 @@ class Host:
         fake_gpus: GPUs to pretend, so that a placement can be tried without any.
         source: ``file:line``.
         max_slots: what ``slots`` may not exceed; it still matters where ``slots`` is None.
+        slurm: its place in the Slurm allocation, where srun is the way to it.
     """
 
     name: str
@@ -42,6 +58,7 @@ class Host:
     fake_gpus: int | None = None
     source: str = ""
     max_slots: int | None = None
+    slurm: SlurmNode | None = None
 
     @property
     def is_local(self) -> bool:
@@ -67,6 +84,13 @@ def describe(host: Host) -> str:
     words += [f"fake_gpus={host.fake_gpus}"] if host.fake_gpus is not None else []
     words += [f"labels={','.join(host.labels)}"] if host.labels else []
     words += [f"env.{name}={shown(name, value)}" for name, value in host.env.items()]
-    words += [f"({'local' if host.is_local else 'ssh'})"]
+    words += [f"({_way(host)})"]
     words += [f"from {host.source}"] if host.source else []
     return " ".join(words)
+
+
+def _way(host: Host) -> str:
+    if host.slurm is None:
+        return "local" if host.is_local else "ssh"
+    component = "" if host.slurm.component is None else f", component {host.slurm.component}"
+    return f"{'local' if host.slurm.is_here else 'srun'}{component}"

@@ -22,8 +22,8 @@ from ..options import Options
 from ..report import Report
 from .archive import Archive
 from .bootstrap import shipment
-from .local import address_towards
 from .plan import Node
+from .preflight import address_towards
 
 _PYTHON_MINIMUM: Final = (3, 11)
 _PACKAGES: Final = ("rlinf_async", "rlinf_launcher", "torch", "numpy", "msgpack", "cloudpickle", "uvloop")
@@ -84,7 +84,7 @@ class HostCheck:
         binds: dict[int, str | None] = {}
         for node in self._nodes:
             answer = self.answers.get(node.rank, {})
-            binds[node.rank] = node.host.address or answer.get("iface_address") or loopback or answer.get("ssh_address")
+            binds[node.rank] = node.host.address or answer.get("iface_address") or loopback or answer.get("reached_at")
         towards = next((binds[node.rank] for node in self._nodes if not node.is_here and binds[node.rank]), None)
         for node in self._nodes:
             if node.is_here and binds[node.rank] is None and towards is not None:
@@ -112,7 +112,7 @@ class HostCheck:
             raise LaunchError(str(answer.get("error") or answer))
         answer["skew"] = float(answer["time"]) - time.time()
         torch = answer["torch"] or "-"
-        took = {} if node.is_here else {"ssh": f"{loop.time() - began:.1f}s"}
+        took = {} if node.is_here else {"after": f"{loop.time() - began:.1f}s"}
         self._report.node(rank, "reached", **took, py=answer["python"], torch=torch)
         for warning in answer["warnings"]:
             self._report.warn(f"{node.name}: {warning}")
@@ -160,7 +160,7 @@ class HostCheck:
             if driver is not None and not any(item["what"] == "Python" for item in answer["missing"]):
                 found += _unlike(answer, self.answers[driver])
             found += self._judge_clock(rank, answer)
-            machine = tuple(str(answer[key]) for key in ("machine_id", "boot_id", "hostname"))
+            machine = _machine(node, answer)
             if not node.hidden and self._options.local_nodes is None:
                 first = machines.setdefault(machine, rank)
                 if first != rank:
@@ -193,6 +193,12 @@ def own_version() -> str:
         return metadata.version("rlinf-async")
     except metadata.PackageNotFoundError:
         return ""
+
+
+def _machine(node: Node, answer: Mapping[str, Any]) -> tuple[str, ...]:
+    """Equal for two nodes on one machine.  For srun a node is what its slurmd is called: a machine may run several."""
+    keys = ("slurm_node",) if node.host.slurm is not None else ("machine_id", "boot_id", "hostname")
+    return tuple(str(answer[key]) for key in keys)
 
 
 def _unlike(answer: Mapping[str, Any], driver: Mapping[str, Any]) -> list[str]:

@@ -1,34 +1,36 @@
-"""Connector for this machine, without ssh; recognises hosts that are this machine, and finds its own address."""
+"""Connector for this machine, without ssh; recognises hosts that are this machine."""
 
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlinf_async._wire.remote_exit import RemoteExit, describe_exit
 
-from .bootstrap import BOOTSTRAP, TOO_OLD
+from .bootstrap import TOO_OLD
 from .host import Host
+from .prologue import bootstrap_argv, explain_prologue
 
 
 @dataclass(frozen=True)
 class LocalConnector:
-    """This machine; ``python`` is the interpreter to run."""
+    """This machine; ``python`` is the interpreter to run, ``default`` the one where none is named."""
 
-    python: str
+    python: str | None
+    default: str = sys.executable
+    prologue: str | None = None
 
     is_here: bool = True
 
     @property
     def argv(self) -> Sequence[str]:
-        return (self.python, "-c", BOOTSTRAP)
-
-    @property
-    def probe(self) -> Sequence[str]:
-        return (self.python, "-V")
+        return bootstrap_argv(self.python, self.default, self.prologue)
 
     def explain(self, exited: RemoteExit) -> str:
+        if text := explain_prologue(exited, self.prologue):
+            return text
         for line in exited.stderr:
             if line.startswith(TOO_OLD):
                 return f"{line.removeprefix(TOO_OLD)}, which is too old\nfix: --python PATH"
@@ -42,14 +44,3 @@ def is_here(host: Host) -> bool:
     own = socket.gethostname().lower()
     names = {own, own.split(".")[0]}
     return host.user is None and host.port is None and host.name.lower() in names
-
-
-def address_towards(address: str) -> str | None:
-    """Our address on the way to ``address``, as the routing table has it; no packet is sent.  None without a way."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((address, 9))
-            return str(probe.getsockname()[0])
-        except OSError:
-            return None

@@ -15,6 +15,7 @@ from ..options import Options
 from .connector import Connector
 from .host import Host
 from .local import LocalConnector, is_here
+from .srun import srun_connector
 from .ssh import ssh_connector
 
 NODE_RANK: Final = "RLINF_NODE_RANK"
@@ -114,7 +115,11 @@ def found_here(python: str | None) -> str | None:
 
 
 def _way(host: Host, options: Options) -> Connector:
-    if options.local_nodes is not None or is_here(host):
-        python = host.python or options.python or sys.executable
-        return LocalConnector(found_here(python) or str(Path(python).expanduser()))  # fails by name where absent
-    return ssh_connector(host, options, host.python or options.python or sys.executable)
+    if host.slurm is not None and not host.slurm.is_here:
+        return srun_connector(host, options, sys.executable)
+    if options.local_nodes is not None or host.slurm is not None or is_here(host):
+        python = host.python or options.python
+        if python is not None and options.prologue is None:  # which may bring the interpreter that is named
+            python = found_here(python) or str(Path(python).expanduser())  # fails by name where absent
+        return LocalConnector(python, prologue=options.prologue)
+    return ssh_connector(host, options, sys.executable)

@@ -1,8 +1,8 @@
 """Preflight program, run on each host: checks Python, packages, paths; unpacks ``--sync``; becomes the daemon.
 
 It reports what is missing there, waits for the order, and becomes the node's daemon on the same stdin and stdout.
-It comes over ssh's stdin, so nothing of ours needs to be installed there for it to give a readable answer: one file,
-the standard library only, and the syntax of Python 3.6.
+It comes over the stdin of ssh or srun, so nothing of ours needs to be installed there for it to give a readable answer:
+one file, the standard library only, and the syntax of Python 3.6.
 """
 # ruff: noqa: UP006, UP035, UP036, UP045
 
@@ -204,7 +204,6 @@ class HostSurvey:
             self.warnings.append(f"little space left in {self.run_dir.parent}")
 
     def answer(self) -> Dict[str, Any]:
-        connection = os.environ.get("SSH_CONNECTION", "").split()
         return {
             "event": "preflight",
             "ok": not self.missing,
@@ -219,7 +218,8 @@ class HostSurvey:
             "boot_id": first_line("/proc/sys/kernel/random/boot_id"),
             "uid": os.getuid(),
             "time": time.time(),
-            "ssh_address": connection[2] if len(connection) == 4 else None,
+            "slurm_node": os.environ.get("SLURMD_NODENAME", ""),
+            "reached_at": reached_at(),
             "iface_address": self.iface_address,
             "run_dir": str(self.run_dir) if self.run_dir else None,
             "sync": str(self.sync) if self.sync else None,
@@ -271,6 +271,25 @@ def distribution_version(name: str) -> Optional[str]:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def reached_at() -> Optional[str]:
+    """The address of this host on the way from the machine that started this process by ssh or srun."""
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    if len(connection) == 4:
+        return connection[2]
+    launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR")
+    return address_towards(launcher) if launcher else None
+
+
+def address_towards(address: str) -> Optional[str]:
+    """Our address on the way to ``address``, as the routing table has it; no packet is sent.  None without a way."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return None
 
 
 def interface_address(name: str) -> Optional[str]:

@@ -12,8 +12,9 @@ from rlinf_async._wire.remote_exit import RemoteExit, describe_exit
 from rlinf_async.errors import ConfigError
 
 from ..options import Options
-from .bootstrap import BOOTSTRAP, TOO_OLD
+from .bootstrap import TOO_OLD
 from .host import Host
+from .prologue import bootstrap_argv, explain_prologue
 
 _HOST: Final = re.compile(r"[A-Za-z0-9_.:][A-Za-z0-9_.:%\-]*", re.ASCII)
 
@@ -33,6 +34,7 @@ class SshConnector:
     probe: Sequence[str]
     """The same ssh, with nothing to do there: what a user tries by hand."""
     python: str
+    prologue: str | None
 
     is_here: bool = False
 
@@ -40,8 +42,11 @@ class SshConnector:
         return explain(self, exited)
 
 
-def ssh_connector(host: Host, options: Options, python: str) -> SshConnector:
+def ssh_connector(host: Host, options: Options, default: str) -> SshConnector:
     """How to reach a host, from what stands in the hosts file and the options.
+
+    Args:
+        default: the interpreter where the user names none.
 
     Raises:
         ConfigError: the host's name could be taken for an option of ssh, or holds characters that no name has.
@@ -53,11 +58,14 @@ def ssh_connector(host: Host, options: Options, python: str) -> SshConnector:
     own = _words("-l", host.user or options.ssh_user) + _words("-p", host.port or options.ssh_port)
     own += _words("-i", options.ssh_key) + list(options.ssh_args)
     last = [word for option in _UNLESS_SAID for word in ("-o", option)]
+    python = host.python or options.python
+    command = " ".join(["exec", *map(_shell_path, bootstrap_argv(python, default, options.prologue))])
     return SshConnector(
         host=host,
-        argv=("ssh", "-T", *first, *own, *last, "--", host.name, f"exec {_shell_path(python)} -c '{BOOTSTRAP}'"),
+        argv=("ssh", "-T", *first, *own, *last, "--", host.name, command),
         probe=("ssh", *own, host.name, "true"),
-        python=python,
+        python=python or default,
+        prologue=options.prologue,
     )
 
 
@@ -74,6 +82,8 @@ def _shell_path(path: str) -> str:
 
 def explain(connector: SshConnector, exited: RemoteExit) -> str:
     """ssh's own complaint in one line, and what to try; else the last words of what ran there."""
+    if text := explain_prologue(exited, connector.prologue):
+        return text
     probe = shlex.join(connector.probe)
     if exited.exit_code in (126, 127) or _NO_COMMAND.search(_last(exited)):
         verb = "cannot be run there" if exited.exit_code == 126 else "is not there"

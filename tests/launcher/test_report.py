@@ -24,7 +24,7 @@ class Terminal(io.StringIO):
 def tell(report: Report) -> None:
     """The story of a run."""
     report.begin("0a1b2c3d", [Node("a"), Node("b"), Node("localhost", hidden=True)])
-    report.node(1, "reached", ssh="0.2s", py="3.11.7")
+    report.node(1, "reached", after="0.2s", py="3.11.7")
     report.node(0, "failed", "ssh: no [way]\ntry: x")
     report.warn("a clock")
     report.ready({"node": 2, "GPU": 1})
@@ -40,7 +40,7 @@ def test_without_a_terminal_every_change_is_one_plain_line() -> None:
     lines = screen.getvalue().splitlines()
     assert lines[:3] == [
         "rlinf run 0a1b2c3d: 2 nodes, and a daemon here for the script",
-        "b: reached ssh 0.2s py 3.11.7",
+        "b: reached after 0.2s py 3.11.7",
         "warning: a clock",
     ]
     assert lines[3].startswith("ready in ")

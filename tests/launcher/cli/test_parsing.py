@@ -38,6 +38,7 @@ def test_every_flag_is_read(tmp_path: Path) -> None:
     options = parsed(
         f"--hosts nodes.txt --nnodes 2 --allow-duplicate-hosts --iface eth0 --module --python /opt/python "
         f"--cwd /work --sync {tmp_path} --env A=1 --env B --env-file /vars --export 'MY_*' --ssh-user me "
+        "--prologue 'source x; y' --launcher srun --port-range 20000-20099 "
         "--ssh-port 2222 --ssh-key /key --ssh-args '-J jump' --ssh-args=-C --accept-new-host-keys "
         "--start-timeout 2.5 --fail-fast --timeout 60 --log-dir /logs --trace /run.json --tee 0,3 --json --quiet "
         "--dry-run --check pkg.train x"
@@ -56,6 +57,9 @@ def test_every_flag_is_read(tmp_path: Path) -> None:
         env=(("A", "1"), ("B", None)),
         env_file=(Path("/vars"),),
         export=("MY_*",),
+        prologue="source x; y",
+        launcher="srun",
+        port_range=(20000, 20099),
         ssh_user="me",
         ssh_port=2222,
         ssh_key=Path("/key"),
@@ -272,6 +276,10 @@ def test_what_the_launcher_sets_in_its_processes_is_no_flag() -> None:
         ('--ssh-args "-o \'x" x', "--ssh-args: cannot read"),
         ("--iface 'eth 0' x", "'eth 0' is not an interface"),
         ("--json=maybe x", "--json: 'maybe' is neither yes nor no"),
+        ("--port-range 20000 x", "--port-range: '20000' is no range of ports"),
+        ("--port-range 2-1 x", "--port-range: '2-1' is no range of ports from 1024 to 65535"),
+        ("--launcher slurm x", "--launcher: 'slurm' is no way to a host\n  fix: write ssh, srun or auto"),
+        ("--prologue 'a\nb' x", "--prologue: it has several lines\n  fix: write ';' between"),
         ("--sweep ../x", "--sweep: '../x' is not a run's id"),
         ("--sweep 0123abcd x", "--sweep 0123abcd runs no script, but 'x' is named"),
         ("--hosts a, --local-nodes 2 x", "exclude each other"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from rlinf_launcher.options import Options
-from rlinf_launcher.remote.host import Host
+from rlinf_launcher.remote.host import Host, SlurmNode
 from rlinf_launcher.remote.host_check import HostCheck
 from rlinf_launcher.remote.plan import plan
 from rlinf_launcher.report import Report
@@ -22,7 +22,8 @@ def an_answer(hostname: str, **changes: Any) -> dict[str, Any]:
         "machine_id": hostname,
         "boot_id": hostname,
         "skew": 0.0,
-        "ssh_address": "10.0.0.1",
+        "slurm_node": "",
+        "reached_at": "10.0.0.1",
         "iface_address": None,
     } | changes
 
@@ -79,32 +80,32 @@ def test_the_same_machine_under_two_names_is_found_out_unless_host_names_differ(
 def test_addresses_come_from_the_hosts_file_the_interface_or_the_way_there() -> None:
     inspection = an_inspection(Host("localhost"), Host("b", address="10.9.9.9"), Host("c"), Host("d"), iface="eth1")
     inspection.answers = {
-        0: an_answer("a", ssh_address=None, iface_address="10.1.0.1"),
+        0: an_answer("a", reached_at=None, iface_address="10.1.0.1"),
         1: an_answer("b", iface_address="10.1.0.2"),
         2: an_answer("c", iface_address="10.1.0.3"),
-        3: an_answer("d", ssh_address="10.2.0.4"),
+        3: an_answer("d", reached_at="10.2.0.4"),
     }
     assert inspection.binds() == {0: "10.1.0.1", 1: "10.9.9.9", 2: "10.1.0.3", 3: "10.2.0.4"}
 
 
 def test_this_machine_is_known_by_its_address_on_the_way_to_the_others() -> None:
     inspection = an_inspection(Host("localhost"), Host("b"))
-    inspection.answers = {0: an_answer("a", ssh_address=None), 1: an_answer("b", ssh_address="127.0.0.2")}
+    inspection.answers = {0: an_answer("a", reached_at=None), 1: an_answer("b", reached_at="127.0.0.2")}
     assert inspection.binds() == {0: "127.0.0.1", 1: "127.0.0.2"}
 
 
 def test_one_node_here_has_no_address_at_all() -> None:
     inspection = an_inspection(Host("localhost"))
-    inspection.answers = {0: an_answer("a", ssh_address="10.0.0.1")}
+    inspection.answers = {0: an_answer("a", reached_at="10.0.0.1")}
     assert inspection.binds() == {0: None}
 
 
 def test_a_host_that_only_a_tunnel_reaches_is_told_so() -> None:
     inspection = an_inspection(Host("b"), Host("c"))
     inspection.answers = {
-        0: an_answer("b", ssh_address="10.0.0.5"),
-        1: an_answer("c", ssh_address="127.0.0.1"),
-        2: an_answer("here", ssh_address=None, iface_address="10.0.0.6"),
+        0: an_answer("b", reached_at="10.0.0.5"),
+        1: an_answer("c", reached_at="127.0.0.1"),
+        2: an_answer("here", reached_at=None, iface_address="10.0.0.6"),
     }
     assert inspection.judge() == {
         1: "is reached at 127.0.0.1, which the other nodes cannot reach\nfix: addr=IP after the host, or --iface NAME"
@@ -113,5 +114,14 @@ def test_a_host_that_only_a_tunnel_reaches_is_told_so() -> None:
 
 def test_a_host_that_did_not_answer_is_not_blamed_on_those_that_did() -> None:
     inspection = an_inspection(Host("b"), Host("c"))
-    inspection.answers = {2: an_answer("here", ssh_address=None)}
+    inspection.answers = {2: an_answer("here", reached_at=None)}
     assert inspection.judge() == {}
+
+
+def test_slurm_nodes_of_one_machine_are_told_apart_by_their_names_there() -> None:
+    hosts = [Host(name, slurm=SlurmNode()) for name in ("n0", "n1", "n2")]
+    inspection = an_inspection(*hosts)
+    inspection.answers = {rank: an_answer("one", slurm_node=f"n{rank}") for rank in range(3)} | {3: an_answer("one")}
+    assert inspection.judge() == {}
+    inspection.answers[2]["slurm_node"] = "n1"
+    assert inspection.judge() == {2: "is the same machine as n1\nfix: list it once, with the slots of both"}

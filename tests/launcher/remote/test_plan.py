@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from rlinf_launcher.cli.hosts_file import parse_hosts
 from rlinf_launcher.cli.parsing import parse
+from rlinf_launcher.remote.host import Host, SlurmNode
 from rlinf_launcher.remote.local import LocalConnector
 from rlinf_launcher.remote.plan import chosen_hosts, driver_python, plan
+from rlinf_launcher.remote.srun import SrunConnector
 
 from rlinf_async.errors import ConfigError
 
@@ -72,3 +74,15 @@ def test_an_interpreter_that_is_not_here_is_not_exchanged_for_another_one() -> N
     assert here(["--python", "/no/python"]) == [("localhost", "/no/python")]
     # The script's own machine need not have what the nodes have, where it is none of them.
     assert here(["--python", "/no/python"], "far\n") == [("localhost", sys.executable)]
+
+
+def test_a_prologue_may_bring_the_interpreter_that_is_named() -> None:
+    assert here(["--python", "python3", "--prologue", "true"]) == [("localhost", "python3")]
+
+
+def test_of_a_slurm_job_the_launchers_own_node_is_started_without_srun() -> None:
+    hosts = [Host("n0", slurm=SlurmNode(is_here=True)), Host("n1", slurm=SlurmNode())]
+    nodes = plan(hosts, parse(["x.py"], {}))
+    assert [type(node.connector) for node in nodes] == [LocalConnector, SrunConnector]
+    outside = plan(hosts[1:], parse(["x.py"], {}))
+    assert [(node.is_here, node.hidden) for node in outside] == [(False, False), (True, True)]

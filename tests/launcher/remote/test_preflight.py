@@ -130,7 +130,7 @@ def test_a_good_host_answers_with_its_facts() -> None:
     assert answer["missing"] == []
     assert answer["python"] == "{}.{}.{}".format(*sys.version_info[:3])
     assert answer["executable"] == sys.executable
-    assert answer["ssh_address"] == "10.0.0.7"
+    assert answer["reached_at"] == "10.0.0.7"
     assert answer["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert answer["uid"] == os.getuid()
 

@@ -1,0 +1,106 @@
+"""Nodes of the Slurm job that the launcher runs in: names, components and GPUs, from its variables and ``scontrol``."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from rlinf_async.errors import ConfigError
+
+from ..remote.host import Host, SlurmNode
+from .hosts_file import parse_list
+
+_SCONTROL_TIMEOUT_S: Final = 10.0
+
+_ON_NODES: Final = re.compile(r"^\s*Nodes=(?P<nodes>\S+) .*\bGRES=(?P<gres>\S*)", re.MULTILINE)
+_GPUS: Final = re.compile(r"(?:^|,)gpu(?::[^:,]+)?:([0-9]{1,6})(?=,|$)", re.ASCII)
+_LABEL: Final = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.\-]*", re.ASCII)
+
+_GROUPS_OF_EVERY_RUN: Final = ("cluster", "node")
+
+
+def show_job(job: str) -> str:
+    """What ``scontrol`` knows of a job; empty where it does not answer."""
+    try:
+        command = ["scontrol", "show", "job", "-d", job]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SCONTROL_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def slurm_hosts(environ: Mapping[str, str], show: Callable[[str], str] = show_job) -> tuple[Host, ...]:
+    """The nodes of the job, in order; nothing outside of one.
+
+    Each has as many slots as the job has GPUs on it, which `scontrol` tells; where that does not answer, as many as on
+    this one.  Nodes of a heterogeneous job have the labels of their component: ``het0``, and its job name where no
+    other component has that.
+
+    Raises:
+        ConfigError: a variable of Slurm's cannot be read; a node is in two components.
+    """
+    job = environ.get("SLURM_JOB_ID")
+    hosts: dict[str, Host] = {}
+    for component, name, nodes, labels in _components(environ):
+        for host in parse_list(nodes, f"${name}"):
+            if host.name in hosts:
+                raise ConfigError(
+                    f"${name}: {host.name!r} is in another component of the job as well, and would be two nodes\n"
+                    "  fix: ask for whole nodes (sbatch --exclusive), or for other ones in each component"
+                )
+            here = environ.get("SLURMD_NODENAME") == host.name
+            slurm = SlurmNode(is_here=here, component=component) if job else None
+            hosts[host.name] = replace(host, labels=labels, slurm=slurm)
+    found = _gpus_by_node(show(job)) if job and hosts else {}
+    if not found:
+        return tuple(replace(host, slots=_gpus_here(environ)) for host in hosts.values())
+    return tuple(
+        replace(host, slots=found[name] or None, slurm=host.slurm and replace(host.slurm, gpus=found[name]))
+        for name, host in hosts.items()
+    )
+
+
+def _components(environ: Mapping[str, str]) -> list[tuple[int | None, str, str, tuple[str, ...]]]:
+    """``(number, variable, nodes, labels)`` of each component; one without a number of a job that has none."""
+    size = environ.get("SLURM_HET_SIZE", "")
+    if size.isdecimal() and environ.get("SLURM_JOB_NODELIST_HET_GROUP_0"):
+        numbers = range(int(size))
+        names = Counter(environ.get(f"SLURM_JOB_NAME_HET_GROUP_{number}", "") for number in numbers)
+        found: list[tuple[int | None, str, str, tuple[str, ...]]] = []
+        for number in numbers:
+            variable = f"SLURM_JOB_NODELIST_HET_GROUP_{number}"
+            own = environ.get(f"SLURM_JOB_NAME_HET_GROUP_{number}", "")
+            is_label = names[own] == 1 and own not in _GROUPS_OF_EVERY_RUN and _LABEL.fullmatch(own)
+            labels = dict.fromkeys([f"het{number}", *([own] if is_label else [])])
+            found.append((number, variable, environ.get(variable, ""), tuple(labels)))
+        return found
+    for variable in ("SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+        if nodes := environ.get(variable):
+            return [(None, variable, nodes, ())]
+    return []
+
+
+def _gpus_by_node(text: str) -> Counter[str]:
+    """GPUs of the job by node, as ``scontrol show job -d`` tells; 0 of those that are not there; empty if it says none.
+
+    A line for each set of nodes that have the same: ``Nodes=n[0-1] CPU_IDs=0-1 Mem=0 GRES=gpu:a100:2(IDX:0-1)``.
+    """
+    found: Counter[str] = Counter()
+    for match in _ON_NODES.finditer(text):
+        gres = re.sub(r"\([^)]*\)", "", match["gres"])
+        count = sum(int(number) for number in _GPUS.findall(gres))
+        found.update({host.name: count for host in parse_list(match["nodes"], "scontrol")})
+    return found
+
+
+def _gpus_here(environ: Mapping[str, str]) -> int | None:
+    text = environ.get("SLURM_GPUS_ON_NODE", "")
+    if text and not text.isdecimal():
+        raise ConfigError(
+            f"$SLURM_GPUS_ON_NODE is {text!r}, not a number\n  fix: unset it, or name the hosts with --hosts"
+        )
+    return int(text or 0) or None
