@@ -38,7 +38,7 @@ def choose_recorded(wanted: str | None, places: Sequence[Path]) -> LocalRun:
     if len(meant) == 1:
         return meant[0]
     if meant:
-        said = f"{len(meant)} runs are meant by that: name one of them"
+        said = f"{len(meant)} runs {'are alive here' if wanted is None else 'begin so'}: name one of them"
     elif wanted is None:
         said = "no run of this user is alive on this machine: name one that has ended, or the directory of its logs"
     else:

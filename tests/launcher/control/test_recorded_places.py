@@ -40,7 +40,7 @@ def test_one_is_meant_by_the_beginning_of_its_id(places: list[Path]) -> None:
 
 
 def test_several_or_none_are_an_error_that_lists_them(places: list[Path]) -> None:
-    with pytest.raises(NoSuchRun, match=r"2 runs are meant by that: name one of them\n  cafecafe.*\n  cafebabe.*"):
+    with pytest.raises(NoSuchRun, match=r"2 runs begin so: name one of them\n  cafecafe.*\n  cafebabe.*"):
         choose_recorded("cafe", places)
     with pytest.raises(NoSuchRun, match=r"there is no run 'ffffffff' of this user.*\n(.*\n)*.*00000001  ended"):
         choose_recorded("ffffffff", places)
