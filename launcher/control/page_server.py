@@ -67,7 +67,7 @@ class PageServer:
         Raises:
             OSError: the port is taken.
         """
-        server = await asyncio.start_server(self._serve, ADDRESS, port, limit=_MAX_HEAD_BYTES)
+        server = await asyncio.start_server(self._connected, ADDRESS, port, limit=_MAX_HEAD_BYTES)
         try:
             yield f"http://{ADDRESS}:{server.sockets[0].getsockname()[1]}/{self.token}/"
         finally:
@@ -77,10 +77,13 @@ class PageServer:
                 client.cancel()
             await asyncio.gather(*clients, return_exceptions=True)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        client = asyncio.current_task()
-        assert client is not None
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Not the coroutine itself: of tasks of its own asyncio complains, on Python 3.11, when they are cancelled.
+        client = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._clients.add(client)
+        client.add_done_callback(self._clients.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             # What a client does that goes away, or sends rubbish, concerns nothing but its own connection.
             with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
@@ -95,7 +98,6 @@ class PageServer:
                     policy = f"Content-Security-Policy: {self._page.policy}; frame-ancestors 'none'"
                     await _send(writer, _head(status, "text/html", policy) + self._page.html.encode())
         finally:
-            self._clients.discard(client)
             writer.close()
 
     def _answer(self, head: str) -> tuple[HTTPStatus, str]:
@@ -159,6 +161,10 @@ def _head(status: HTTPStatus, kind: str, *more: str) -> bytes:
 
 
 async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
-    async with asyncio.timeout(_TIMEOUT_S):
-        writer.write(data)
-        await writer.drain()
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            writer.write(data)
+            await writer.drain()
+    except TimeoutError:
+        writer.transport.abort()  # a close would hold the rest until the client takes it
+        raise
