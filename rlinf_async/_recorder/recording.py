@@ -27,6 +27,8 @@ from rlinf_async._recorder.state.event_ring import (
     ring_path,
     size_of,
 )
+from rlinf_async._recorder.state.metric_names import cell_name
+from rlinf_async._recorder.state.metric_table import WEIGHTS
 
 logger = logging.getLogger(__name__)
 
@@ -100,8 +102,14 @@ def _mapping(path: Path, nbytes: int) -> mmap.mmap:
 # -- hooks ------------------------------------------------------------------------------------------------------
 
 
+def admits() -> bool:
+    """Whether an operation that begins now is to be recorded: see ``EventRing.admits``."""
+    here = ring
+    return here is not None and here.admits()
+
+
 def follow(work: Followed, kind: EventKind, name: str, value: float = 0.0) -> None:
-    """Records an operation that begins now; before anything may settle it."""
+    """Records an operation that begins now, once that is admitted; before anything may settle it."""
     here = ring
     if here is not None:
         work._event = here.begin(kind, name, value)
@@ -130,11 +138,6 @@ def version(model: str, role: str, number: int) -> None:
     here = ring
     if here is not None:
         here.point(EventKind.VERSION, f"{role} {model}", number)
-        label = model.translate(_ESCAPES)
-        place = here.cell(MetricKind.GAUGE, f'rlinf_weights_version{{model="{label}",role="{role}"}}')
+        place = here.cell(MetricKind.GAUGE, cell_name(WEIGHTS.name, {"model": model, "role": role}))
         if place is not None:
             here.store(place, number)
-
-
-_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-"""Of a label's value, as Prometheus writes it."""
