@@ -1,4 +1,4 @@
-"""``rlinf-ctl logs``: the last lines of ranks' logs on this machine, and what is written there from then on."""
+"""``rlinf-ctl logs``: the last lines of ranks' logs, and what is written there from then on."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import asyncio
 import ctypes
 import os
 import re
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from rlinf_async._inspection.state.run_report import ProcessReport
+from rlinf_async._recorder.recording import DIRECTORY
 
 from .attachment import Attachment
+from .far_logs import FarLog, find_far_logs
 from .run_places import NoSuchRun
 from .run_view import RunView, look, split_ranks
 from .text_output import Output
@@ -34,6 +36,8 @@ class LogFile:
     rank: int
     stream: str
     path: Path
+    place: str = ""
+    """Where a copy comes from."""
     _position: int = 0
     _rest: bytes = field(default=b"", repr=False)
 
@@ -74,57 +78,78 @@ def _beginning_of_tail(fd: int, size: int, lines: int) -> int:
 
 
 async def show_logs(attachment: Attachment, output: Output, words: str, *, tail: int | None, follow: bool) -> None:
-    """The logs of ``GROUP[:RANKS]``; of ranks of other machines, where they are.
+    """The logs of ``GROUP[:RANKS]``, those on other machines by way of their daemons.
 
     Raises:
         NoSuchRun: there is no such group, or no such rank in it.
     """
-    view = await look(attachment, details=True)
-    log_dir = Path(attachment.welcome["log_dir"])
-    files, elsewhere = chosen_logs(view, log_dir, words)
-    for process in elsewhere:
-        path = view.detail(process)["log"]
-        output.note(f"{process.name} is on {process.node_name}: its logs are there, {path}.out and {path}.err")
-    for file in files:
-        lines = file.read(tail)
-        if not follow:
-            lines += file.rest()
-        if lines and len(files) > 1 and not output.as_json:
-            output.line(f"==> {file.path} <==")
-        _show(file, lines, output, named=False)
-    if files and not follow and not any(file.path.stat().st_size for file in files):
-        output.note(f"nothing has been written to {', '.join(str(file.path) for file in files[:4])}")
-    if follow and files:
-        await _follow(attachment, files, output)
+    patience = attachment.deadline - asyncio.get_running_loop().time()
+    with tempfile.TemporaryDirectory(prefix="rlinf-") as copies:
+        view, (far, missing) = await asyncio.gather(
+            look(attachment, details=True), find_far_logs(attachment, Path(copies))
+        )
+        for node, reason in missing.items():
+            output.note(f"of {attachment.name_of(node)} there are no logs: {reason}")
+        files = chosen_logs(view, Path(attachment.welcome["log_dir"]), far, words)
+        far = [log for log in far if log.copy in {file.path for file in files}]
+        async with asyncio.TaskGroup() as tasks:
+            for log in far:
+                tasks.create_task(log.begin(tail))
+        _note_troubles(far, output)
+        for file in files:
+            lines = file.read(tail)
+            if not follow:
+                lines += file.rest()
+            if lines and len(files) > 1 and not output.as_json:
+                output.line(f"==> {file.place or file.path} <==")
+            _show(file, lines, output, named=False)
+        if not follow and not any(file.path.stat().st_size for file in files):
+            output.note(f"nothing has been written to {', '.join(file.place or str(file.path) for file in files[:4])}")
+        if follow:
+            await _follow(attachment, files, far, output, patience)
 
 
-def chosen_logs(view: RunView, log_dir: Path, words: str) -> tuple[list[LogFile], list[ProcessReport]]:
-    """The files of this machine, those of ranks that have ended among them, and the ranks that have none here.
+def chosen_logs(view: RunView, log_dir: Path, far: Sequence[FarLog], words: str) -> list[LogFile]:
+    """The files of the ranks that are meant, of those that have ended too; a log of both places is this machine's.
 
     Raises:
-        NoSuchRun: there is no such group, or no such rank in it.
+        NoSuchRun: there is no such group, or no such rank in it, or it has no log.
     """
     folders = {entry.name: entry for entry in log_dir.iterdir() if entry.is_dir()} if log_dir.is_dir() else {}
-    groups = view.groups()
-    group, ranks = split_ranks(words, {*groups, *folders})
-    folder = folders.get(group.replace("/", "_"))
-    files = [file for file in (_files_in(folder, group) if folder else ()) if ranks is None or file.rank in ranks]
-    here = {file.rank for file in files}
-    living = [each for each in groups.get(group, ()) if ranks is None or each.rank in ranks]
-    absent = set(ranks or ()) - here - {each.rank for each in living}
-    if absent:
-        raise NoSuchRun(f"there is no rank {min(absent)} of group {group!r}, and no log of it in {log_dir}")
-    if not files and not living:
-        there = ", ".join(sorted({*groups, *folders})) or "none"
+    known = {*view.groups(), *folders, *(log.file.path.partition("/")[0] for log in far)}
+    group, ranks = split_ranks(words, known)
+    name = group.replace("/", "_")
+    found = {(file.rank, file.stream): file for file in _far_files(far, name, group)}
+    found |= {(file.rank, file.stream): file for file in (_files_in(folders[name], group) if name in folders else ())}
+    files = [found[key] for key in sorted(found, key=lambda key: (key[0], key[1] != "stdout"))]
+    absent = set(ranks or ()) - {file.rank for file in files}
+    if absent and files:
+        raise NoSuchRun(f"there is no rank {min(absent)} of group {group!r}, and no log of it")
+    if not files:
+        there = ", ".join(sorted({each for each in known if each != DIRECTORY})) or "none"
         hint = "; what a driver writes is where it was started" if group == "driver" else ""
         raise NoSuchRun(f"there is no group {group!r}, and no log of it in {log_dir}; there are: {there}{hint}")
-    return files, [each for each in living if each.rank not in here]
+    return [file for file in files if ranks is None or file.rank in ranks]
 
 
 def _files_in(folder: Path, group: str) -> Iterator[LogFile]:
-    found = [(match, path) for path in folder.iterdir() if (match := _RANK_FILE.fullmatch(path.name))]
-    for match, path in sorted(found, key=lambda each: (int(each[0][1]), each[0][2] != ".out")):
-        yield LogFile(group, int(match[1]), _STREAMS[match[2]], path)
+    for path in folder.iterdir():
+        if match := _RANK_FILE.fullmatch(path.name):
+            yield LogFile(group, int(match[1]), _STREAMS[match[2]], path)
+
+
+def _far_files(far: Sequence[FarLog], name: str, group: str) -> Iterator[LogFile]:
+    for log in far:
+        folder, _, file = log.file.path.partition("/")
+        if folder == name and (match := _RANK_FILE.fullmatch(file)):
+            place = f"{log.attachment.name_of(log.node)}:{log.file.path}"
+            yield LogFile(group, int(match[1]), _STREAMS[match[2]], log.copy, place)
+
+
+def _note_troubles(far: Sequence[FarLog], output: Output) -> None:
+    for log in far:
+        if log.trouble:
+            output.note(f"{log.attachment.name_of(log.node)}:{log.file.path}: {log.trouble}")
 
 
 def _show(file: LogFile, lines: Sequence[str], output: Output, *, named: bool) -> None:
@@ -136,8 +161,14 @@ def _show(file: LogFile, lines: Sequence[str], output: Output, *, named: bool) -
             output.worker_line(prefix, line)
 
 
-async def _follow(attachment: Attachment, files: Sequence[LogFile], output: Output) -> None:
-    """Shows lines as they are written, until the run's daemon on this machine has ended."""
+async def _follow(
+    attachment: Attachment, files: Sequence[LogFile], far: Sequence[FarLog], output: Output, patience: float
+) -> None:
+    """Shows lines as they are written, until the run's daemon on this machine has ended.
+
+    Args:
+        patience: for each answer of another machine's daemon, in seconds.
+    """
     changed = asyncio.Event()
     changed.set()  # what was written before the files were watched
     watch = _watch_files([file.path for file in files])
@@ -157,6 +188,13 @@ async def _follow(attachment: Attachment, files: Sequence[LogFile], output: Outp
             finally:
                 timer.cancel()
             changed.clear()
+            attachment.deadline = loop.time() + patience
+            reading = [log for log in far if not log.trouble]
+            async with asyncio.TaskGroup() as tasks:
+                for log in reading:
+                    tasks.create_task(log.follow())
+            if not attachment.lost.done():  # else all of them have ended
+                _note_troubles(reading, output)
             for file in files:
                 _show(file, file.read(), output, named=len(files) > 1)
         for file in files:

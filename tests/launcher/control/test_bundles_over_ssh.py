@@ -42,12 +42,19 @@ def test_what_other_machines_have_comes_by_their_daemons_and_is_named_where_thes
             await_line(launcher, "standing")
             told = json.loads(control("bundle", "--json", "--output", "live.zip"))
             alive = read_bundle(tmp_path / "live.zip").recorded()
+            lines = [json.loads(line) for line in control("logs", "rollout", "--json", "--tail", "1").splitlines()]
+            titles = [line for line in control("logs", "rollout").splitlines() if line.startswith("==>")]
         finally:
             processes = [psutil.Process(launcher.pid), *psutil.Process(launcher.pid).children(recursive=True)]
             for process in processes:
                 process.kill()
             psutil.wait_procs(processes[1:], 10)
     assert told["missing"] == {}
+    assert [(line["rank"], line["stream"]) for line in lines if line["line"] == "trouble"] == [
+        (0, "stderr"),
+        (1, "stderr"),
+    ]
+    assert titles[::3] == ["==> node0:rollout/rank_0.out <==", "==> node1:rollout/rank_1.err <=="]
     assert {ring.identity["process"]: ring.identity["host"] for ring in alive.rings} == {
         "driver": "driver", "rollout:0": "node0", "rollout:1": "node1",
     }  # fmt: skip

@@ -1,0 +1,73 @@
+"""``FarLog``: a log on another machine, copied into a file here piece by piece as far as it is looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlinf_async._core import operations
+from rlinf_async._recorder.run_files import MAX_PIECE_BYTES, RunFile
+from rlinf_async.errors import ClosedError, DeadlineExceeded, LaunchError
+
+from .attachment import Attachment
+
+
+@dataclass
+class FarLog:
+    """The copy of one log; of a long one it has the end alone.
+
+    Attributes:
+        node: the one whose daemon reads it.
+        copy: the file here.
+        trouble: why nothing more is read; empty while all is well.
+    """
+
+    attachment: Attachment
+    node: int
+    file: RunFile
+    copy: Path
+    trouble: str = ""
+    _end: int = 0
+
+    async def begin(self, tail: int | None) -> None:
+        """Copies the last so many lines, and maybe more; None for all."""
+        begin = self._end = self.file.nbytes
+        pieces: list[bytes] = []
+        lines = -1  # that of the last line does not count
+        while begin and not self.trouble and (tail is None or lines < tail):
+            end, begin = begin, max(0, begin - MAX_PIECE_BYTES)
+            pieces.insert(0, await self._read(begin, end - begin))
+            lines += pieces[0].count(b"\n")
+        self.copy.write_bytes(b"".join(pieces))
+
+    async def follow(self) -> None:
+        """Copies what has been written since."""
+        while not self.trouble and (piece := await self._read(self._end, MAX_PIECE_BYTES)):
+            self._end += len(piece)
+            with self.copy.open("ab") as copy:
+                copy.write(piece)
+
+    async def _read(self, offset: int, nbytes: int) -> bytes:
+        try:
+            return await self.attachment.request(operations.ReadRunFile(self.file.path, offset, nbytes), self.node)
+        except (ClosedError, DeadlineExceeded, LaunchError) as error:
+            self.trouble = str(error)
+            return b""
+
+
+async def find_far_logs(attachment: Attachment, folder: Path) -> tuple[list[FarLog], dict[int, str]]:
+    """Logs of ranks on other machines, and the nodes that have not told of theirs, each with the reason.
+
+    Args:
+        folder: for the copies.
+    """
+    here = attachment.run.sockets
+    answers, missing = await attachment.ask_nodes(lambda node: None if node in here else operations.ListRunFiles())
+    found = []
+    for node, listing in answers.items():
+        for file in (RunFile(*each) for each in listing):
+            if "/" in file.path and file.is_log:
+                copy = folder / str(node) / file.path
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                found.append(FarLog(attachment, node, file, copy))
+    return found, {node: reason for node, reason in missing.items() if node not in here}
