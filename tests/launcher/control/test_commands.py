@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -20,9 +18,8 @@ from rlinf_launcher.cli.control import main
 from rlinf_launcher.control.run_places import LocalRun, find_runs
 
 from rlinf_async import Channel, Cluster
-from rlinf_async._wire.local_socket import connect, peer_of
 from rlinf_async.errors import NodeLost
-from tests._support.standing_runs import await_line, standing_run
+from tests._support.standing_runs import await_line, daemon_of, standing_run, stopped
 
 pytestmark = pytest.mark.shared_cluster
 
@@ -54,20 +51,6 @@ def said(capsys: pytest.CaptureFixture[str]) -> Any:
         return code, *capsys.readouterr()
 
     return command
-
-
-@contextlib.contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
-def daemon_of(run: LocalRun, node: int) -> int:
-    with connect(str(run.sockets[node])) as sock:
-        return peer_of(sock)[0]
 
 
 def test_ps_shows_who_runs_what_where(run: LocalRun, said: Any) -> None:
@@ -104,7 +87,9 @@ def test_stacks_have_the_users_lines_also_where_the_loop_is_blocked(run: LocalRu
     assert code == 0
     assert re.search(r"> \S+/standing_runs.py:\d+ in stand\(\)", out)
     assert re.search(r"rollout:0-1 +\(2 alike; of the first, pid \d+ on local0\)", out)
-    assert re.search(r"driver +\(pid \d+ on local0\) +does not run its event loop\n +task Task-1: waits .* data from a pipe", out)
+    assert re.search(
+        r"driver +\(pid \d+ on local0\) +does not run its event loop\n +task Task-1: waits .* data from a pipe", out
+    )
 
 
 def test_a_run_that_is_not_stuck_has_a_verdict_and_no_exit_code(run: LocalRun, said: Any) -> None:
@@ -198,6 +183,8 @@ def test_ranks_are_killed_and_the_run_is_ended_by_its_launcher(
         code, told, _ = said("kill", "--run", run.run, "rollout:1", "--json")
         assert (code, json.loads(told)["trouble"]) == (1, "it has ended already")
         assert said("down", run.run)[:2] == (0, f"run {run.run} has ended, by its launcher\n")
+        assert run.logs is not None
+        assert not list(run.logs.glob("*.zip")), "it has not failed"
         assert launcher.wait(10) == 130
         assert await_line(follower, "rank 1")
         assert follower.wait(10) == 0
