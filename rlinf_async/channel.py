@@ -478,10 +478,11 @@ class Channel:
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _start(self, request: Any) -> Any:
-        if isinstance(request, Put):
-            recording.follow(request, EventKind.PUT, self._name, request.nbytes)
-        elif isinstance(request, Get):
-            recording.follow(request, EventKind.GET, self._name)
+        if recording.admits():
+            if isinstance(request, Put):
+                recording.follow(request, EventKind.PUT, self._name, request.nbytes)
+            elif isinstance(request, Get):
+                recording.follow(request, EventKind.GET, self._name)
         if recorder.recorder is not None:
             self._trace(request)
         if self._local is not None:

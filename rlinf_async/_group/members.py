@@ -205,7 +205,8 @@ class Members:
         except BaseException:  # the next one finds no descriptor
             close_fds(fd for _, fds in bodies for fd in fds)
             raise
-        recording.follow(handler._ended, EventKind.CALL, f"{self.name}.{method}", len(callee.ranks))
+        if recording.admits():
+            recording.follow(handler._ended, EventKind.CALL, f"{self.name}.{method}", len(callee.ranks))
         if recorder.recorder is not None:
             recorder.follow_call(handler, handler._ended, f"{self.name}.{method}")
         if not self._started:

@@ -277,11 +277,13 @@ class Exchange:
         receives: bool,
     ) -> None:
         """Starts it as soon as it is known where all members live; until then it is in line for the names."""
-        if recording.ring is not None or recorder.recorder is not None:
+        is_recorded = recording.admits()
+        if is_recorded or recorder.recorder is not None:
             nbytes = operation.payload.nbytes if isinstance(operation, Sending) else 0
             names = " ".join([f"{member.group}:{member.rank}" for member in members])
             name = f"{operation.what.partition('(')[0]} {names}"
-            recording.follow(operation, EventKind.RECV if receives else EventKind.SEND, name, nbytes)
+            if is_recorded:
+                recording.follow(operation, EventKind.RECV if receives else EventKind.SEND, name, nbytes)
             recorder.follow(operation, name, "message", {"bytes": nbytes} if nbytes else None)
         if len(members) == 1:
             peer = self._known(members[0], receives)

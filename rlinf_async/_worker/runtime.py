@@ -254,7 +254,8 @@ class Runtime:
                 break
             queue.popleft()
             if self._begin(call):
-                recording.follow(call, EventKind.SERVE, call.method)
+                if recording.admits():
+                    recording.follow(call, EventKind.SERVE, call.method)
                 if recorder.recorder is not None:
                     call.span = recorder.enter_call(call.source, call.call, call.slot, call.method)
                 self._run(call, function)
@@ -306,7 +307,7 @@ class Runtime:
     def _watch(self, call: Call, coroutine: Coroutine[Any, Any, None]) -> None:
         self._running += 1
         call.task = self._loop.create_task(coroutine)
-        if not call._event:
+        if not call._event and recording.admits():
             recording.follow(call, EventKind.SERVE, call.method)
         if recorder.recorder is not None and call.span is None:
             call.span = recorder.enter_call(call.source, call.call, call.slot, call.method, call.task)

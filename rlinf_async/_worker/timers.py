@@ -67,7 +67,7 @@ class Span:
         self._event = 0
 
     def __enter__(self) -> Span:
-        if self._category is not None:
+        if self._category is not None and recording.admits():
             recording.follow(self, EventKind.SPAN, self._tag)
         if recorder.recorder is not None and self._category is not None:
             self._recorder = recorder.recorder
@@ -79,6 +79,7 @@ class Span:
         self._timers.add(self._tag, time.perf_counter() - self._since)
         if self._event:
             recording.ended(self, exc_info[0] is not None)
+            self._event = 0
         if self._recorder is not None:
             self._recorder.leave(self._traced)
             self._recorder = None

@@ -22,6 +22,7 @@ import json
 import struct
 import threading
 import time
+from collections.abc import Callable
 from enum import IntEnum
 from mmap import mmap
 from pathlib import Path
@@ -40,6 +41,12 @@ SLOTS_AT: Final = CELLS_AT + MAX_CELLS * CELL.size
 EVENT: Final = struct.Struct("<BBHIdQ")
 LENGTH: Final = struct.Struct("<H")
 USED: Final = struct.Struct("<I")
+
+COVERED_S: Final = 30
+"""Seconds that a ring covers at least, but for a burst."""
+
+SKIPPED: Final = "rlinf_recorder_skipped_operations_total"
+"""The metric of operations that were left out at a high rate."""
 
 MAX_NAME_BYTES: Final = 200
 OTHER: Final = "(other)"
@@ -108,12 +115,19 @@ class EventRing:
         buffer: ``size_of(slots)`` bytes, all zero.
         slots: events that are kept; a power of two.
         identity: of the process, as JSON; up to 4000 bytes.
+        clock: nanoseconds.
 
     Raises:
         ValueError: ``slots`` is no power of two, or the identity is too long.
     """
 
-    def __init__(self, buffer: mmap | bytearray, slots: int, identity: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        buffer: mmap | bytearray,
+        slots: int,
+        identity: dict[str, Any],
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         told = json.dumps(identity).encode()
         if slots < 1 or slots & (slots - 1):
             raise ValueError(f"a ring has a power of two of slots, got {slots}")
@@ -124,7 +138,7 @@ class EventRing:
         # From 1 on: a Work that has no event has the number 0.
         self._numbers = itertools.count(1)
         self._pack = EVENT.pack_into
-        self._clock = time.monotonic_ns
+        self._clock = clock
         # Reentrant: a finalizer that the collector runs in there may record an event with a new name.
         self._lock = threading.RLock()
         self._names: dict[str, int] = {}
@@ -135,9 +149,34 @@ class EventRing:
         HEADER.pack_into(buffer, 0, MAGIC, slots, len(told), time.time_ns() - time.monotonic_ns())
         buffer[HEADER.size : HEADER.size + len(told)] = told
         self._index(OTHER)
+        self._burst = max(1, slots // 8)
+        self._interval_ns = COVERED_S * 1_000_000_000 * 2 // slots or 1
+        self._admitted = self._burst
+        self._refilled_at = self._clock()
+        self._skipped = 0
 
     def __repr__(self) -> str:
         return f"<EventRing [{self._mask + 1} slots, {len(self._names)} names, {len(self._cells)} metrics]>"
+
+    def admits(self) -> bool:
+        """Whether one more operation is to be recorded, so that the ring covers half a minute at any rate.
+
+        Beyond ``slots / 2`` operations in ``COVERED_S`` (1092 a second of 65536 slots), and a burst of ``slots / 8``,
+        the others are left out, and counted.  It is no promise among threads: one may be admitted too many.
+        """
+        if self._admitted > 0:
+            self._admitted -= 1
+            return True
+        now = self._clock()
+        earned = (now - self._refilled_at) // self._interval_ns
+        if earned < 1:
+            self._skipped += 1
+            return False
+        self._refilled_at = now
+        self._admitted = min(earned, self._burst) - 1
+        if self._skipped and (place := self.cell(MetricKind.COUNTER, SKIPPED)) is not None:
+            self.store(place, self._skipped)
+        return True
 
     def begin(self, kind: int, name: str, value: float = 0.0) -> int:
         """An operation begins; its number, never 0."""

@@ -26,8 +26,8 @@ _PLAIN: Final = {escaped: plain for plain, escaped in _ESCAPES.items()}
 
 
 def served_name(kind: MetricKind, name: str) -> str:
-    """With the ending of counters, which their cells do not have."""
-    return f"{name}_total" if kind == MetricKind.COUNTER else name
+    """With the ending of counters, which the cells of the user's do not have."""
+    return f"{name}_total" if kind == MetricKind.COUNTER and not name.startswith(OWN_PREFIX) else name
 
 
 def complaint(kind: MetricKind, name: str, labels: Mapping[str, object]) -> str:

@@ -56,6 +56,10 @@ STALENESS: Final = MetricFamily(
     "rlinf_weights_staleness_versions", "Versions between what it has applied and the latest published one",
     (*_PROCESS, "model"),
 )
+SKIPPED: Final = MetricFamily(
+    "rlinf_recorder_skipped_operations_total", "Operations that the flight recorder has left out, at a high rate",
+    _PROCESS, MetricKind.COUNTER,
+)
 # fmt: on
 
 ALL: Final = tuple(value for value in vars().values() if isinstance(value, MetricFamily))

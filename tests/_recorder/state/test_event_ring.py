@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import threading
 
@@ -12,6 +13,7 @@ from rlinf_async._recorder.state.event_ring import (
     EVENT,
     MAX_CELLS,
     OTHER,
+    SKIPPED,
     SLOTS_AT,
     EventKind,
     EventRing,
@@ -132,7 +134,7 @@ def test_a_metric_has_its_last_value_and_the_table_has_an_end() -> None:
     ring.store(place, 1.5)
     ring.store(place, 2.5)
     assert ring.cell(MetricKind.GAUGE, 'return{task="cheetah"}') == place
-    assert [tuple(metric) for metric in read(buffer).metrics] == [(MetricKind.GAUGE, 'return{task="cheetah"}', 2.5)]
+    assert (MetricKind.GAUGE, 'return{task="cheetah"}', 2.5) in read(buffer).metrics
     for number in range(1, MAX_CELLS):
         assert ring.cell(MetricKind.COUNTER, f"n{number}") is not None
     assert ring.cell(MetricKind.COUNTER, "one too many") is None
@@ -147,3 +149,30 @@ def test_a_ring_has_a_power_of_two_of_slots(slots: int) -> None:
 def test_an_identity_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="4072 bytes"):
         EventRing(bytearray(size_of(64)), 64, {"process": "x" * 5000})
+
+
+def test_at_a_high_rate_operations_are_left_out_and_counted_so_that_the_ring_covers_half_a_minute() -> None:
+    now = 1
+    buffer = bytearray(size_of(1024))
+    ring = EventRing(buffer, 1024, {}, lambda: now)
+    admitted = []
+    for now in range(1, 60_000_000_000, 1_000_000):  # an operation each millisecond, for a minute
+        if ring.admits():
+            ring.end(ring.begin(EventKind.PUT, "obs"))
+            admitted.append(now)
+    found = read(buffer)
+    assert found.events[-1].time - found.events[0].time > 25e9
+    later = [time for time in admitted if time > 30_000_000_000]
+    assert 400 < len(later) < 520  # evenly: 17 a second
+    assert max(b - a for a, b in itertools.pairwise(later)) < 70_000_000
+    skipped = {metric.name: metric.value for metric in found.metrics}[SKIPPED]
+    assert abs(skipped + len(admitted) - 60_000) < 100
+
+
+def test_a_burst_after_silence_is_recorded_whole() -> None:
+    now = 1
+    ring = EventRing(bytearray(size_of(1024)), 1024, {}, lambda: now)
+    while ring.admits():
+        pass
+    now = 3_600_000_000_000
+    assert [ring.admits() for _ in range(129)] == [True] * 128 + [False]
