@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from .event_ring import MetricKind
+from .event_ring import SKIPPED as SKIPPED_NAME, MetricKind
 
 _PROCESS: Final = ("group", "rank")
 
@@ -57,7 +57,7 @@ STALENESS: Final = MetricFamily(
     (*_PROCESS, "model"),
 )
 SKIPPED: Final = MetricFamily(
-    "rlinf_recorder_skipped_operations_total", "Operations that the flight recorder has left out, at a high rate",
+    SKIPPED_NAME, "Operations that the flight recorder has left out, at a high rate",
     _PROCESS, MetricKind.COUNTER,
 )
 # fmt: on

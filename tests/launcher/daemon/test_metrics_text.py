@@ -27,13 +27,14 @@ def version(model: str, role: str) -> str:
 def answers() -> Answers:
     """A value for each of the framework's metrics on one node, weights and metrics of users on both; one is silent."""
     samples = {family.name: [[*family.labels, 1.5]] for family in metric_table.ALL}
-    for made in ("rlinf_node_up", "rlinf_weights_version", "rlinf_weights_staleness_versions"):
-        del samples[made]
+    for family in (metric_table.NODE_UP, metric_table.WEIGHTS, metric_table.STALENESS, metric_table.SKIPPED):
+        del samples[family.name]
     cells = {
         version("policy", "published"): (GAUGE, [["actor", "0", 7.0]]),
         version("policy", "applied"): (GAUGE, [["rollout", "0", 7.0]]),
         cell_name("return", {"task": 'the "best"\n'}): (GAUGE, [["rollout", "0", 1.0]]),
         "episodes": (COUNTER, [["rollout", "0", 8.0]]),
+        metric_table.SKIPPED.name: (COUNTER, [["rollout", "0", 9.0]]),
     }
     other = {
         version("policy", "applied"): [GAUGE, [["rollout", "1", 4.0]]],
@@ -63,6 +64,7 @@ async def test_every_metric_of_the_table_is_served_with_the_nodes_that_are_up() 
     assert found.keys() == {family.name for family in metric_table.ALL} | {"return", "episodes_total"}
     assert found["rlinf_node_up"] == {"gpu00": 1.0, "gpu01": 1.0, "gpu02": 0.0}
     assert found["rlinf_cpu_seconds_total"] == {"group gpu00 rank": 1.5}
+    assert found["rlinf_recorder_skipped_operations_total"] == {"rollout gpu00 0": 9.0}
 
 
 async def test_metrics_of_users_have_their_process_as_labels_and_any_values() -> None:

@@ -13,6 +13,8 @@ from rlinf_launcher.daemon.router import Router
 
 from rlinf_async._core import frames
 from rlinf_async._core.frames import Status
+from rlinf_async._core.operations import NodeMetrics
+from rlinf_async.errors import LaunchError
 
 
 def test_so_many_workers_at_a_time_answer_past_the_daemon_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,6 +44,23 @@ def router() -> Iterator[Router]:
     loop = asyncio.new_event_loop()
     yield Router(loop, 0, lambda source, ask, operation, arguments: None)
     loop.close()
+
+
+def test_a_request_of_this_daemon_is_answered_refused_and_given_up(router: Router) -> None:
+    answered, refused, given_up = (router.ask(0, NodeMetrics()) for _ in range(3))
+    given_up.cancel()
+    daemon = frames.endpoint(0, 0)
+    router.deliver((frames.ANSWER, 0, daemon, daemon, 1, True, {"samples": {}}))
+    router.deliver((frames.ANSWER, 0, daemon, daemon, 2, False, ["ValueError", "no such thing"]))
+    router.deliver((frames.ANSWER, 0, daemon, daemon, 3, True, {}))
+    assert answered.result() == {"samples": {}}
+    with pytest.raises(LaunchError, match="no such thing"):
+        refused.result()
+
+
+def test_a_request_of_a_node_that_is_not_there_is_refused_at_once(router: Router) -> None:
+    with pytest.raises(LaunchError, match="there is no node 7 in this run"):
+        router.ask(7, NodeMetrics()).result()
 
 
 def attach(router: Router, role: str) -> tuple[Endpoint, Sent]:
