@@ -133,8 +133,8 @@ class Node:
                 "socket": str(self._boot.socket_path),
                 "pid": os.getpid(),
                 "facts": self._facts,
-                "note": self._boot.logs.note,
                 "log_dir": str(self._boot.log_dir),
+                "note": self._boot.logs.note,
             }
         )
         lines = self._boot.rest_of_stdin
@@ -230,10 +230,10 @@ class Node:
             text = f"no link to {missing} within {timeout:g} s (is a firewall between the nodes?)"
             event = {"event": "failed", "error": text}
         self._say(event)
-
-    async def _await_link(self, node: int) -> None:
         boot = self._boot
         self._service.black_box.describe(self._facts, boot.told_config, boot.worker_environment, _places(peers))
+
+    async def _await_link(self, node: int) -> None:
         await self._expected(node)
 
     async def _dial(self, peer: dict[str, Any]) -> None:
@@ -270,9 +270,9 @@ class Node:
             return
         logger.warning("node %d (%s) is lost: %s", neighbour.node, neighbour.name, reason)
         self._say({"event": "node_lost", "node": neighbour.node, "reason": reason})
+        self._service.black_box.death(f"node {neighbour.node} ({neighbour.name})", 0, f"was lost: {reason}")
         facts = {"node": neighbour.node, "name": neighbour.name, "reason": reason}
         self._service.lost.append(facts)
-        self._service.black_box.death(f"node {neighbour.node} ({neighbour.name})", 0, f"was lost: {reason}")
         self._router.tell_all("node_lost", facts)
         self._service.drop_node(neighbour.node)
         # Where this side gave up, the other one still has to learn it.
@@ -456,8 +456,6 @@ async def _logged(work: Coroutine[Any, Any, None], what: str) -> None:
         logger.exception("%s failed", what)
 
 
-def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
-    leaves: list[BaseException] = []
 def _places(peers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Where the nodes of the run are, and their logs."""
     return [
@@ -466,6 +464,8 @@ def _places(peers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
+    leaves: list[BaseException] = []
     for error in group.exceptions:
         leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
     return leaves

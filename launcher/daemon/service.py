@@ -127,8 +127,8 @@ class DaemonService:
         self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, answer, self.gone)
         self.activity = Activity(router, templates, self.names, self.channels, self.channel_names, self.locks)
         self.inspection = Inspection(loop, router, site.name, self.channels, self.gone)
-        self.operators = OperatorRequests(router, self.probes, site.name, site.log_dir)
         self.black_box = BlackBox(site.log_dir, site.run, site.node)
+        self.operators = OperatorRequests(router, self.probes, site.name, site.log_dir)
         self.run_metrics = RunMetrics(router, site.name, lambda: self.welcome)
         self.node_metrics = NodeMetrics(router, self.channels, self.death_watch, self.probes, site.log_dir)
         self.unobserved: dict[tuple[int, str], str] = {}
@@ -338,24 +338,24 @@ class DaemonService:
             self.call_check.begin([endpoint], lambda: self._report_exit(endpoint, group, expected=False))
 
     def _report_exit(self, endpoint: Endpoint, group: Group | None, *, expected: bool) -> None:
-        if not expected:
-            parts.append(lambda: self._note_death(process.setup.name, report))
         process = endpoint.process
         assert process is not None
         report = process.exit_report(endpoint.pending_calls.methods(time.monotonic()))
         if not expected:
-    def _note_death(self, name: str, report: Mapping[str, Any]) -> None:
-        self.black_box.death(name, report["pid"], report["verdict"], report["last_words"])
-
             logger.warning("worker %s (pid %d) %s", process.setup.name, process.pid, report["verdict"])
         parts = [
             lambda: self.router.fail_pending_calls(endpoint, report, expected=expected),
             lambda: self.death_watch.ended(endpoint.id, None if expected else report),
             lambda: self.forget_endpoint(endpoint.id, ended=process.closing),
         ]
+        if not expected:
+            parts.append(lambda: self._note_death(process.setup.name, report))
         if group is not None and not expected:
             parts.append(lambda: self.router.tell(group.owner, "died", {**report, "endpoint": endpoint.id}))
         run_all(f"worker {process.setup.name}", parts)
+
+    def _note_death(self, name: str, report: Mapping[str, Any]) -> None:
+        self.black_box.death(name, report["pid"], report["verdict"], report["last_words"])
 
     async def close(self, requester: Requester, op: operations.CloseGroup) -> None:
         """Ends the workers of a group on this node, in order if they can within ``grace`` seconds."""
@@ -394,7 +394,6 @@ class DaemonService:
                 self.router.endpoints.pop(endpoint.number, None)
                 self.sub_workers.forget(endpoint)
         finally:
-            self._note_death(endpoint.name, report)
             self.groups.pop((group.owner, group.name), None)
             group.closed.set_result(None)
 
@@ -405,6 +404,7 @@ class DaemonService:
         report = self.sub_workers.end(endpoint)
         if report is not None:
             logger.warning("worker %s (pid %d) %s", endpoint.name, endpoint.pid, report["verdict"])
+            self._note_death(endpoint.name, report)
         parts = (lambda: self.death_watch.ended(endpoint.id, report), lambda: self.forget_endpoint(endpoint.id))
         run_all(f"worker {endpoint.name}", parts)
 
