@@ -11,7 +11,7 @@ READY := .venv/.ready
 JOBS ?= 3
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test lint orphans histories faults fuzz museum stress training bench clean
+.PHONY: run test lint orphans histories faults fuzz museum page stress training bench clean
 
 run: $(READY)
 	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
@@ -19,7 +19,7 @@ run: $(READY)
 # Hundreds of processes that the tests start would each compile the package where the environment forbids to keep it.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: lint
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not orphans and not histories and not training and not stress and not faults and not fuzz and not museum" $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not orphans and not histories and not training and not stress and not faults and not fuzz and not museum and not browser" $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -44,6 +44,10 @@ fuzz: $(READY)
 museum: $(READY)
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -rP tests/museum $(ARGS)
 
+# The page of rlinf-ctl in headless Chromium; RLINF_PAGE_PICTURES=DIR keeps its pictures.
+page: $(READY)
+	$(BIN)/python -m pytest -rP tests/launcher/control/test_page_in_browser.py $(ARGS)
+
 # Half a minute of weights sent without a pause, by every scheme, while four readers look at every value; and receivers
 # that end or stop while large weights are on their way; and two thousand simulated programs of whoever comes and goes.
 stress: $(READY)
@@ -67,6 +71,7 @@ bench: $(READY)
 	$(BIN)/python -m benches.bench_weights $(ARGS)
 	$(BIN)/python -m benches.bench_placement $(ARGS)
 	$(BIN)/python -m benches.bench_trace $(ARGS)
+	$(BIN)/python -m benches.bench_recorder $(ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

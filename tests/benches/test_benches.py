@@ -16,6 +16,7 @@ from benches import (
     bench_channel,
     bench_launch,
     bench_placement,
+    bench_recorder,
     bench_send,
     bench_trace,
     bench_weights,
@@ -100,6 +101,13 @@ def test_every_placement_is_planned_within_its_second(capsys: pytest.CaptureFixt
     for row in rows:
         assert row.keys() >= FIELDS
         assert row["met"] is True
+
+
+def test_a_quick_bench_of_the_recorder_prints_what_an_event_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    bench_recorder.main(["--quick", "--only", "event", "--only", "left_out"])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["case"] for row in rows] == ["event", "left_out"]
+    assert all(row["median"] > 0 and row["unit"] == "us" and row["met"] is not None for row in rows)
 
 
 def test_a_quick_bench_of_the_trace_prints_a_row_for_every_case(capsys: pytest.CaptureFixture[str]) -> None:
