@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 import reprlib
-import threading
 from typing import Final, TypeVar
 
 from rlinf_async._recorder import recording
@@ -76,28 +75,23 @@ class Gauge(_Metric):
 class Counter(_Metric):
     """A sum that only grows, from 0 on in each run."""
 
-    __slots__ = ("_lock",)
+    __slots__ = ()
     kind = MetricKind.COUNTER
-
-    def __init__(self, cell: str) -> None:
-        super().__init__(cell)
-        self._lock = threading.Lock()
 
     def add(self, amount: float = 1.0) -> None:
         """From any thread; what is negative, infinite or no number is refused."""
         ring = recording.ring
-        # A forked child ends here: a thread that is not in it may have held the lock.
         if ring is None or not self._cell or (place := ring.cell(MetricKind.COUNTER, self._cell)) is None:
             self._nowhere(ring)
             return
         try:
-            if 0 <= float(amount) < math.inf:
-                with self._lock:
-                    ring.store(place, ring.load(place) + float(amount))
-                return
+            number = float(amount)
         except _NO_NUMBER:
-            pass
-        self._refuse(amount)
+            number = math.nan
+        if 0 <= number < math.inf:
+            ring.add(place, number)
+        else:
+            self._refuse(amount)
 
 
 Kind = TypeVar("Kind", Gauge, Counter)
@@ -110,8 +104,6 @@ class Metrics:
         self._gauges: dict[object, Gauge] = {}
         self._counters: dict[object, Counter] = {}
         self._kinds: dict[str, MetricKind] = {}
-        self._cells: dict[str, Gauge | Counter] = {}
-        """By cell: labels in another order, or of another type, are the same metric."""
 
     def __repr__(self) -> str:
         return f"<Metrics [{len(self._gauges)} gauges, {len(self._counters)} counters]>"
@@ -144,10 +136,7 @@ class Metrics:
         if why:
             _warn(f"metric {name!r} is not kept as a {cls.kind.name.lower()}: {why}")
             return known.setdefault(key, cls(""))
-        cell = cell_name(name, labels)
-        metric = self._cells.setdefault(cell, cls(cell))
-        assert isinstance(metric, cls)
-        return known.setdefault(key, metric)
+        return known.setdefault(key, cls(cell_name(name, labels)))
 
 
 METRICS: Final = Metrics()

@@ -232,9 +232,10 @@ class EventRing:
         """
         self._values[place] = value
 
-    def load(self, place: int) -> float:
-        """A metric's value."""
-        return self._values[place]
+    def add(self, place: int, amount: float) -> None:
+        """Adds to a metric's value; of several threads each counts."""
+        with self._lock:
+            self._values[place] += amount
 
     # -- inside -------------------------------------------------------------------------------------------------
 

@@ -113,7 +113,8 @@ async def test_the_server_answers_get_of_metrics_alone_and_ends_with_clients_tha
             await talk(address, b"x" * (1 << 20))
         silent, writer = await asyncio.open_connection(*address.rsplit(":", 1))
     finally:
-        await server.close()
+        async with asyncio.timeout(5):
+            await server.close()
     try:
         assert await silent.read() == b""
     finally:
