@@ -114,12 +114,12 @@ class Metrics:
         Args:
             labels: few values each: every one is a metric of its own, and a process has up to 512.
         """
-        key = (name, *labels.items()) if labels else name
+        key = (name, *labels, *map(str, labels.values())) if labels else name
         return self._gauges.get(key) or self._new(Gauge, self._gauges, key, name, labels)
 
     def counter(self, name: str, **labels: object) -> Counter:
         """The counter of that name with these labels; it is served as ``NAME_total``."""
-        key = (name, *labels.items()) if labels else name
+        key = (name, *labels, *map(str, labels.values())) if labels else name
         return self._counters.get(key) or self._new(Counter, self._counters, key, name, labels)
 
     def _new(
@@ -152,4 +152,7 @@ def _warn(text: str) -> None:
 
 
 def _warn_full() -> None:
-    _warn(f"further metrics of this process are not kept: it has {MAX_CELLS}, each combination of labels being one")
+    _warn(
+        f"further metrics of this process are not kept: there is room for {MAX_CELLS}, each combination of labels being "
+        "one, and 64 KiB of names"
+    )

@@ -53,7 +53,7 @@ def test_each_combination_of_labels_is_a_metric_whatever_their_order_and_types(r
     metrics.counter("n", b="x", a="1").add()
     metrics.counter("n", a=2, b="x").add()
     assert values(ring) == {'n{a="1",b="x"}': 2.0, 'n{a="2",b="x"}': 1.0}
-    assert metrics.gauge("loss", task="a") is metrics.gauge("loss", task="a")
+    assert metrics.gauge("loss", task=["a"]) is metrics.gauge("loss", task=["a"])
 
 
 def test_mistakes_are_told_once_and_leave_the_rest_alone(ring: bytearray, caplog: pytest.LogCaptureFixture) -> None:
@@ -83,7 +83,8 @@ def test_metrics_beyond_the_room_of_the_ring_are_told_once(ring: bytearray, capl
         metrics.gauge("loss", step=number).set(number)
     assert len(values(ring)) == MAX_CELLS
     assert [record.getMessage() for record in caplog.records] == [
-        "further metrics of this process are not kept: it has 512, each combination of labels being one"
+        "further metrics of this process are not kept: there is room for 512, each combination of labels being one, "
+        "and 64 KiB of names"
     ]
 
 
