@@ -11,6 +11,7 @@ import selectors
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,15 +104,21 @@ class Page:
     def press(self, *keys: str) -> None:
         for key in keys:
             for kind in ("keyDown", "keyUp"):
-                letter = {"text": key} if len(key) == 1 and kind == "keyDown" else {}
+                text = "\r" if key == "Enter" else key if len(key) == 1 else ""
+                letter = {"text": text} if text and kind == "keyDown" else {}
                 code = {"Tab": 9, "Enter": 13, "Escape": 27}.get(key, 0)
                 self.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **letter)
 
     def mouse(self, kind: str, x: float, y: float, **parameters: Any) -> None:
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **parameters)
 
-    def picture(self, path: Path, *, whole: bool = False) -> None:
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
+    def picture(self, path: Path, *, whole: bool = False, clip: dict[str, float] | None = None) -> None:
+        """Of the window, of the whole document, or of a part of it."""
+        if whole:
+            size = self.call("Page.getLayoutMetrics")["cssContentSize"]
+            clip = {**size, "scale": 1}
+        more = {"clip": clip} if clip else {}
+        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=bool(clip), **more)["data"]
         path.write_bytes(base64.b64decode(data))
 
     def _read(self, deadline: float) -> dict[str, Any]:
@@ -145,13 +152,11 @@ def chromium(profile: Path) -> Iterator[Page]:
         for end in ends:
             stack.callback(os.close, end)
         commands, to_browser, from_browser, answers = ends
-        # It reads its commands from descriptor 3 and answers on 4.
-        shell = f'exec "$0" "$@" 3<&{commands} 4>&{answers}'
-        words = [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
+        # It reads its commands from descriptor 3 and answers on 4.  Descriptors are given out in order: no clash.
+        moves = f"import os, sys; os.dup2({commands}, 3); os.dup2({answers}, 4); os.execv(sys.argv[1], sys.argv[1:])"
+        words = [sys.executable, "-c", moves, program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        browser = subprocess.Popen(
-            ["sh", "-c", shell, *words], pass_fds=(commands, answers), start_new_session=True, **quiet
-        )
+        browser = subprocess.Popen(words, pass_fds=(commands, answers), start_new_session=True, **quiet)
         try:
             yield Page(to_browser, from_browser)
         finally:
