@@ -50,7 +50,7 @@ async def take_snapshot(
     if run.is_alive:
         try:
             async with attached(run, timeout) as attachment, asyncio.TaskGroup() as tasks:
-                snapshot.is_alive, logs = True, Path(attachment.welcome["log_dir"])
+                snapshot.is_alive, logs = True, logs or Path(attachment.welcome["log_dir"])
                 tasks.create_task(_ask_status(attachment, snapshot, wants_devices))
                 if wants_verdict:
                     tasks.create_task(_ask_verdict(attachment, snapshot))
