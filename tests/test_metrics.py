@@ -105,7 +105,7 @@ def test_an_address_that_is_taken_is_an_error_before_anything_is_launched(caplog
         address = f"127.0.0.1:{other.getsockname()[1]}"
         config = {"metrics": {"address": address}}
         with pytest.raises(
-            ConfigError, match=f"served at {address} of localhost: .*in use.*; write .* or port 0 for any"
+            ConfigError, match=f"served at {address} of localhost: Address already in use; .* cluster.metrics.address"
         ):
             Cluster(num_nodes=1, cluster_cfg=config)
     with pytest.raises(ConfigError, match=r"metrics= of Cluster\(\): .* got 'localhost:1'"):

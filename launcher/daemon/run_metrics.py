@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -63,9 +64,11 @@ class RunMetrics:
             try:
                 self.address = await server.open(str(parse_ip(host)), port)
             except (OSError, OverflowError) as error:
+                reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
                 raise ConfigError(
-                    f"metrics cannot be served at {op.address} of {self._name}: {error}; write an address of that "
-                    "machine and a port that is free, or port 0 for any"
+                    f"metrics cannot be served at {op.address} of {self._name}: {reason}; write an address of that "
+                    "machine and a port that is free, or port 0 for any, into cluster.metrics.address of the "
+                    "configuration or metrics= of Cluster()"
                 ) from error
             self._asked, self._server = op.address, server
             self._welcome()["metrics"] = self.address  # for operators

@@ -153,6 +153,6 @@ def _warn(text: str) -> None:
 
 def _warn_full() -> None:
     _warn(
-        f"further metrics of this process are not kept: there is room for {MAX_CELLS}, each combination of labels being "
-        "one, and 64 KiB of names"
+        f"further metrics of this process are not kept: there is room for {MAX_CELLS}, each combination of labels "
+        "being one, and 64 KiB of names"
     )
