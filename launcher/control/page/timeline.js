@@ -46,7 +46,10 @@ class Timelines {
     this.view.style.height = `${height}px`;
     byId("spacer").style.height = `${this.rows.height + AXIS}px`;
     const width = this.view.clientWidth;
-    if (this.painter.width !== width || this.painter.height !== height) this.painter.resize(width, height);
+    if (this.painter.width !== width || this.painter.height !== height) {
+      this.painter.resize(width, height); // which has made it black: not before the next frame, but now
+      this.painter.paint(this.view.scrollTop, this.selected);
+    }
     this.draw();
   }
 
