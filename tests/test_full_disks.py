@@ -34,6 +34,7 @@ def test_a_full_disk_stops_no_worker_and_its_death_says_how_much_of_the_log_is_t
         log = small_disk / "chatty/rank_0.err"
         assert f"  log         {log} (1.0 of 3.1 MB are in the log: no space left)" in str(caught.value)
         assert log.stat().st_size >= 1_000_000
+        assert list(small_disk.rglob("*.ring")) == []  # none of a disk that has room for few
 
 
 def test_a_disk_without_room_for_a_file_stops_no_worker(small_disk: Path) -> None:

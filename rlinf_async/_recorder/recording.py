@@ -12,11 +12,12 @@ one goes without.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import mmap
 import os
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from rlinf_async import settings
 from rlinf_async._recorder.state.event_ring import (
@@ -31,6 +32,9 @@ from rlinf_async._recorder.state.metric_names import cell_name
 from rlinf_async._recorder.state.metric_table import WEIGHTS
 
 logger = logging.getLogger(__name__)
+
+_LEFT_FREE: Final = 20
+"""Rings for which there must be room, so that many processes leave some of a small disk to the logs and the user."""
 
 ring: EventRing | None = None
 """Of this process; None where it records nothing."""
@@ -86,6 +90,9 @@ def _slots() -> int:
 
 def _mapping(path: Path, nbytes: int) -> mmap.mmap:
     path.parent.mkdir(mode=0o700, exist_ok=True)
+    disk = os.statvfs(path.parent)
+    if disk.f_bavail * disk.f_frsize < _LEFT_FREE * nbytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path.parent))
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         # Blocks that are reserved now: a write to a mapping of a disk that has become full is a SIGBUS.
