@@ -79,6 +79,9 @@ class Attachment:
         except (DeadlineExceeded, ClosedError, LaunchError) as error:
             self.silent[self.node] = str(error)
             return False
+        if "nodes" not in self.welcome:  # the nodes of a run come up one after the other
+            self.silent[self.node] = f"{self} does not know of the other nodes yet: the run is being started"
+            return False
         return True
 
     async def request(self, operation: Operation[Answer], node: int | None = None) -> Answer:
