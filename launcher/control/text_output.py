@@ -6,12 +6,13 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, Final, TextIO
 
 from rlinf_async._core.printable import plain, printable
 
-_WIDE: Final = 400
-"""Columns of a table that goes to a file or a pipe: nothing of it is cut."""
+_GAP: Final = 2
+"""Blanks between two columns."""
 
 
 class Output:
@@ -43,24 +44,52 @@ class Output:
 
     def table(self, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Aligned columns; on a terminal that is too narrow the widest ones wrap, and nothing is cut."""
+        cells = [[[plain(line) for line in cell.split("\n")] for cell in row] for row in rows]
+        widths = [max((_width(line) for row in cells for line in row[at]), default=0) for at in range(len(titles))]
+        widths = [max(width, _width(title)) for width, title in zip(widths, titles, strict=True)]
+        if self._is_terminal and sum(widths) + _GAP * len(widths) > shutil.get_terminal_size().columns:
+            self._write(self._wrapped(titles, cells))
+            return
+        lines = [_aligned(titles, widths)]
+        if self._is_terminal:
+            lines[0] = f"\x1b[1m{lines[0]}\x1b[0m"
+        for row in cells:
+            lines += [_aligned(line, widths) for line in zip_longest(*row, fillvalue="")]
+        self._write("\n".join(lines))
+
+    def _wrapped(self, titles: Sequence[str], cells: Sequence[Sequence[Sequence[str]]]) -> str:
+        """By rich, whose import and layout take longer than all else where there are hundreds of rows."""
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
-        width = shutil.get_terminal_size().columns if self._is_terminal else _WIDE
-        console = Console(file=self._stream, highlight=False, width=width)
-        shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+        console = Console(file=self._stream, highlight=False, width=shutil.get_terminal_size().columns)
+        shown = Table(box=None, padding=(0, _GAP, 0, 0), header_style="bold")
         for title in titles:
             shown.add_column(title, overflow="fold")
-        for row in rows:
-            shown.add_row(*(Text("\n".join(plain(line) for line in cell.split("\n"))) for cell in row))
+        for row in cells:
+            shown.add_row(*(Text("\n".join(cell)) for cell in row))
         with console.capture() as drawn:
             console.print(shown)
-        self._write("\n".join(line.rstrip() for line in drawn.get().splitlines()))
+        return "\n".join(line.rstrip() for line in drawn.get().splitlines())
 
     def _write(self, text: str) -> None:
         self._stream.write(text + "\n")
         self._stream.flush()
+
+
+def _width(text: str) -> int:
+    """Columns that a text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (cell + " " * (width - _width(cell) + _GAP) for cell, width in zip(cells, widths, strict=True))
+    return "".join(padded).rstrip()
 
 
 def age(seconds: float) -> str:

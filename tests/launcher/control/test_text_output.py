@@ -49,6 +49,14 @@ def test_a_table_in_a_pipe_is_not_cut_and_has_no_colours() -> None:
     assert stream.getvalue().splitlines() == ["NAME       DOES", f"rollout:0  {'x' * 200}", "[bold]a    -"]
 
 
+def test_a_table_that_fits_aligns_wide_characters_and_cells_of_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    stream = Terminal()
+    Output(stream, as_json=False).table(["NAME", "DOES", "PID"], [["模型", "a\nb", "1"], ["rollout", "-", "2"]])
+    expected = ["\x1b[1mNAME     DOES  PID\x1b[0m", "模型     a     1", "         b", "rollout  -     2"]
+    assert stream.getvalue().splitlines() == expected
+
+
 def test_a_table_on_a_terminal_keeps_to_its_width_and_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("NO_COLOR", "1")
