@@ -14,6 +14,7 @@ from benches import (
     bench_broadcast,
     bench_call,
     bench_channel,
+    bench_cockpit,
     bench_launch,
     bench_placement,
     bench_recorder,
@@ -53,7 +54,7 @@ def test_every_case_has_a_name_of_its_own() -> None:
         case.name for family in bench_weights.families(False) for sync in family for case in sync.cases().values()
     ]
     names += [plan.case.name for plan in bench_placement.plans(400)]
-    names += [case.name for case in bench_trace.cases().values()]
+    names += [case.name for case in (*bench_trace.cases().values(), *bench_cockpit.cases(4).values())]
     assert len(set(names)) == len(names)
 
 
@@ -77,6 +78,7 @@ WEIGHTS = ("many_64MiB_1_copy", "mlp_100KiB_1_copy", "two_nodes_llm_64MiB_1_map"
         ("bench_channel", CHANNELS, 3),
         ("bench_broadcast", BROADCASTS, 1),
         ("bench_weights", WEIGHTS, 8),
+        ("bench_cockpit", ("status",), 2),
     ],
 )
 def test_a_quick_run_prints_a_valid_row_for_each_of_its_cases(bench: str, only: tuple[str, ...], cases: int) -> None:
