@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,9 +40,9 @@ def test_a_full_disk_stops_no_worker_and_its_death_says_how_much_of_the_log_is_t
 
 def test_a_disk_without_room_for_a_file_stops_no_worker(small_disk: Path) -> None:
     with Cluster(num_nodes=1, distributed_log_dir=str(small_disk), log_to_driver=False) as cluster:
-        subprocess.run(
-            ["mount", "-o", "remount,nr_inodes=3", str(small_disk)], check=True
-        )  # the daemon's own are there
+        disk = os.statvfs(small_disk)
+        used = disk.f_files - disk.f_ffree  # the daemon's own are there
+        subprocess.run(["mount", "-o", f"remount,nr_inodes={used}", str(small_disk)], check=True)
         group = Plain.create_group().launch(cluster, name="chatty")
         group.run("print('words', file=sys.stderr, flush=True)").wait()
         with pytest.raises(WorkerDied, match=r"rank_0.err \(0 of 6 bytes are in the log: no space left\)"):
