@@ -158,13 +158,16 @@ class Job:
         timeout = _VERDICT_TIMEOUT_S if wants_verdict else _BUNDLE_TIMEOUT_S
         try:
             async with asyncio.timeout(timeout) as self._bundling:
-                await keep_bundle(run, path, timeout, wants_verdict=wants_verdict)
+                missing = (await keep_bundle(run, path, timeout, wants_verdict=wants_verdict)).missing
         except TimeoutError:
             self._report.warn("there is no bundle of the run: it was not written in time")
         except Exception as error:  # whatever it is, the run ends as it would have
             self._report.warn(f"there is no bundle of the run: {type(error).__name__}: {error}")
         else:
             self._report.note(f"a bundle of the run: {path} (rlinf-ctl page {path} shows it)")
+            for name, reason in list(missing.items())[:1]:
+                more = f", and {len(missing) - 1} more (rlinf-ctl bundle has more time)" if len(missing) > 1 else ""
+                self._report.warn(f"missing in the bundle: {name}: {reason}{more}")
         finally:
             self._bundling = None
 
@@ -327,6 +330,7 @@ class Job:
                     self._report.warn(f"{self._nodes[rank].name}, which was lost: {error}")
                 self._show_loss(rank, str(error))
                 self._count_own_loss(rank, error)
+                await self._end_far_side(rank)
                 return
             if message.get("event") == "node_lost":
                 await self._on_loss_reported(rank, int(message["node"]), str(message["reason"]))
@@ -360,6 +364,16 @@ class Job:
         """
         if self._driver is not None and rank == self._here["node"] and (self._lifelines[rank].exit_code or 0) > 0:
             self.unobserved.append(f"the script's own node, {self._nodes[rank].name}, was lost: {error}")
+
+    async def _end_far_side(self, rank: int) -> None:
+        """Ends a node whose connection was killed, and which would not notice."""
+        command = self._nodes[rank].connector.end_command(self._inspection.answers[rank])
+        if command and (self._lifelines[rank].exit_code or 0) < 0:
+            ending = await Lifeline.start(command, name=self._nodes[rank].name)
+            try:
+                await ending.wait()
+            finally:
+                await ending.close(_CUT_TIMEOUT_S)
 
     def _show_loss(self, rank: int, reason: str) -> None:
         if self._phase != "stopping" and rank not in self._shown:

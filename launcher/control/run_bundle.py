@@ -12,8 +12,8 @@ from .run_snapshot import RunSnapshot
 from .snapshot_taking import take_snapshot
 from .text_output import Output, size
 
-_ANSWERS, _FILES = 0.6, 0.8
-"""Parts of the time of ``keep_bundle`` after which it waits for no answer, and reads no file; the rest is to write."""
+_ANSWERS, _READ, _WRITTEN = 0.6, 0.75, 0.9
+"""Parts of the time of ``keep_bundle`` after which it waits for no answer, reads no file, and writes no further one."""
 
 
 async def show_bundle(run: LocalRun, output: Output, path: Path | None, timeout: float) -> None:
@@ -50,7 +50,7 @@ async def keep_bundle(run: LocalRun, path: Path, timeout: float, *, wants_verdic
         timeout * _ANSWERS,
         wants_verdict=wants_verdict,
         wants_devices=False,
-        read_by=began + timeout * _FILES,
+        read_by=began + timeout * _READ,
     )
-    await asyncio.to_thread(write_bundle, snapshot, path, began + timeout)
+    await asyncio.to_thread(write_bundle, snapshot, path, began + timeout * _WRITTEN)
     return snapshot
