@@ -11,7 +11,7 @@ READY := .venv/.ready
 JOBS ?= 3
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test lint orphans histories faults fuzz museum page stress training bench clean
+.PHONY: run test lint orphans histories faults fuzz museum museum-healthy page stress training bench clean
 
 run: $(READY)
 	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
@@ -40,9 +40,13 @@ faults: $(READY)
 fuzz: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) -m fuzz -rP tests/weights/fuzz $(ARGS)
 
-# Programs that stand still, each for a reason of its own, and what `rlinf-ctl stuck` says of them; healthy ones as well.
+# Programs that stand still, each for a reason of its own, and what `rlinf-ctl stuck` says of them.
 museum: $(READY)
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -rP tests/museum $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -rP -m "not healthy" tests/museum $(ARGS)
+
+# More than fifty healthy runs, which are asked every second whether they are stuck: a quarter of an hour on two cores.
+museum-healthy: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist load -rP -m healthy tests/museum $(ARGS)
 
 # The page of rlinf-ctl in headless Chromium; RLINF_PAGE_PICTURES=DIR keeps its pictures.
 page: $(READY)
@@ -71,6 +75,7 @@ bench: $(READY)
 	$(BIN)/python -m benches.bench_weights $(ARGS)
 	$(BIN)/python -m benches.bench_placement $(ARGS)
 	$(BIN)/python -m benches.bench_trace $(ARGS)
+	$(BIN)/python -m benches.bench_cockpit $(ARGS)
 	$(BIN)/python -m benches.bench_recorder $(ARGS)
 
 clean:
