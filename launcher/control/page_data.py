@@ -153,6 +153,7 @@ class PageData:
             "host": identity.get("host"),
             "pid": identity.get("pid"),
             "is_full": timeline.is_full or is_cut,
+            "skipped": timeline.skipped,
             "first": self._micros(first) if first else None,
             "serves": any(span.kind is EventKind.SERVE for span in timeline.spans),
             "spans": spans,

@@ -29,10 +29,11 @@ def sections_of(
 ) -> dict[str, Any]:
     """The sections by name, as JSON takes them."""
     items = {} if run.status is None else _items(run.status)
+    is_exact = not any(timeline.is_full or timeline.skipped for timeline in timelines)
     return {
         "summary": _summary(run, timelines),
         "channels": [
-            {"name": plain(name), "is_known": name in items, "steps": _steps(steps, micros)}
+            {"name": plain(name), "is_exact": is_exact, "steps": _steps(steps, micros)}
             for name, steps in fill_of_channels(timelines, items).items()
         ],
         "versions": _versions(timelines, micros),

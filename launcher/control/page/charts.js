@@ -39,14 +39,15 @@ class Charts {
   channels() {
     const channels = this.model.sections.channels;
     this.painters.set("channels", []);
-    if (!channels.length) return byId("channels-body").replaceChildren(nothing("No channel was used, as far as it was recorded."));
-    const rows = channels.map(({ name, steps, is_known: isKnown }) => {
+    if (!channels.length) return renew(byId("channels-body"), nothing("No channel was used, as far as it was recorded."));
+    const rows = channels.map(({ name, steps, is_exact: isExact }) => {
       const most = steps.reduce((highest, [, value]) => Math.max(highest, value), 0);
       const now = steps.at(-1)?.[1] ?? 0;
-      const about = isKnown ? "" : "relative to its lowest";
-      return [element("span", { title: about }, name), String(now), String(most), this.stepChart("channels", name, steps, most)];
+      const about = isExact ? "" : "about: some puts and gets were overwritten or left out";
+      const sign = isExact ? "" : "≈ ";
+      return [element("span", { title: about }, name), `${sign}${now}`, `${sign}${most}`, this.stepChart("channels", name, steps, most)];
     });
-    return byId("channels-body").replaceChildren(table("Items in channels", ["channel", "now", "most", "items over the range shown above"], rows, [1, 2]));
+    return renew(byId("channels-body"), table("Items in channels", ["channel", "now", "most", "items over the range shown above"], rows, [1, 2]));
   }
 
   stepChart(section, name, steps, most) {
@@ -65,8 +66,8 @@ class Charts {
   versions() {
     const models = this.model.sections.versions;
     this.painters.set("versions", []);
-    if (!models.length) return byId("versions-body").replaceChildren(nothing("No weights were published or applied, as far as it was recorded."));
-    return byId("versions-body").replaceChildren(...models.flatMap((each) => this.versionsOf(each)));
+    if (!models.length) return renew(byId("versions-body"), nothing("No weights were published or applied, as far as it was recorded."));
+    return renew(byId("versions-body"), ...models.flatMap((each) => this.versionsOf(each)));
   }
 
   versionsOf({ model, published, applied }) {

@@ -28,4 +28,16 @@ function table(caption, titles, rows, numbers = []) {
       element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((cell, at) => element("td", { class: side(at) }, cell)))))));
 }
 
+/** Puts new content into a body; what was scrolled, open or focused there stays so, counted from the end. */
+function renew(body, ...children) {
+  const places = () => [...body.querySelectorAll("[tabindex], summary, details")].reverse();
+  const before = places().map((each) => ({ left: each.scrollLeft, top: each.scrollTop, open: each.open, focused: each === document.activeElement }));
+  body.replaceChildren(...children);
+  places().slice(0, before.length).forEach((each, at) => {
+    Object.assign(each, { scrollLeft: before[at].left, scrollTop: before[at].top });
+    if (before[at].open) each.open = true;
+    if (before[at].focused) each.focus({ preventScroll: true });
+  });
+}
+
 const nothing = (text) => element("p", { class: "muted none" }, text);

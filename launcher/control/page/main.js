@@ -12,10 +12,10 @@ function take(message) {
   const changed = model.apply(message);
   range.extend(model.begin, model.end);
   timelines.update();
-  if (changed.has("summary") || message.since === undefined) showSummary();
+  showSummary();
   if (changed.has("verdict")) showVerdict(model);
-  if (changed.has("picture") || changed.has("summary")) showWaits(model);
-  if (changed.has("troubles") || changed.has("summary")) showTroubles(model);
+  if (changed.has("picture") || !model.sections.picture) showWaits(model);
+  if (changed.has("troubles")) showTroubles(model);
   if (changed.has("channels")) charts.channels();
   if (changed.has("versions")) charts.versions();
   if (changed.has("phases")) showPhases(model);
@@ -39,6 +39,10 @@ function showSummary() {
   byId("facts").replaceChildren(...facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
   const cut = [...model.processes.values()].filter((each) => each.is_full);
   const notes = cut.length ? [`Of ${cut.length === 1 ? cut[0].name : `${cut.length} processes`} older events were overwritten: their timelines begin late.`] : [];
+  const skipping = [...model.processes.values()].filter((each) => each.skipped);
+  const skipped = skipping.reduce((sum, each) => sum + each.skipped, 0);
+  if (skipped) notes.push(`Of ${skipping.length === 1 ? skipping[0].name : `${skipping.length} processes`} ${countText(skipped, "operation")} were left out at a high rate: idle times and items in channels are about (≈).`);
+  for (const [what, reason] of Object.entries(summary.missing)) notes.push(`Missing: ${what}: ${reason}.`);
   byId("notice").textContent = notes.join(" ");
   byId("notice").hidden = !notes.length;
 }

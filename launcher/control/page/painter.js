@@ -88,7 +88,7 @@ class Painter {
     const ended = row.process.ended !== null;
     context.fillStyle = ended ? palette.failed : palette.muted;
     context.font = `10.5px ${this.font}`;
-    const said = [...(ended ? ["ended"] : []), ...(row.process.serves ? [`${Math.round(this.idle(row.process) * 100)} % idle`] : [])];
+    const said = [...(ended ? ["ended"] : []), ...(row.process.serves ? [`${row.process.skipped ? "≈ " : ""}${Math.round(this.idle(row.process) * 100)} % idle`] : [])];
     context.fillText(this.fitted(said.join(", "), this.gutter - 10), 6, top + 24);
   }
 

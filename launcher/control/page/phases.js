@@ -2,7 +2,7 @@
 
 function showPhases(model) {
   const phases = model.sections.phases;
-  if (!phases.length) return byId("phases-body").replaceChildren(nothing("No call was served and no worker_timer has ended, as far as it was recorded."));
+  if (!phases.length) return renew(byId("phases-body"), nothing("No call was served and no worker_timer has ended, as far as it was recorded."));
   const longest = phases[0].total || 1;
   const rows = phases.map((phase) => {
     const swatch = element("i", { class: "swatch", "aria-hidden": "true" });
@@ -14,7 +14,7 @@ function showPhases(model) {
     return [element("span", {}, swatch, phase.is_call ? `${phase.name}()` : phase.name), phase.is_call ? "call" : "worker_timer", phase.count.toLocaleString("en"), total, durationText(phase.p50), durationText(phase.most), failed, trend(phase)];
   });
   const titles = ["phase", "kind", "count", "total", "median", "longest", "failed", "median over the whole run"];
-  return byId("phases-body").replaceChildren(table("Step time by phase", titles, rows, [2, 3, 4, 5, 6]));
+  return renew(byId("phases-body"), table("Step time by phase", titles, rows, [2, 3, 4, 5, 6]));
 }
 
 /** Medians of the windows as bars; the tallest is the longest of them. */

@@ -10,19 +10,17 @@ function showVerdict(model) {
   section.className = verdict.is_stuck ? "stuck" : verdict.kind === "straggler" ? "straggler" : "calm";
   const advice = verdict.advice.map((line) => element("p", { class: "advice" }, `→ ${line}`));
   const lines = verdict.lines.length ? element("details", { open: !verdict.advice.length && verdict.is_stuck }, element("summary", {}, countText(verdict.lines.length, "wait")), element("ul", {}, ...verdict.lines.map((line) => element("li", {}, line)))) : null;
-  const wasOpen = section.querySelector("details")?.open;
-  byId("verdict-words").replaceChildren(element("p", { class: "headline" }, element("b", {}, verdict.kind), ` ${verdict.headline}`), ...advice, ...(lines ? [lines] : []));
-  if (lines && wasOpen !== undefined) lines.open = wasOpen;
+  renew(byId("verdict-words"), element("p", { class: "headline" }, element("b", {}, verdict.kind), ` ${verdict.headline}`), ...advice, ...(lines ? [lines] : []));
 }
 
 function showWaits(model) {
   const picture = model.sections.picture;
   const body = byId("waits-body");
   byId("waits").classList.toggle("wide", Boolean(picture?.boxes.some((box) => box.column > 1)));
-  if (!picture) return body.replaceChildren(nothing(model.sections.summary.is_alive ? "The run has not been asked yet." : "The run was not asked while it lived: long waits that its ranks have told of are among the errors."));
-  if (!picture.arrows.length) return body.replaceChildren(nothing("Nothing waits for anything of the run."));
+  if (!picture) return renew(body, nothing(model.sections.summary.is_alive ? "The run has not been asked yet." : "The run was not asked while it lived: long waits that its ranks have told of are among the errors."));
+  if (!picture.arrows.length) return renew(body, nothing("Nothing waits for anything of the run."));
   const left = picture.left_out ? [nothing(`${picture.left_out} more boxes are left out.`)] : [];
-  return body.replaceChildren(element("div", { class: "scroll graph", tabindex: "0", role: "region", "aria-label": "Graph of waits" }, drawing(picture)), ...left);
+  return renew(body, element("div", { class: "scroll graph", tabindex: "0", role: "region", "aria-label": "Graph of waits" }, drawing(picture)), ...left);
 }
 
 function drawing({ boxes, arrows }) {

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from .event_ring import EventKind, Phase
+from .event_ring import SKIPPED, EventKind, Phase
 from .ring_contents import Event, RingContents
 
 MAX_LANES: Final = 12
@@ -63,6 +63,7 @@ class Timeline:
         begin: time of the first event; 0 without one.
         latest: time of the last event; 0 without one.
         is_full: older events were overwritten.
+        skipped: operations that were left out, as there were too many of them a second; what they were is not known.
     """
 
     identity: dict[str, Any]
@@ -72,6 +73,7 @@ class Timeline:
     begin: int
     latest: int
     is_full: bool
+    skipped: int
 
     @classmethod
     def of(cls, ring: RingContents, until: int) -> Timeline:
@@ -92,7 +94,8 @@ class Timeline:
         begin, latest = (ring.events[0].time + offset, ring.events[-1].time + offset) if ring.events else (0, 0)
         since = _known_since(begins, ends.values(), ring.is_full)
         bubbles = [] if since is None else _bubbles(spans, since + offset, max(until, latest))
-        return cls(ring.identity, spans, bubbles, points, begin, latest, ring.is_full)
+        skipped = next((int(metric.value) for metric in ring.metrics if metric.name == SKIPPED), 0)
+        return cls(ring.identity, spans, bubbles, points, begin, latest, ring.is_full, skipped)
 
     @property
     def process(self) -> str:

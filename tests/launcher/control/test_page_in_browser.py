@@ -221,8 +221,10 @@ async def test_a_live_page_takes_news_keeps_its_range_and_the_last_state(page: P
         await on_page(shown, page, address)
         assert await on_page(page.text, "#state") == "live"
         few = await on_page(page.text, "#facts")
+        await on_page(page.evaluate, "document.querySelector('#phases-body .scroll').focus()")
         await feed.tell(4000)
         await on_page(page.wait_for, f"document.getElementById('facts').innerText !== {json.dumps(few)}")
+        assert await on_page(page.evaluate, "document.activeElement.closest('#phases-body') !== null"), "focus stays"
         await on_page(page.evaluate, "document.getElementById('zoom-in').click()")
         zoomed = await on_page(range_of, page)
         await feed.tell(6000, ends=True)
