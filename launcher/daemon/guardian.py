@@ -26,6 +26,11 @@ from typing import Final, NoReturn
 _PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 
+PREPARED_DIR: Final = "RLINF_PREPARED_DIR"
+"""Variable by which a preflight tells the guardian that it becomes which directory it has made."""
+
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
+
 _ORDERLY_END_S: Final = 4.0
 """Seconds that the daemon has for an orderly end after the lifeline was cut."""
 
@@ -55,7 +60,7 @@ def guard(daemon: Callable[[bytes, int], int]) -> NoReturn:
         daemon: gets the first line of stdin (and what came with it), and a descriptor to which it writes the paths
             that shall not outlive it, one per line.
     """
-    line = read_first_line()
+    line = read_first_line(os.environ.pop(PREPARED_DIR, ""))
     # A subreaper before the fork: what the daemon starts and leaves behind from its first moment on is adopted here,
     # and not by init, where nothing would end it.  The child asks for its parent after PDEATHSIG: a guardian that was
     # killed before that call sends no signal any more.
@@ -69,12 +74,14 @@ def guard(daemon: Callable[[bytes, int], int]) -> NoReturn:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != guardian:
             os._exit(1)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         code = daemon(line, tell)
         sweep()
         os._exit(code)
     os.close(tell)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    for number in (*_ENDING, signal.SIGINT):
         signal.signal(number, lambda *_: _signal(pid, signal.SIGTERM))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)  # the preflight, which this was, has held them back
     # A daemon that is lost, and may have been stopped, is ended at once.
     signal.signal(signal.SIGUSR1, lambda *_: _signal(pid, signal.SIGKILL))
     code, lifeline_cut = _watch(pid)
@@ -91,12 +98,18 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def read_first_line() -> bytes:
-    """Stdin as far as its first line, which tells the daemon everything; exits where there is none."""
+def read_first_line(prepared: str) -> bytes:
+    """Stdin as far as its first line, which tells the daemon everything; exits where there is none.
+
+    Args:
+        prepared: the run directory that the preflight has made, which is removed then; empty without a preflight.
+    """
     data = b""
     while b"\n" not in data:
         piece = os.read(0, 65536)
         if not piece:
+            if prepared:
+                shutil.rmtree(prepared, ignore_errors=True)
             sys.exit("rlinf daemon: stdin ended before the first line: it is started by rlinf-launch or Cluster()")
         data += piece
     return data

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rlinf_async._wire.remote_exit import RemoteExit, describe_exit
 
@@ -27,6 +28,9 @@ class LocalConnector:
     @property
     def argv(self) -> Sequence[str]:
         return bootstrap_argv(self.python, self.default, self.prologue)
+
+    def end_command(self, answer: Mapping[str, Any]) -> Sequence[str]:
+        return ()
 
     def explain(self, exited: RemoteExit) -> str:
         if text := explain_prologue(exited, self.prologue):

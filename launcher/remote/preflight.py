@@ -16,6 +16,7 @@ import os
 import resource
 import select
 import shutil
+import signal
 import socket
 import struct
 import sys
@@ -33,12 +34,16 @@ _MAX_RUN_DIR_BYTES = 80  # a socket's path has 108 characters at most
 _MIN_OPEN_FILES = 4096
 _MIN_FREE_BYTES = 100 << 20
 _BLOCK_BYTES = 1 << 20
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def main(read: Read) -> None:
     """Serves one request.  ``read(n)`` gives exactly ``n`` bytes of stdin; it ends the process where there are none."""
     request = json.loads(read(int(read(10))).decode())
     survey = HostSurvey(request)
+    # Slurm sends its SIGTERM to every process of a job at once, and nothing else would remove the folder then.
+    for number in _ENDING:
+        signal.signal(number, lambda *_: survey.end())
     try:
         survey.unpack(read)
         survey.look()
@@ -81,7 +86,10 @@ def become(order: Dict[str, Any], survey: "HostSurvey") -> None:
     environment.update(order["env"])
     if survey.python_path:
         environment["PYTHONPATH"] = os.pathsep.join(survey.python_path)
+    environment["RLINF_PREPARED_DIR"] = str(survey.run_dir or "")
     os.chdir(survey.cwd)
+    # Held back until the guardian, which this becomes, can see to it: tests/launcher/test_over_slurm.py
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     os.execvpe(order["argv"][0], order["argv"], environment)
 
 
@@ -105,10 +113,13 @@ class HostSurvey:
         """Makes the run's directory, and in it the folder of the archive that follows the request."""
         size = self.request["archive_size"]
         archive = Archive(read, size)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # no folder is made that nobody knows of
         try:
             self.run_dir = make_run_dir(self.request["run"], self.request["node"], wants_exec=bool(size))
         except OSError as error:
             self.miss("run directory", str(error), "set XDG_RUNTIME_DIR or TMPDIR there to a folder that is writable")
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         try:
             if size and self.run_dir:
                 own = self.run_dir / f"node-{self.request['node']}"  # the daemon's own: it goes with it
@@ -219,6 +230,7 @@ class HostSurvey:
             "uid": os.getuid(),
             "time": time.time(),
             "slurm_node": os.environ.get("SLURMD_NODENAME", ""),
+            "slurm_step": [os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")],
             "reached_at": reached_at(),
             "iface_address": self.iface_address,
             "run_dir": str(self.run_dir) if self.run_dir else None,
@@ -226,6 +238,11 @@ class HostSurvey:
             "cwd": str(self.cwd),
             "python_path": self.python_path,
         }
+
+    def end(self) -> None:
+        """Ends this process at once, on a signal."""
+        self.clean_up()
+        os._exit(1)
 
     def clean_up(self) -> None:
         if self.run_dir:

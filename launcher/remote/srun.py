@@ -7,12 +7,13 @@ and the daemon, whose stdin and stdout are pipes of the step's otherwise.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rlinf_async._wire.remote_exit import RemoteExit, describe_exit
 
@@ -49,6 +50,13 @@ class SrunConnector:
     prologue: str | None
 
     is_here: bool = False
+
+    def end_command(self, answer: Mapping[str, Any]) -> Sequence[str]:
+        # The step outlives its srun, and the daemon's stdin stays open there.  SIGTERM: it removes its folder.
+        job, step = answer["slurm_step"]
+        if self.host.slurm is not None and self.host.slurm.component is not None:
+            job = os.environ.get(f"SLURM_JOB_ID_HET_GROUP_{self.host.slurm.component}", job)
+        return ("scancel", "--signal=TERM", f"{job}.{step}")
 
     def explain(self, exited: RemoteExit) -> str:
         return explain(self, exited)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from rlinf_async._wire.remote_exit import RemoteExit, describe_exit
 from rlinf_async.errors import ConfigError
@@ -37,6 +37,9 @@ class SshConnector:
     prologue: str | None
 
     is_here: bool = False
+
+    def end_command(self, answer: Mapping[str, Any]) -> Sequence[str]:
+        return ()
 
     def explain(self, exited: RemoteExit) -> str:
         return explain(self, exited)

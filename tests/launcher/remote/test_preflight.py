@@ -6,6 +6,7 @@ import io
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tarfile
@@ -63,6 +64,9 @@ class Far:
         assert line.startswith(MARKER), line + self._process.communicate(timeout=5)[1].decode()
         answer: dict[str, Any] = json.loads(line.removeprefix(MARKER))
         return answer
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
 
     def gives_up(self) -> int:
         """Its exit code, although its stdin is still open."""
@@ -165,6 +169,35 @@ def test_without_an_order_it_removes_what_it_made(farewell: bytes) -> None:
         assert (run_dir / "node-3/sync/a/b.py").read_bytes() == b"x"
         far.feed(farewell)
         assert far.ends() == (0, "")
+    assert not run_dir.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_with_what_it_made(number: signal.Signals) -> None:
+    with preflight(a_request()) as far:
+        run_dir = Path(far.says()["run_dir"])
+        assert run_dir.is_dir()
+        far.send_signal(number)
+        assert far.gives_up() == 1
+    assert not run_dir.exists()
+
+
+def test_a_signal_is_held_back_until_the_daemon_that_it_becomes_can_see_to_it() -> None:
+    program = "import signal; print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])) == [1, 15])"
+    order = {"op": "go", "argv": [sys.executable, "-c", program], "env": {}}
+    with preflight(a_request()) as far:
+        run_dir = Path(far.says()["run_dir"])
+        far.feed(json.dumps(order).encode() + b"\n")
+        assert far.ends() == (0, "True\n")
+    run_dir.rmdir()
+
+
+def test_a_daemon_whose_configuration_never_comes_removes_what_was_made_for_it() -> None:
+    order = {"op": "go", "argv": [sys.executable, "-P", "-m", "rlinf_launcher.daemon"], "env": {}}
+    with preflight(a_request(python_path=str(CHECKOUT))) as far:
+        run_dir = Path(far.says()["run_dir"])
+        far.feed(json.dumps(order).encode() + b"\n")
+        assert far.ends() == (1, "")
     assert not run_dir.exists()
 
 
