@@ -9,6 +9,7 @@ from pathlib import Path
 from textwrap import dedent, indent
 
 import pytest
+from rlinf_launcher.control.bundle_file import read_bundle
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -67,6 +68,9 @@ def test_a_failure_that_the_script_did_not_notice_is_no_success(tmp_path: Path, 
     _, _, told = done.stderr.partition("did not notice these failures")
     for words in said:
         assert re.search(words, told), done.stderr
+    bundle = re.search(r"a bundle of the run: (\S+) ", done.stderr)
+    assert bundle, done.stderr
+    assert not read_bundle(Path(bundle[1])).is_alive, "its failures were known once its nodes had ended"
 
 
 DEALT_WITH = """
