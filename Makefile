@@ -11,7 +11,7 @@ READY := .venv/.ready
 JOBS ?= 3
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test lint orphans histories faults fuzz museum museum-healthy page stress training bench clean
+.PHONY: run test lint orphans histories faults fuzz museum slurm museum-healthy page stress training bench clean
 
 run: $(READY)
 	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
@@ -19,7 +19,7 @@ run: $(READY)
 # Hundreds of processes that the tests start would each compile the package where the environment forbids to keep it.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: lint
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not orphans and not histories and not training and not stress and not faults and not fuzz and not museum and not browser" $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not orphans and not histories and not training and not stress and not faults and not fuzz and not museum and not slurm and not browser" $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -51,6 +51,11 @@ museum-healthy: $(READY)
 # The page of rlinf-ctl in headless Chromium; RLINF_PAGE_PICTURES=DIR keeps its pictures.
 page: $(READY)
 	$(BIN)/python -m pytest -rP tests/launcher/control/test_page_in_browser.py $(ARGS)
+
+# The launcher in jobs of a real Slurm on this machine.  Installs nothing: what is missing, and how to get it, is the reason
+# of the tests that skip.
+slurm: $(READY)
+	$(BIN)/python -m pytest -m slurm tests/launcher/test_over_slurm.py $(ARGS)
 
 # Half a minute of weights sent without a pause, by every scheme, while four readers look at every value; and receivers
 # that end or stop while large weights are on their way; and two thousand simulated programs of whoever comes and goes.
