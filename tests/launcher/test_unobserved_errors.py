@@ -70,7 +70,8 @@ def test_a_failure_that_the_script_did_not_notice_is_no_success(tmp_path: Path, 
         assert re.search(words, told), done.stderr
     bundle = re.search(r"a bundle of the run: (\S+) ", done.stderr)
     assert bundle, done.stderr
-    assert not read_bundle(Path(bundle[1])).is_alive, "its failures were known once its nodes had ended"
+    kept = read_bundle(Path(bundle[1]))
+    assert (kept.is_alive, kept.missing) == (False, {}), "its failures were known once its nodes had ended"
 
 
 DEALT_WITH = """
