@@ -31,7 +31,7 @@ def sections_of(
     items = {} if run.status is None else _items(run.status)
     is_exact = not any(timeline.is_full or timeline.skipped for timeline in timelines)
     return {
-        "summary": _summary(run, timelines),
+        "summary": _summary(run),
         "channels": [
             {"name": plain(name), "is_exact": is_exact, "steps": _steps(steps, micros)}
             for name, steps in fill_of_channels(timelines, items).items()
@@ -51,7 +51,7 @@ def _items(status: dict[str, Any]) -> dict[str, int]:
     return found
 
 
-def _summary(run: RecordedRun, timelines: Sequence[Timeline]) -> dict[str, Any]:
+def _summary(run: RecordedRun) -> dict[str, Any]:
     nodes = [
         {"node": node.get("node"), "name": node.get("name"), "host": node.get("host"), "versions": node.get("versions")}
         for node in run.nodes
@@ -60,7 +60,7 @@ def _summary(run: RecordedRun, timelines: Sequence[Timeline]) -> dict[str, Any]:
         "run": run.run,
         "is_alive": run.is_alive,
         "taken_at": run.taken_at,
-        "events": sum(len(timeline.spans) * 2 + len(timeline.points) for timeline in timelines),
+        "events": sum(len(ring.events) for ring in run.rings),
         "nodes": _cleaned(nodes),
         "missing": _cleaned(run.missing),
     }
