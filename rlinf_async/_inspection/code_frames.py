@@ -18,14 +18,17 @@ _MAX_FRAMES: Final = 60
 
 _HELPERS: Final = frozenset(
     (
-        *("torch", "triton", "numba", "numpy", "grpc", "uvloop", "psutil"),
+        *("torch", "triton", "numba", "numpy", "uvloop", "psutil"),
         *("tensorboard", "tensorboardX", "tensorflow", "wandb", "mlflow", "swanlab", "tqdm", "rich"),
         *("sentry_sdk", "prometheus_client", "opentelemetry"),
         *("debugpy", "ipykernel", "IPython", "jupyter_client", "zmq", "tornado"),
         *("_pytest", "pluggy", "xdist", "execnet"),
     )
 )
-"""Packages with threads and tasks of their own, which wait for work, write logs or run the user's code."""
+"""Packages with threads and tasks of their own, which wait for work, write logs or run the user's code.
+
+Not grpc: it has a thread as long as a call is open, whose answer calls back what sets a user's event.
+"""
 
 
 _PACKAGE: Final = re.compile(r"/(?:site|dist)-packages/([^/.]+)")

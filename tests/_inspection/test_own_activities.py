@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import pytest
 import uvloop
 
@@ -392,3 +394,18 @@ async def test_a_forked_process_tells_of_itself_alone() -> None:
     async with under_way(never):
         with forked(tell) as child:
             assert await asyncio.to_thread(exit_code, child) == 0
+
+
+def test_a_thread_of_grpcs_is_told_that_waits_for_the_answer_to_a_call() -> None:
+    """Its callback may be what a user's event is set by."""
+    done = threading.Event()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        grpc.insecure_channel(f"127.0.0.1:{silent.getsockname()[1]}") as channel,
+    ):
+        call = channel.unary_unary("/reward/score").future(b"4")
+        call.add_done_callback(lambda _: done.set())
+        running = [each for each in own_activities() if "/grpc/" in str(each.line)]
+        assert [each.state for each in running] == [State.RUNNING]
+        call.cancel()
+        assert done.wait(10)
