@@ -142,10 +142,10 @@ def _known_since(begins: Sequence[Event], ends: Iterable[Event], is_full: bool) 
 
 
 def _bubbles(spans: Iterable[Span], since: int, until: int) -> list[tuple[int, int]]:
-    """Times in which as many receives, gets and other waits are open as calls are served, or more.
+    """Times in which the calls that are served have as many receives, gets and other waits open as they are, or more.
 
-    So a rank that computes beside a receive that it has posted is taken to wait, unless a span of the user's
-    (``worker_timer``) has begun meanwhile: then it works.
+    So a rank that computes beside a receive that its call has posted is taken to wait, unless a span of the user's
+    (``worker_timer``) has begun meanwhile: then it works.  What was posted before its calls is no wait of theirs.
     """
     changes: list[tuple[int, int, EventKind, int]] = []
     for number, span in enumerate(spans):
@@ -155,21 +155,24 @@ def _bubbles(spans: Iterable[Span], since: int, until: int) -> list[tuple[int, i
                 changes.append((span.end, -1, span.kind, number))
     changes.sort(key=lambda change: change[0])  # stable: a span begins before it ends
     found: list[tuple[int, int]] = []
-    serves = waits = 0
+    serves = 0
+    waits: set[int] = set()
     working: set[int] = set()
     begun: int | None = since
     for time, step, kind, number in changes:
         if kind is EventKind.SERVE:
             serves += step
-        elif kind is not EventKind.SPAN:
-            waits += step
         elif step < 0:
-            working.discard(number)
+            (working if kind is EventKind.SPAN else waits).discard(number)
+        elif kind is not EventKind.SPAN and serves:
+            waits.add(number)
         elif waits:
             working.add(number)
+        if not serves:
+            waits.clear()
         if not waits:
             working.clear()
-        is_bubble = serves <= waits and not working
+        is_bubble = serves <= len(waits) and not working
         if is_bubble and begun is None:
             begun = max(time, since)
         elif not is_bubble and begun is not None:

@@ -77,6 +77,13 @@ def test_a_span_of_the_users_that_begins_beside_a_posted_receive_is_work_and_one
     assert Timeline.of(around, 100).bubbles == [(10, 90)]
 
 
+def test_what_was_posted_before_a_call_is_no_wait_of_that_call() -> None:
+    made = ring("a:0", operation(RECV, "x", 0, 100), operation(SERVE, "f", 10, 40), operation(SERVE, "f", 60, 90))
+    assert Timeline.of(made, 100).bubbles == [(0, 10), (40, 60), (90, 100)]
+    within = ring("a:0", operation(SERVE, "f", 0, 40), operation(RECV, "x", 10, None), operation(SERVE, "f", 60, 90))
+    assert Timeline.of(within, 90).bubbles == [(10, 60)]
+
+
 def test_a_driver_has_no_bubbles() -> None:
     assert Timeline.of(ring("driver", operation(CALL, "f", 0, 10)), 100).bubbles == []
 
