@@ -32,14 +32,17 @@ def test_what_other_machines_have_comes_by_their_daemons_and_is_named_where_thes
     words = ["-m", "rlinf_launcher", "--ssh-args", shlex.join(hosts.ssh_args), "--hosts", "node0,node1"]
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
 
+    rlinf_ctl = [sys.executable, "-c", CONTROL, "--run-dir", os.environ["XDG_RUNTIME_DIR"]]
+
     def control(*words: str) -> str:
-        words = ("--run-dir", os.environ["XDG_RUNTIME_DIR"], *words)
-        return hosts.driver.run([sys.executable, "-c", CONTROL, *words], cwd=tmp_path, env=environ).stdout
+        return hosts.driver.run([*rlinf_ctl, *words], cwd=tmp_path, env=environ).stdout
 
     command = [sys.executable, *words, standing_runs.__file__]
     with hosts.driver.popen(command, cwd=CHECKOUT, env=environ, **streams) as launcher:
         try:
             await_line(launcher, "standing")
+            follower = hosts.driver.popen([*rlinf_ctl, "logs", "-f", "rollout:1"], env=environ, **streams)
+            await_line(follower, "trouble")
             told = json.loads(control("bundle", "--json", "--output", "live.zip"))
             alive = read_bundle(tmp_path / "live.zip").recorded()
             lines = [json.loads(line) for line in control("logs", "rollout", "--json", "--tail", "1").splitlines()]
@@ -49,6 +52,8 @@ def test_what_other_machines_have_comes_by_their_daemons_and_is_named_where_thes
             for process in processes:
                 process.kill()
             psutil.wait_procs(processes[1:], 10)
+            launcher.communicate()
+    assert (follower.communicate(timeout=10)[0], follower.returncode) == ("", 0)
     assert told["missing"] == {}
     assert [(line["rank"], line["stream"]) for line in lines if line["line"] == "trouble"] == [
         (0, "stderr"),
