@@ -81,7 +81,7 @@ def without_facts(archive: zipfile.ZipFile) -> None:
 @pytest.mark.parametrize(
     ("fill", "complaint"),
     [
-        (escaping, "no file 'logs/../../etc/rank_0.out'"), (foreign, "no file 'setup.py'"), (absolute, "no file '/etc/"),
+        (escaping, "no file 'logs/../../etc/rank_0.out'"), (foreign, "no file 'setup.py'"), (absolute, "'/etc/"),
         (huge, "more than 200000 bytes"), (of_another_format, "its format is 2"), (with_a_strange_status, "status in"),
         (without_a_run, "TypeError"), (nested_for_ever, "recursion"), (without_facts, "run.json"),
     ],
