@@ -53,14 +53,20 @@ def picture_of(verdict: dict[str, Any]) -> dict[str, Any]:
     needs = Needs(WaitGraph(report))
     waits = {process.endpoint: _waits_of(needs, process) for process in report.processes}
     blamed = set(verdict["verdict"]["participants"])
+    busy = set() if verdict["verdict"]["is_stuck"] else blamed
     shown = _shown(report, waits, blamed)
     alike: dict[Hashable, list[ProcessReport]] = {}
     for process in shown:
         arrows = frozenset((kind, end, coming) for kind, end, coming in waits[process.endpoint])
-        signature = (process.group or process.endpoint, process.endpoint in blamed, _state(needs, process), arrows)
+        signature = (
+            process.group or process.endpoint,
+            process.endpoint in blamed,
+            _state(needs, process, busy),
+            arrows,
+        )
         alike.setdefault(signature, []).append(process)
     folded = list(alike.values())[:MAX_BOXES]
-    boxes = [_box(needs, processes, blamed) for processes in folded]
+    boxes = [_box(needs, processes, blamed, busy) for processes in folded]
     places: dict[Hashable, int] = {process.endpoint: at for at, group in enumerate(folded) for process in group}
     found: dict[tuple[int, int, str], Arrow] = {}
     for at, processes in enumerate(folded):
@@ -111,7 +117,7 @@ def _shown(report: RunReport, waits: dict[int, _Waits], blamed: set[int]) -> lis
     return sorted(shown, key=lambda each: (each.endpoint not in blamed, each.role != "driver", each.group, each.rank))
 
 
-def _state(needs: Needs, process: ProcessReport) -> str:
+def _state(needs: Needs, process: ProcessReport, busy: set[int]) -> str:
     if needs.graph.end_of(process):
         return "ended"
     if is_stopped(process):
@@ -119,22 +125,26 @@ def _state(needs: Needs, process: ProcessReport) -> str:
     nodes = needs.graph.of(process)
     if not nodes:
         return "idle"
-    # A driver's loop beside a call that waits is no work; a call that runs beside one is.
-    return "waits" if _foremost(nodes).waits else "runs"
+    return "waits" if _foremost(nodes, process.endpoint in busy).waits else "runs"
 
 
-def _foremost(nodes: Iterable[Node]) -> Node:
-    return min(nodes, key=lambda node: (not node.waits, node.wait is None, -(node.age or 0.0)))
+def _foremost(nodes: Iterable[Node], is_busy: bool) -> Node:
+    """The activity that says most of a process: its oldest wait, or what runs where a verdict says that it works."""
+    return min(nodes, key=lambda node: (node.waits is is_busy, node.wait is None, -(node.age or 0.0)))
 
 
-def _box(needs: Needs, processes: list[ProcessReport], blamed: set[int]) -> Box:
+def _box(needs: Needs, processes: list[ProcessReport], blamed: set[int], busy: set[int]) -> Box:
     nodes = [node for process in processes for node in needs.graph.of(process)]
-    box = Box(names_of(processes), _state(needs, processes[0]), is_blamed=processes[0].endpoint in blamed)
+    box = Box(names_of(processes), _state(needs, processes[0], busy), is_blamed=processes[0].endpoint in blamed)
     box.lines = lines_of(needs.graph, nodes)
     if end := needs.graph.end_of(processes[0]):
         box.what = end
     elif nodes:
-        foremost = [_foremost(needs.graph.of(process)) for process in processes if needs.graph.of(process)]
+        foremost = [
+            _foremost(needs.graph.of(process), process.endpoint in busy)
+            for process in processes
+            if needs.graph.of(process)
+        ]
         first = foremost[0]
         method = f"{first.activity.method}()" if first.activity is not None and first.activity.method else ""
         box.what = what_of(first.wait) if first.wait is not None else first.process.trouble or method

@@ -2,12 +2,14 @@
 
 const BOX = { width: 226, height: 58, across: 84, down: 22, margin: 14 };
 
+const toneOf = (verdict) => (verdict.is_stuck ? "stuck" : verdict.kind === "straggler" ? "straggler" : "calm");
+
 function showVerdict(model) {
   const verdict = model.sections.verdict;
   const section = byId("verdict");
   section.hidden = !verdict;
   if (!verdict) return;
-  section.className = verdict.is_stuck ? "stuck" : verdict.kind === "straggler" ? "straggler" : "calm";
+  section.className = toneOf(verdict);
   const advice = verdict.advice.map((line) => element("p", { class: "advice" }, `→ ${line}`));
   const lines = verdict.lines.length ? element("details", { open: !verdict.advice.length && verdict.is_stuck }, element("summary", {}, countText(verdict.lines.length, "wait")), element("ul", {}, ...verdict.lines.map((line) => element("li", {}, line)))) : null;
   renew(byId("verdict-words"), element("p", { class: "headline" }, element("b", {}, verdict.kind), ` ${verdict.headline}`), ...advice, ...(lines ? [lines] : []));
@@ -20,7 +22,7 @@ function showWaits(model) {
   if (!picture) return renew(body, nothing(model.sections.summary.is_alive ? "The run has not been asked yet." : "The run was not asked while it lived: long waits that its ranks have told of are among the errors."));
   if (!picture.arrows.length) return renew(body, nothing("Nothing waits for anything of the run."));
   const left = picture.left_out ? [nothing(`${picture.left_out} more boxes are left out.`)] : [];
-  return renew(body, element("div", { class: "scroll graph", tabindex: "0", role: "region", "aria-label": "Graph of waits" }, drawing(picture)), ...left);
+  return renew(body, element("div", { class: `scroll graph ${toneOf(model.sections.verdict)}`, tabindex: "0", role: "region", "aria-label": "Graph of waits" }, drawing(picture)), ...left);
 }
 
 function drawing({ boxes, arrows }) {

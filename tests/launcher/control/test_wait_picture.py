@@ -75,6 +75,15 @@ def test_what_has_ended_stands_still_or_works_says_so() -> None:
     assert {box["name"]: box["state"] for box in picture(run)["boxes"]}["a:2"] == "stopped"
 
 
+def test_of_a_run_that_goes_on_the_picture_says_what_works_beside_what_waits() -> None:
+    run = MadeRun(a=1)
+    serves = run.driver_calls("step", "a:0")
+    run.does("a:0", State.WAITING, get(name="obs"), serves=serves, task="task one", age=9.0)
+    run.does("a:0", State.RUNNING, serves=serves, age=1.0)
+    box = next(box for box in picture(run)["boxes"] if box["name"] == "a:0")
+    assert (box["state"], box["what"], box["is_blamed"]) == ("runs", "step()", True)
+
+
 def test_more_boxes_than_one_can_look_at_are_counted() -> None:
     run = MadeRun(ring=MAX_BOXES + 10)
     names = [f"ring:{rank}" for rank in range(MAX_BOXES + 10)]
