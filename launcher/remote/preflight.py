@@ -230,7 +230,7 @@ class HostSurvey:
             "uid": os.getuid(),
             "time": time.time(),
             "slurm_node": os.environ.get("SLURMD_NODENAME", ""),
-            "slurm_step": [os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")],
+            "pid": os.getpid(),
             "reached_at": reached_at(),
             "iface_address": self.iface_address,
             "run_dir": str(self.run_dir) if self.run_dir else None,

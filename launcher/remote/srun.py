@@ -7,7 +7,6 @@ and the daemon, whose stdin and stdout are pipes of the step's otherwise.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -44,6 +43,8 @@ class SrunConnector:
 
     host: Host
     argv: Sequence[str]
+    run_there: Sequence[str]
+    """What stands before any command that is to run on the node."""
     probe: Sequence[str]
     """The same step, with nothing to do there: what a user tries by hand."""
     python: str
@@ -52,11 +53,8 @@ class SrunConnector:
     is_here: bool = False
 
     def end_command(self, answer: Mapping[str, Any]) -> Sequence[str]:
-        # The step outlives its srun, and the daemon's stdin stays open there.  SIGTERM: it removes its folder.
-        job, step = answer["slurm_step"]
-        if self.host.slurm is not None and self.host.slurm.component is not None:
-            job = os.environ.get(f"SLURM_JOB_ID_HET_GROUP_{self.host.slurm.component}", job)
-        return ("scancel", "--signal=TERM", f"{job}.{step}")
+        # The step outlives its srun, and the daemon's stdin stays open there.  So another step tells the guardian.
+        return (*self.run_there, "sh", "-c", "kill $0", str(answer["pid"]))
 
     def explain(self, exited: RemoteExit) -> str:
         return explain(self, exited)
@@ -77,9 +75,11 @@ def srun_connector(host: Host, options: Options, default: str) -> SrunConnector:
     python = host.python or options.python
     python = str(Path(python).expanduser()) if python else None
     unset = [word for name in _UNSET for word in ("-u", name)]
+    run_there = ("env", *unset, "srun", *step, "--")
     return SrunConnector(
         host=host,
-        argv=("env", *unset, "srun", *step, "--", *bootstrap_argv(python, default, options.prologue)),
+        argv=(*run_there, *bootstrap_argv(python, default, options.prologue)),
+        run_there=run_there,
         probe=("srun", *step, "true"),
         python=python or default,
         prologue=options.prologue,
