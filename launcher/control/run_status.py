@@ -79,6 +79,9 @@ async def show_status(attachment: Attachment, output: Output) -> None:
     output.table(["NODE", "NAME", "STATE", "CPUS", "RANKS", "DEVICES"], _node_rows(attachment, view))
     output.line()
     output.table(["PROCESS", "NODE", "PID", "MEMORY", "DEVICES", "SINCE", "DOES"], _process_rows(view))
+    if weights := weight_rows(view):
+        output.line()
+        output.table(["WEIGHTS", "PUBLISHED", "BY", "APPLIED", "BEHIND", "AT"], weights)
     if view.report.queues:
         output.line()
         output.table(["CHANNEL", "NODE", "ITEMS", "BYTES", "ROOM", "PUT BY", "GOT BY"], _channel_rows(attachment, view))
@@ -145,6 +148,35 @@ def _doing(process: ProcessReport, command: str) -> tuple[str, str]:
     if not calls and process.role == "driver":
         words.append(command)
     return age(calls[0].age) if calls else "-", ", ".join(words) or "idle"
+
+
+def weight_rows(view: RunView) -> list[list[str]]:
+    """A row per model and version that is applied: ranks that have it, and how far they are behind."""
+    publishers: dict[str, tuple[int, str]] = {}
+    holders: dict[tuple[str, int], list[ProcessReport]] = {}
+    for process in view.report.processes:
+        for model, versions in view.detail(process)["weights"].items():
+            if "published" in versions:
+                told = (versions["published"], process.name)
+                publishers[model] = max(publishers.get(model, told), told)
+            if "applied" in versions:
+                holders.setdefault((model, versions["applied"]), []).append(process)
+    rows = []
+    for model, applied in sorted(holders):
+        version, by = publishers.get(model, (None, "-"))
+        behind = "-" if version is None else str(version - applied)
+        rows.append([model, str(version or "-"), by, str(applied), behind, " ".join(_folded(holders[model, applied]))])
+    held = {model for model, _ in holders}
+    rows += [[model, str(number), by, "-", "-", "-"] for model, (number, by) in publishers.items() if model not in held]
+    return rows
+
+
+def _folded(processes: Sequence[ProcessReport]) -> list[str]:
+    """``rollout:0-3``, and the names of drivers."""
+    groups: dict[str, list[ProcessReport]] = {}
+    for process in sorted(processes, key=lambda each: (each.group or each.name, each.rank)):
+        groups.setdefault(process.group, []).append(process)
+    return [f"{group}:{span_of(ranks)}" if group else ranks[0].name for group, ranks in groups.items()]
 
 
 def _channel_rows(attachment: Attachment, view: RunView) -> list[list[str]]:

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from rlinf_async._core import operations
 from rlinf_async._recorder.state import metric_table as table
-from rlinf_async._recorder.state.event_ring import SLOTS_AT, ring_path
+from rlinf_async._recorder.state.event_ring import CELL, CELLS_AT, SLOTS_AT, ring_path
 from rlinf_async._recorder.state.metric_table import MetricFamily
-from rlinf_async._recorder.state.ring_contents import Metric, metrics_of
+from rlinf_async._recorder.state.ring_contents import Metric, has_metrics, metrics_of
 
 from .channels import Channels
 from .death_watch import DeathWatch
@@ -40,6 +40,19 @@ MAX_CELLS_PER_NODE: Final = 1 << 15
 
 Samples = dict[str, list[list[Any]]]
 """By metric: the values of its labels, ``node`` left out, and the value."""
+
+
+def metrics_in(log_dir: Path, endpoint: int) -> list[Metric]:
+    """Metrics in the ring of a process; none where it has no ring, or is making it just now."""
+    try:
+        with open(ring_path(log_dir, endpoint), "rb", buffering=0) as file:
+            file.seek(CELLS_AT)
+            if not has_metrics(file.read(CELL.size)):  # most have none: a run of hundreds of ranks is asked for them
+                return []
+            file.seek(0)
+            return metrics_of(file.read(SLOTS_AT))
+    except (OSError, ValueError):
+        return []
 
 
 class NodeMetrics:
@@ -76,7 +89,7 @@ class NodeMetrics:
                 await asyncio.sleep(0)  # what else this daemon does is more urgent
             who = self._identity(endpoint)
             self._add_process(samples, endpoint, who)
-            found = self._cells(endpoint) if room else []
+            found = metrics_in(self._log_dir, endpoint.id) if room else []
             for metric in found[:room]:
                 cells.setdefault(metric.name, (int(metric.kind), []))[1].append([*who, metric.value])
             if len(found) > room:
@@ -104,13 +117,6 @@ class NodeMetrics:
             oldest = endpoint.pending_calls.ages(time.monotonic(), 1)
             samples[table.OPEN_CALLS.name].append([*who, len(endpoint.pending_calls)])
             samples[table.CALL_AGE.name].append([*who, oldest[0][1] if oldest else 0.0])
-
-    def _cells(self, endpoint: Endpoint) -> list[Metric]:
-        try:
-            with open(ring_path(self._log_dir, endpoint.id), "rb", buffering=0) as file:
-                return metrics_of(file.read(SLOTS_AT))
-        except (OSError, ValueError):  # it has none, or is making it just now
-            return []
 
     def _add_node(self, samples: Samples) -> None:
         samples[table.NODE_LINKS.name] = [[sum(each.lost is None for each in self._router.neighbours.values())]]

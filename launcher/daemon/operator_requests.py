@@ -9,10 +9,13 @@ from typing import Any, Final
 
 from rlinf_async._core import operations
 from rlinf_async._recorder.run_files import RunFiles
+from rlinf_async._recorder.state.metric_names import split_cell
+from rlinf_async._recorder.state.metric_table import WEIGHTS
 from rlinf_async.errors import LaunchError
 
 from .endpoint import Endpoint
 from .handlers import Requester
+from .node_metrics import metrics_in
 from .probes import Probes
 from .process_state import command_of, resident_bytes
 from .router import Router
@@ -37,7 +40,7 @@ class OperatorRequests:
         """Command, log, devices and memory of each process; where asked, what the node's devices do."""
         use = self._probes.device_use(_DEVICE_USE_TIMEOUT_S) if op.devices else None
         processes = {
-            str(endpoint.id): _details(endpoint)
+            str(endpoint.id): _details(endpoint) | {"weights": _weights(self._log_dir, endpoint.id)}
             for endpoint in self._router.endpoints.values()
             if endpoint.role != "operator" and endpoint.exit_report is None
         }
@@ -86,3 +89,13 @@ def _details(endpoint: Endpoint) -> dict[str, Any]:
         "devices": [device for device in environment.get("VISIBLE_DEVICES", "").split(",") if device],
         "memory": resident_bytes(pid),
     }
+
+
+def _weights(log_dir: Path, endpoint: int) -> dict[str, dict[str, int]]:
+    """By model: the versions that a process has ``published`` and ``applied``, as its flight recorder has them."""
+    found: dict[str, dict[str, int]] = {}
+    for metric in metrics_in(log_dir, endpoint):
+        name, labels = split_cell(metric.name)
+        if name == WEIGHTS.name:
+            found.setdefault(labels["model"], {})[labels["role"]] = int(metric.value)
+    return found

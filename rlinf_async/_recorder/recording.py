@@ -93,6 +93,7 @@ def _mapping(path: Path, nbytes: int) -> mmap.mmap:
     disk = os.statvfs(path.parent)
     if disk.f_bavail * disk.f_frsize < _LEFT_FREE * nbytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path.parent))
+    path.unlink(missing_ok=True)  # of an earlier run, in a directory that the user has chosen for several
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         # Blocks that are reserved now: a write to a mapping of a disk that has become full is a SIGBUS.

@@ -94,11 +94,18 @@ def test_a_ring_that_cannot_be_made_is_done_without(tmp_path: Path) -> None:
     facts = {"process": "x", "endpoint": 1}
     recording.attach(None, str(tmp_path / "no such directory"), facts)
     assert recording.ring is None
-    (tmp_path / "recorder").mkdir()
-    (tmp_path / "recorder" / "1.ring").write_text("another's")
+    (tmp_path / "recorder" / "1.ring").mkdir(parents=True)
     recording.attach(None, str(tmp_path), facts)
     assert recording.ring is None
-    assert (tmp_path / "recorder" / "1.ring").read_text() == "another's"
+
+
+def test_the_ring_of_an_earlier_run_in_the_same_directory_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "recorder").mkdir()
+    (tmp_path / "recorder" / "1.ring").write_text("an earlier run's")
+    owner = object()
+    recording.attach(owner, str(tmp_path), {"process": "x", "endpoint": 1})
+    recording.detach(owner)
+    assert RingContents.read((tmp_path / "recorder" / "1.ring").read_bytes()).identity["process"] == "x"
 
 
 def test_only_the_owner_detaches_and_the_first_of_two_counts(tmp_path: Path) -> None:

@@ -86,6 +86,11 @@ class RingContents:
         return f"<RingContents of {self.identity.get('process')} [{len(self.events)} events]>"
 
 
+def has_metrics(cell: bytes) -> bool:
+    """Whether a ring has any, by the ``CELL.size`` bytes at ``CELLS_AT``."""
+    return len(cell) == CELL.size and CELL.unpack(cell)[1] != 0
+
+
 def metrics_of(data: bytes) -> list[Metric]:
     """The metrics of a ring, of which the first ``SLOTS_AT`` bytes will do.
 

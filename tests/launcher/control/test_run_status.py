@@ -1,0 +1,26 @@
+"""Tables of ``rlinf-ctl status`` that are made of what several processes have."""
+
+from __future__ import annotations
+
+from rlinf_launcher.control.run_status import weight_rows
+from rlinf_launcher.control.run_view import RunView
+
+from rlinf_async._inspection.state.run_report import RunReport
+from tests.launcher.control.test_run_view import process
+
+
+def test_weights_have_a_row_for_each_version_that_is_applied_and_one_where_none_is() -> None:
+    ranks = [process(endpoint, "rollout", endpoint) for endpoint in range(3)] + [process(9, "trainer", 0)]
+    weights = {
+        0: {"policy": {"applied": 4}},
+        1: {"policy": {"applied": 4}},
+        2: {"policy": {"applied": 2}, "lost": {"applied": 1}},
+        9: {"policy": {"published": 4}, "critic": {"published": 7}},
+    }
+    details = {0: {"processes": {str(endpoint): {"weights": models} for endpoint, models in weights.items()}}}
+    assert weight_rows(RunView(RunReport("run", ranks, [], {}, {}), details, {})) == [
+        ["lost", "-", "-", "1", "-", "rollout:2"],
+        ["policy", "4", "trainer:0", "2", "2", "rollout:2"],
+        ["policy", "4", "trainer:0", "4", "0", "rollout:0-1"],
+        ["critic", "7", "trainer:0", "-", "-", "-"],
+    ]
