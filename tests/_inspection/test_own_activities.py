@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import pytest
 import uvloop
 
@@ -19,6 +18,7 @@ from rlinf_async._inspection.served_calls import ServedCall
 from rlinf_async._inspection.state.run_report import Activity, State, Target, TargetKind
 from rlinf_async._inspection.wait_ages import WaitAges
 from rlinf_async._waits import slow_waits
+from rlinf_async._wire.grpc import grpc  # not before: gRPC reads while it is imported how much it prints
 from rlinf_async.work import Work
 from tests._support.forked_children import exit_code, forked
 

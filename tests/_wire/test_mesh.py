@@ -50,6 +50,7 @@ CONFIG = NodeConfig(
     run="0a1b2c3d", marker="m", node=2, num_nodes=4, name="n", hidden=True, bind="::1",
     credentials=NodeCredentials("ca", "cert", "key"), log_dir="/logs", env={"A": "1"}, max_gpus=3, gpus=["0"],
     fake_gpus=4, labels=["big"], sync=["/near", "/far"], run_dir="/run", tee="0,3", launched=True,
+    port_range=[20000, 20010],
 )  # fmt: skip
 
 

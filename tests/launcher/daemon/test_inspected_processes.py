@@ -66,6 +66,7 @@ class Busy(Worker):
 def cluster() -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(settings.INSPECTION_TIMEOUT_S.variable, str(TIMEOUT_S))
+        patch.setenv(settings.CALL_CHECK_S.variable, "5")  # a busy machine's driver may be late to tell of its calls
         with Cluster(num_nodes=1, log_to_driver=False) as cluster:
             yield cluster
 
