@@ -16,6 +16,7 @@ import errno
 import logging
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -39,6 +40,14 @@ _LEFT_FREE: Final = 20
 ring: EventRing | None = None
 """Of this process; None where it records nothing."""
 
+
+def _admits_none() -> bool:
+    return False
+
+
+admits: Callable[[], bool] = _admits_none
+"""Whether an operation that begins now is to be recorded: ``EventRing.admits``, without a call in between."""
+
 _owner: object = None
 
 
@@ -56,13 +65,14 @@ def attach(owner: object, logs: str, identity: dict[str, Any]) -> None:
         logs: directory of the run's logs on this machine.
         identity: see ``RingContents``.
     """
-    global ring, _owner
+    global ring, admits, _owner
     slots = _slots()
     if ring is not None or slots == 0 or not logs:
         return
     path = ring_path(logs, identity["endpoint"])
     try:
         ring = EventRing(_mapping(path, size_of(slots)), slots, identity)
+        admits = ring.admits
         _owner = owner
     except (OSError, ValueError) as error:  # a full disk, no descriptors: the run goes on
         logger.debug("this process has no flight recorder: %s", error)
@@ -76,7 +86,8 @@ def detach(owner: object) -> None:
 
 
 def _forget() -> None:
-    global ring, _owner
+    global ring, admits, _owner
+    admits = _admits_none
     ring = _owner = None
 
 
@@ -108,12 +119,6 @@ def _mapping(path: Path, nbytes: int) -> mmap.mmap:
 
 
 # -- hooks ------------------------------------------------------------------------------------------------------
-
-
-def admits() -> bool:
-    """Whether an operation that begins now is to be recorded: see ``EventRing.admits``."""
-    here = ring
-    return here is not None and here.admits()
 
 
 def follow(work: Followed, kind: EventKind, name: str, value: float = 0.0) -> None:

@@ -152,7 +152,7 @@ class EventRing:
         self._burst = max(1, slots // 8)
         self._interval_ns = COVERED_S * 1_000_000_000 * 2 // slots or 1
         self._admitted = self._burst
-        self._refilled_at = self._clock()
+        self._next_at = self._clock() + self._interval_ns
         self._skipped = 0
 
     def __repr__(self) -> str:
@@ -168,12 +168,12 @@ class EventRing:
             self._admitted -= 1
             return True
         now = self._clock()
-        earned = (now - self._refilled_at) // self._interval_ns
-        if earned < 1:
+        if now < self._next_at:
             self._skipped += 1
             return False
-        self._refilled_at = now
-        self._admitted = min(earned, self._burst) - 1
+        earned = min(1 + (now - self._next_at) // self._interval_ns, self._burst)
+        self._next_at = now + self._interval_ns
+        self._admitted = earned - 1
         if self._skipped and (place := self.cell(MetricKind.COUNTER, SKIPPED)) is not None:
             self.store(place, self._skipped)
         return True
