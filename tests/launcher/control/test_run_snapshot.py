@@ -1,4 +1,4 @@
-"""What the files of a run tell of it, those that are torn, of other runs, or not there."""
+"""``RunSnapshot`` read from the files of a run: whole ones, torn ones, those of other runs, none."""
 
 from __future__ import annotations
 
