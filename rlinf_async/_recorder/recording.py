@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import mmap
 import os
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from rlinf_async import settings
+from rlinf_async._recorder.state.admission import Admission
 from rlinf_async._recorder.state.event_ring import (
     DIRECTORY as DIRECTORY,
     EventKind,
@@ -41,12 +43,10 @@ ring: EventRing | None = None
 """Of this process; None where it records nothing."""
 
 
-def _admits_none() -> bool:
-    return False
+_NONE: Final = itertools.repeat(False).__next__
 
-
-admits: Callable[[], bool] = _admits_none
-"""Whether an operation that begins now is to be recorded: ``EventRing.admits``, without a call in between."""
+admits: Callable[[], bool] = _NONE
+"""Whether an operation that begins now is to be recorded: ``Admission.question``, without a call in between."""
 
 _owner: object = None
 
@@ -72,7 +72,7 @@ def attach(owner: object, logs: str, identity: dict[str, Any]) -> None:
     path = ring_path(logs, identity["endpoint"])
     try:
         ring = EventRing(_mapping(path, size_of(slots)), slots, identity)
-        admits = ring.admits
+        admits = Admission(slots, ring.left_out).question()
         _owner = owner
     except (OSError, ValueError) as error:  # a full disk, no descriptors: the run goes on
         logger.debug("this process has no flight recorder: %s", error)
@@ -87,7 +87,7 @@ def detach(owner: object) -> None:
 
 def _forget() -> None:
     global ring, admits, _owner
-    admits = _admits_none
+    admits = _NONE
     ring = _owner = None
 
 

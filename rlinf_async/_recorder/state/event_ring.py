@@ -42,9 +42,6 @@ EVENT: Final = struct.Struct("<BBHIdQ")
 LENGTH: Final = struct.Struct("<H")
 USED: Final = struct.Struct("<I")
 
-COVERED_S: Final = 30
-"""Seconds that a ring covers at least, but for a burst."""
-
 SKIPPED: Final = "rlinf_recorder_skipped_operations_total"
 """The metric of operations that were left out at a high rate."""
 
@@ -149,34 +146,9 @@ class EventRing:
         HEADER.pack_into(buffer, 0, MAGIC, slots, len(told), time.time_ns() - time.monotonic_ns())
         buffer[HEADER.size : HEADER.size + len(told)] = told
         self._index(OTHER)
-        self._burst = max(1, slots // 8)
-        self._interval_ns = COVERED_S * 1_000_000_000 * 2 // slots or 1
-        self._admitted = self._burst
-        self._next_at = self._clock() + self._interval_ns
-        self._skipped = 0
 
     def __repr__(self) -> str:
         return f"<EventRing [{self._mask + 1} slots, {len(self._names)} names, {len(self._cells)} metrics]>"
-
-    def admits(self) -> bool:
-        """Whether one more operation is to be recorded, so that the ring covers half a minute at any rate.
-
-        Beyond ``slots / 2`` operations in ``COVERED_S`` (1092 a second of 65536 slots), and a burst of ``slots / 8``,
-        the others are left out, and counted.  It is no promise among threads: one may be admitted too many.
-        """
-        if self._admitted > 0:
-            self._admitted -= 1
-            return True
-        now = self._clock()
-        if now < self._next_at:
-            self._skipped += 1
-            return False
-        earned = min(1 + (now - self._next_at) // self._interval_ns, self._burst)
-        self._next_at = now + self._interval_ns
-        self._admitted = earned - 1
-        if self._skipped and (place := self.cell(MetricKind.COUNTER, SKIPPED)) is not None:
-            self.store(place, self._skipped)
-        return True
 
     def begin(self, kind: int, name: str, value: float = 0.0) -> int:
         """An operation begins; its number, never 0."""
@@ -203,6 +175,11 @@ class EventRing:
         number = next(self._numbers)
         at = SLOTS_AT + (number & self._mask) * 24
         self._pack(self._buffer, at, kind, 4, index, number & 0xFFFFFFFF, value, self._clock())
+
+    def left_out(self, count: int) -> None:
+        """So many operations have not been recorded until now."""
+        if (place := self.cell(MetricKind.COUNTER, SKIPPED)) is not None:
+            self.store(place, count)
 
     # -- metrics ------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import threading
 import pytest
 from hypothesis import given, strategies as st
 
+from rlinf_async._recorder.state.admission import Admission
 from rlinf_async._recorder.state.event_ring import (
     EVENT,
     MAX_CELLS,
@@ -155,24 +156,16 @@ def test_at_a_high_rate_operations_are_left_out_and_counted_so_that_the_ring_cov
     now = 1
     buffer = bytearray(size_of(1024))
     ring = EventRing(buffer, 1024, {}, lambda: now)
+    admits = Admission(1024, ring.left_out, lambda: now).question()
     admitted = []
     for now in range(1, 60_000_000_000, 1_000_000):  # an operation each millisecond, for a minute
-        if ring.admits():
+        if admits():
             ring.end(ring.begin(EventKind.PUT, "obs"))
             admitted.append(now)
     found = read(buffer)
     assert found.events[-1].time - found.events[0].time > 25e9
     later = [time for time in admitted if time > 30_000_000_000]
     assert 400 < len(later) < 520  # evenly: 17 a second
-    assert max(b - a for a, b in itertools.pairwise(later)) < 70_000_000
+    assert max(b - a for a, b in itertools.pairwise(later)) < 80_000_000
     skipped = {metric.name: metric.value for metric in found.metrics}[SKIPPED]
     assert abs(skipped + len(admitted) - 60_000) < 100
-
-
-def test_a_burst_after_silence_is_recorded_whole() -> None:
-    now = 1
-    ring = EventRing(bytearray(size_of(1024)), 1024, {}, lambda: now)
-    while ring.admits():
-        pass
-    now = 3_600_000_000_000
-    assert [ring.admits() for _ in range(129)] == [True] * 128 + [False]
