@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from rlinf_async import settings
-from rlinf_async._recorder.state.admission import Admission
 from rlinf_async._recorder.state.event_ring import (
     DIRECTORY as DIRECTORY,
     EventKind,
@@ -33,6 +32,7 @@ from rlinf_async._recorder.state.event_ring import (
 )
 from rlinf_async._recorder.state.metric_names import cell_name
 from rlinf_async._recorder.state.metric_table import WEIGHTS
+from rlinf_async._recorder.state.ring_admission import Admission
 
 logger = logging.getLogger(__name__)
 

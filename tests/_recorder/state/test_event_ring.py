@@ -9,7 +9,6 @@ import threading
 import pytest
 from hypothesis import given, strategies as st
 
-from rlinf_async._recorder.state.admission import Admission
 from rlinf_async._recorder.state.event_ring import (
     EVENT,
     MAX_CELLS,
@@ -22,6 +21,7 @@ from rlinf_async._recorder.state.event_ring import (
     Phase,
     size_of,
 )
+from rlinf_async._recorder.state.ring_admission import Admission
 from rlinf_async._recorder.state.ring_contents import RingContents
 
 

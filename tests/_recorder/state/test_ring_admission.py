@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 
-from rlinf_async._recorder.state.admission import COVERED_S, Admission
+from rlinf_async._recorder.state.ring_admission import COVERED_S, Admission
 
 SLOTS = 65536
 RATE = SLOTS // 2 / COVERED_S
