@@ -36,6 +36,8 @@ _STEP: Final = (
     *("--export=ALL", "--chdir=/", "--job-name=rlinf"),
 )
 
+_END: Final = 'kill "$0" && timeout 6 tail --pid="$0" --sleep-interval=0.1 -f /dev/null; rm -rf -- "$1"'
+
 
 @dataclass(frozen=True)
 class SrunConnector:
@@ -53,8 +55,9 @@ class SrunConnector:
     is_here: bool = False
 
     def end_command(self, answer: Mapping[str, Any]) -> Sequence[str]:
-        # The step outlives its srun, and the daemon's stdin stays open there.  So another step tells the guardian.
-        return (*self.run_there, "sh", "-c", "kill $0", str(answer["pid"]))
+        # The step outlives its srun, and the daemon's stdin stays open there, unless a process of srun's is left that
+        # kills the step.  So another step ends the guardian, and removes the folder of one that was killed.
+        return (*self.run_there, "sh", "-c", _END, str(answer["pid"]), str(answer["run_dir"]))
 
     def explain(self, exited: RemoteExit) -> str:
         return explain(self, exited)
