@@ -57,7 +57,7 @@ class SrunConnector:
     def end_command(self, answer: Mapping[str, Any]) -> Sequence[str]:
         # The step outlives its srun, and the daemon's stdin stays open there, unless a process of srun's is left that
         # kills the step.  So another step ends the guardian, and removes the folder of one that was killed.
-        return (*self.run_there, "sh", "-c", _END, str(answer["pid"]), str(answer["run_dir"]))
+        return (*self.run_there, "sh", "-c", _END, str(answer["pid"]), str(answer["run_dir"] or ""))
 
     def explain(self, exited: RemoteExit) -> str:
         return explain(self, exited)

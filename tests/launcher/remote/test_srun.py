@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
 import pytest
 from rlinf_launcher.options import Options
 from rlinf_launcher.remote.bootstrap import BOOTSTRAP
@@ -50,6 +57,40 @@ def test_a_component_of_a_heterogeneous_job_is_named() -> None:
 def test_the_hosts_own_interpreter_wins_over_that_of_all_hosts() -> None:
     assert words(python="/b/python")[-3] == "/b/python"
     assert words(host=Host("n1", python="/a/python", slurm=SlurmNode()), python="/b/python")[-3] == "/a/python"
+
+
+@pytest.mark.parametrize("was_killed", [False, True], ids=["guardian lives", "guardian was killed"])
+def test_the_step_that_ends_a_node_waits_for_its_guardian_and_leaves_no_folder(
+    was_killed: bool, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "rlinf-0-a b"
+    (run_dir / "node-1").mkdir(parents=True)
+    guardian = subprocess.Popen(
+        ["sh", "-c", f"trap 'sleep 0.3; touch {tmp_path}/ended; exit' TERM; echo; sleep 60 & wait"],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert guardian.stdout is not None
+    with guardian, guardian.stdout:
+        guardian.stdout.readline()
+        if was_killed:
+            os.killpg(guardian.pid, signal.SIGKILL)
+            guardian.wait()
+        reached = srun_connector(Host("n1", slurm=SlurmNode()), Options(), "/opt/python")
+        command = reached.end_command({"pid": guardian.pid, "run_dir": str(run_dir)})
+        reaper = threading.Thread(target=guardian.wait)
+        reaper.start()
+        subprocess.run(command[command.index("--") + 1 :], stderr=subprocess.DEVNULL, timeout=20)
+        assert (tmp_path / "ended").exists() == (not was_killed)
+        assert not run_dir.exists()
+        reaper.join()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(guardian.pid, signal.SIGKILL)
+
+
+def test_the_step_that_ends_a_node_without_a_folder_removes_nothing() -> None:
+    reached = srun_connector(Host("n1", slurm=SlurmNode()), Options(), "/opt/python")
+    assert reached.end_command({"pid": 7, "run_dir": None})[-2:] == ("7", "")
 
 
 @pytest.mark.parametrize(
