@@ -339,6 +339,10 @@ class Job:
             elif message.get("event") == "end_run" and not self.was_interrupted:
                 self._report.note(f"{message['by']}: ending in order, within 5 s")
                 self.interrupt(signal.SIGTERM)
+            elif message.get("event") == "swept":
+                self._show_loss(rank, f"it was ended by {message['by']}")
+                self.interrupt(signal.SIGTERM)
+                return
 
     async def _on_loss_reported(self, reporter: int, reported: int, reason: str) -> None:
         """A node has lost its link to another one: shows which of the two is lost, where that is known.

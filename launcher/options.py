@@ -64,5 +64,6 @@ class Options:
     placement_svg: Path | None = None
     check: bool = False
     sweep: str | None = None
+    force: bool = False
     version: bool = False
     help: bool = False

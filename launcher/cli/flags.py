@@ -139,7 +139,12 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         ),
         Flag("placement-svg", "FILE", "where --show-placement draws (default: placement.svg here)."),
         Flag("check", "", "look at every host, say what is missing, start nothing."),
-        Flag("sweep", "RUN", "end what a run has left on the hosts."),
+        Flag(
+            "sweep",
+            "RUN",
+            "kill what a run has left on the hosts, and remove its directories; refused while a daemon of it answers.",
+        ),
+        Flag("force", "", "--sweep a run that is alive, too.", has_twin=False),
         Flag("version", "", "print the version.", has_twin=False),
         Flag("help", "", "print this.", short="h", has_twin=False),
     ),

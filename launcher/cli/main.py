@@ -159,7 +159,7 @@ async def _check(nodes: Sequence[Node], options: Options, variables: Mapping[str
 
 async def _sweep(nodes: Sequence[Node], options: Options) -> int:
     assert options.sweep is not None
-    results, failures = await sweep(nodes, options.sweep)
+    results, failures = await sweep(nodes, options.sweep, even_alive=options.force)
     for node in nodes:
         answer, failure = results.get(node.rank), failures.get(node.rank)
         if options.json:

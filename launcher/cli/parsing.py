@@ -66,6 +66,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         placement_svg=words.last("placement-svg", _path),
         check=words.count("check") > 0,
         sweep=words.last("sweep", _run),
+        force=words.count("force") > 0,
         version=words.count("version") > 0,
         help=words.count("help") > 0,
     )
@@ -90,6 +91,8 @@ def _check_together(options: Options) -> None:
         raise ConfigError(
             f"--sweep {options.sweep} runs no script, but {options.script!r} is named\n  fix: leave it out"
         )
+    if options.force and options.sweep is None:
+        raise ConfigError("--force forces nothing\n  fix: leave it out, or name the run to sweep: --sweep RUN --force")
     if options.placement_svg is not None and options.show_placement is None:
         raise ConfigError(f"--placement-svg {options.placement_svg} draws nothing\n  fix: add --show-placement")
     starts_nothing = options.sweep or options.check or options.dry_run or options.show_placement is not None

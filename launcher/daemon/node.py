@@ -46,6 +46,8 @@ _ACCEPT_AGAIN_S: Final = 0.1
 
 _SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
+_SWEPT_BY: Final = "swept-by"
+"""``launcher/remote/sweeper.py`` writes it into the run directory of a live node."""
 _SIGTERM_TIMEOUT_S: Final = 5
 """Seconds after a SIGTERM in which this process ends in order; then the kernel ends it."""
 
@@ -410,7 +412,11 @@ class Node:
         return self._boot.config.launched
 
     def _on_sigterm(self) -> None:
-        """The guardian is gone, or passes on what ends this machine."""
+        """The guardian is gone, or passes on what ends this machine; or a sweep has left a note, and ends the run."""
+        note = self._boot.socket_path.with_name(_SWEPT_BY)
+        with contextlib.suppress(OSError):
+            self._say({"event": "swept", "by": note.read_text()})
+            note.unlink()
         logger.info("SIGTERM: ending")
         signal.alarm(_SIGTERM_TIMEOUT_S)
         self._stop.set()

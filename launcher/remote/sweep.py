@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -16,26 +17,49 @@ from .plan import Node
 _SWEEP_TIMEOUT_S: Final = 60.0
 
 
-async def sweep(nodes: Sequence[Node], run: str) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
-    """Sweeps all hosts at once.
+async def sweep(
+    nodes: Sequence[Node], run: str, *, even_alive: bool = False
+) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
+    """Looks at all hosts at once, then sweeps those that could be looked at.
 
     Returns, by rank, what was found (``ended`` and ``left``: processes, ``removed``: directories), and the texts of
     failures.
-    """
 
-    async def one(rank: int) -> dict[str, Any]:
+    Args:
+        even_alive: a run of which daemons answer is ended too; its launcher is told by whom.
+
+    Raises:
+        LaunchError: a daemon of the run answers on some host; nothing was ended on any.
+    """
+    lifelines: dict[int, Lifeline] = {}
+    by = f"a sweep (rlinf-launch --sweep, pid {os.getpid()} on {os.uname().nodename})"
+
+    async def look(rank: int) -> dict[str, Any]:
         node, marker = nodes[rank], fresh_marker()
-        prelude = shipment("sweeper", {"run": run, "marker": marker})
-        lifeline = await Lifeline.start(
+        prelude = shipment("sweeper", {"run": run, "marker": marker, "by": by})
+        lifelines[rank] = await Lifeline.start(
             node.connector.argv, name=node.name, marker=marker, prelude=prelude, explain=node.connector.explain
         )
-        try:
-            answer = await lifeline.receive(None)
-        finally:
-            await lifeline.close()
+        return await lifelines[rank].receive(None)
+
+    async def end(rank: int) -> dict[str, Any]:
+        if rank in failures:
+            raise LaunchError(failures[rank])
+        await lifelines[rank].send({"op": "sweep"})
+        answer = await lifelines[rank].receive(None)
         if answer.get("left"):
             raise LaunchError(f"these processes do not end: {answer['left']}")
         return answer
 
     deadline = asyncio.get_running_loop().time() + _SWEEP_TIMEOUT_S
-    return await on_all_nodes(len(nodes), one, deadline=deadline, doing="being swept")
+    try:
+        looks, failures = await on_all_nodes(len(nodes), look, deadline=deadline, doing="being looked at")
+        alive = sorted({nodes[rank].name for rank, answer in looks.items() if answer["alive"]})
+        if alive and not even_alive:
+            raise LaunchError(
+                f"run {run} is alive: a daemon of it answers on {', '.join(alive)}; nothing was swept\n"
+                f"  fix: `rlinf-ctl down {run}` ends it in order; --force sweeps it anyway"
+            )
+        return await on_all_nodes(len(nodes), end, deadline=deadline, doing="being swept")
+    finally:
+        await asyncio.gather(*(lifeline.close() for lifeline in lifelines.values()))

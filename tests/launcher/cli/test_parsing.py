@@ -282,6 +282,7 @@ def test_what_the_launcher_sets_in_its_processes_is_no_flag() -> None:
         ("--prologue 'a\nb' x", "--prologue: it has several lines\n  fix: write ';' between"),
         ("--sweep ../x", "--sweep: '../x' is not a run's id"),
         ("--sweep 0123abcd x", "--sweep 0123abcd runs no script, but 'x' is named"),
+        ("--force x", "--force forces nothing\n  fix: leave it out, or name the run to sweep: --sweep RUN --force"),
         ("--hosts a, --local-nodes 2 x", "exclude each other"),
     ],
 )

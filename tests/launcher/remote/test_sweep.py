@@ -1,0 +1,66 @@
+"""Sweeps of live runs: refused; by force they end, and the launcher says by whom."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rlinf_launcher.remote import sweeper
+
+from rlinf_async._wire.local_socket import listen
+from tests._support import standing_runs
+from tests._support.inspected_runs import InspectedRun
+
+pytestmark = pytest.mark.shared_cluster
+
+
+def sweep(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rlinf_launcher", "--sweep", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_run_that_is_alive_is_swept_by_force_alone_and_its_launcher_says_by_whom() -> None:
+    with InspectedRun(Path(standing_runs.__file__), flags=("--local-nodes", "2")) as run:
+        run.wait_for("standing", 60)
+        name = json.loads(run.ask("ps", "--json").stdout)["run"]
+        there = run.processes()
+        refused = sweep(name)
+        assert (refused.returncode, refused.stdout) == (255, "")
+        assert f"run {name} is alive: a daemon of it answers on localhost; nothing was swept" in refused.stderr
+        assert f"`rlinf-ctl down {name}` ends it in order; --force sweeps it anyway" in refused.stderr
+        assert set(there) <= set(run.processes())
+        swept = sweep(name, "--force")
+        assert swept.returncode == 0, swept.stderr
+        assert run.process.wait(10) == 130
+        assert run.processes() == []
+        assert "lost: it was ended by a sweep (rlinf-launch --sweep, pid " in run.output
+        assert "signal 15" not in run.output
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with tempfile.TemporaryDirectory(prefix="rls-") as name, listen(f"{name}/node.sock") as listener:
+        yield listener
+
+
+def test_a_daemon_answers_where_it_closes_what_is_shut_and_not_where_it_is_stopped(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeper, "_ANSWER_TIMEOUT_S", 0.05)
+    path = Path(listener.getsockname())
+    assert not sweeper.answers(path)
+    assert not sweeper.answers(path.with_name("gone.sock"))
+    monkeypatch.setattr(sweeper, "_ANSWER_TIMEOUT_S", 10.0)
+    listener.setblocking(True)
+    listener.accept()[0].close()  # the one that was not answered
+    serving = threading.Thread(target=lambda: listener.accept()[0].close())
+    serving.start()
+    assert sweeper.answers(path)
+    serving.join()
