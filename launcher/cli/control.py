@@ -13,24 +13,27 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from rlinf_async.errors import RLinfAsyncError
+from rlinf_async.errors import ConfigError, RLinfAsyncError
 
 from ..control.attachment import Attachment, attached
 from ..control.log_files import show_logs
-from ..control.recorded_places import choose_recorded
+from ..control.recorded_places import choose_recorded, find_recorded
 from ..control.run_bundle import show_bundle
 from ..control.run_end import down, kill
 from ..control.run_page import show_page
 from ..control.run_places import LocalRun, NoSuchRun, choose, find_runs, folders
-from ..control.run_status import show_runs, show_status
+from ..control.run_status import add_scripts, show_runs, show_status
 from ..control.stack_text import show_stacks
 from ..control.stuck_verdict import show_verdict
 from ..control.text_output import Output
 from .control_words import DEFAULT_TIMEOUT_S, parser
 
 _NOT_DONE_CODE: Final = 1
+_USAGE_ERROR_CODE: Final = 2
 _NO_SUCH_RUN_CODE: Final = 3
 _INTERRUPTED_CODE: Final = 130
+_SCRIPTS_TIMEOUT_S: Final = 1.0
+"""For the daemons of runs that an error lists."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,6 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return launch(passed_on)
         return _run(parser().parse_args(words))
+    except ConfigError as error:
+        return _fail(error, _USAGE_ERROR_CODE)
+    except NoSuchRun as error:
+        asyncio.run(add_scripts(error.runs, _SCRIPTS_TIMEOUT_S))
+        return _fail(error, _NO_SUCH_RUN_CODE)
     except RLinfAsyncError as error:
         return _fail(error, _NO_SUCH_RUN_CODE)
     except SystemExit as exit_:  # argparse has said what is wrong, or the help
@@ -50,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:  # a log that cannot be read, for one
-        return _fail(error, _NOT_DONE_CODE)
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else error, _NOT_DONE_CODE)
     except KeyboardInterrupt:
         return _INTERRUPTED_CODE
 
@@ -59,18 +67,31 @@ def _run(options: argparse.Namespace) -> int:
     timeout = getattr(options, "timeout", DEFAULT_TIMEOUT_S)
     output = Output(sys.stdout, as_json="json" in options)
     places = folders(getattr(options, "run_dir", None), os.environ)
-    wanted = getattr(options, "run_id", None) or getattr(options, "run", None)
+    wanted = _wanted(options)
+    if options.command in ("check", "sweep"):
+        fix = f"write it first: rlinf-ctl {options.command} ..."
+        raise ConfigError(f"{options.command} is `rlinf-launch --{options.command}`, and takes its words\n  fix: {fix}")
     if options.command == "bundle":
         asyncio.run(show_bundle(choose_recorded(wanted, places), output, options.output, timeout))
         return 0
     if options.command == "page":
         asyncio.run(show_page(wanted, places, output, options.output, options.port, timeout))
         return 0
-    runs = find_runs(places)
     if options.command == "ps":
+        runs = find_runs(places)
         asyncio.run(show_runs([run for run in runs if run.run.startswith(wanted or "")], output, timeout))
         return 0
+    runs = find_runs(places) if wanted is None else find_recorded(places)  # of those, one may have ended
     return asyncio.run(_on_run(choose(runs, wanted, places), options, output, timeout))
+
+
+def _wanted(options: argparse.Namespace) -> str | None:
+    """The run that is named, behind the command or by ``--run``."""
+    named: str | None = getattr(options, "run", None)
+    behind: str | None = getattr(options, "run_id", None)
+    if named is not None and behind is not None and named != behind:
+        raise ConfigError(f"{options.command} {behind} and --run {named} name two runs\n  fix: keep one of the two")
+    return behind or named
 
 
 async def _on_run(run: LocalRun, options: argparse.Namespace, output: Output, timeout: float) -> int:
@@ -118,10 +139,13 @@ def _the_ended_one(runs: Sequence[LocalRun]) -> str:
     ended = [run for run in runs if not run.is_alive]
     if len(ended) == 1:
         return ended[0].run
-    listed = "".join(f"\n  {run}" for run in runs)
-    raise NoSuchRun(f"{len(ended)} runs have ended here and left something: name the one to sweep{listed}")
+    raise NoSuchRun(f"{len(ended)} runs have ended here and left something: name the one to sweep", runs)
 
 
-def _fail(error: Exception, code: int) -> int:
+def _fail(error: Exception | str, code: int) -> int:
     Output(sys.stdout, as_json=False).note(f"rlinf-ctl: {error}")
     return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

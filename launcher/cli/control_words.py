@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     )
     stack = command("stack", "show what threads and tasks of ranks do, those that do not answer as well.")
     which = stack.add_mutually_exclusive_group(required=True)
-    which.add_argument("ranks", nargs="?", metavar="GROUP[:RANKS]", help=_RANKS_HELP + ", or driver")
+    which.add_argument("ranks", nargs="?", metavar="GROUP[:RANKS]|driver", help=_RANKS_HELP + ", or the script")
     which.add_argument("--all", action="store_true", help="all processes of the run")
     kill = command("kill", "end ranks with SIGKILL; their callers get WorkerDied.")
     kill.add_argument("ranks", metavar="GROUP[:RANKS]", help=_RANKS_HELP)
@@ -62,10 +62,22 @@ def parser() -> argparse.ArgumentParser:
     )
     page.add_argument("--output", type=Path, metavar="FILE.html", help="write it with all its data, and serve nothing")
     commands.add_parser("check", help="look at all hosts: `rlinf-launch --check` with the words that follow.")
-    commands.add_parser("sweep", help="end what a run has left: `rlinf-launch --sweep RUN` with the words that follow.")
+    commands.add_parser(
+        "sweep",
+        help="kill what a run has left: `rlinf-launch --sweep RUN` with the words that follow.",
+        description=_SWEEP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="rlinf-ctl sweep [RUN] [--force] [--hosts FILE] [words of rlinf-launch]",
+    )
     return root
 
 
+_SWEEP: Final = """\
+Kill what a run has left: every process of this user that bears the run's id in its environment (SIGTERM, three seconds
+later SIGKILL), on this machine or on those of --hosts; then remove the run's directories of sockets. Logs stay.
+
+RUN is an id, or its beginning where the run has left a directory here; it may be left out where one run has ended so.
+A run of which a daemon answers is not swept: `rlinf-ctl down RUN` ends it in order; --force sweeps it anyway."""
 _RUN_HELP: Final = "the run's id or its beginning; may be left out where one run is alive here"
 _RECORDED_HELP: Final = (
     "a run's id or its beginning, or the directory of its logs (./logs); not needed for a lone live one"
@@ -82,7 +94,7 @@ def _options_of_all() -> argparse.ArgumentParser:
     group.add_argument("--timeout", type=_seconds, metavar="SECONDS", help=f"for all answers ({DEFAULT_TIMEOUT_S:g})")
     group.add_argument(
         "--run-dir",
-        type=Path,
+        type=_folder,
         metavar="DIR",
         help="look for runs in this folder (a run's $XDG_RUNTIME_DIR or $TMPDIR)",
     )
@@ -95,8 +107,14 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0, as 10 or 0.5")
     return seconds
+
+
+def _folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {text!r}")
+    return Path(text)
 
 
 def _port(text: str) -> int:

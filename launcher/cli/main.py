@@ -248,3 +248,7 @@ def _print(text: str) -> int:
 def _fail(text: str, code: int) -> int:
     sys.stderr.write(text + "\n")
     return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -7,9 +7,7 @@ logs/recorder/10001.ring     a flight recorder, and the black boxes beside it
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import time
 import zipfile
 import zlib
@@ -20,6 +18,7 @@ from typing import Any, Final
 from rlinf_async._recorder.run_files import is_of_a_run
 from rlinf_async.errors import RLinfAsyncError
 
+from .fresh_file import fresh_file
 from .run_snapshot import MAX_BYTES, RunSnapshot
 
 _MAX_FILES: Final = 100_000
@@ -53,21 +52,10 @@ def write_bundle(snapshot: RunSnapshot, path: Path, deadline: float = float("inf
     Raises:
         OSError: it cannot be written.
     """
-    fresh = path.with_name(f".{path.name}-{os.getpid()}")
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with (
-            open(fd, "wb") as file,
-            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
-        ):
-            _write_files(snapshot, archive, deadline)
-            facts = {"format": _FORMAT} | {name: getattr(snapshot, name) for name in _FIELDS}
-            archive.writestr(_FACTS, json.dumps(facts, default=str))
-        fresh.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
-        raise
+    with fresh_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        _write_files(snapshot, archive, deadline)
+        facts = {"format": _FORMAT} | {name: getattr(snapshot, name) for name in _FIELDS}
+        archive.writestr(_FACTS, json.dumps(facts, default=str))
 
 
 def _write_files(snapshot: RunSnapshot, archive: zipfile.ZipFile, deadline: float) -> None:

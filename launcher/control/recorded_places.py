@@ -13,11 +13,9 @@ from typing import Final
 
 from rlinf_async._recorder.run_files import RunFiles
 
-from .run_places import LocalRun, NoSuchRun, find_runs
+from .run_places import LocalRun, NoSuchRun, find_runs, latest, unknown
 
 _RUN: Final = re.compile(r"[0-9a-f]{8}")
-_MAX_LISTED: Final = 10
-"""Runs that an error lists: the latest ones."""
 
 
 def choose_recorded(wanted: str | None, places: Sequence[Path]) -> LocalRun:
@@ -29,7 +27,7 @@ def choose_recorded(wanted: str | None, places: Sequence[Path]) -> LocalRun:
     Raises:
         NoSuchRun: there are several, or none; lists the latest ones.
     """
-    if wanted is not None and "/" in wanted:
+    if wanted is not None and ("/" in wanted or Path(wanted).is_dir()):
         return _run_in(Path(wanted), find_runs(places))
     runs = find_recorded(places)
     meant = [run for run in runs if run.is_alive if wanted is None or run.run.startswith(wanted)]
@@ -42,8 +40,8 @@ def choose_recorded(wanted: str | None, places: Sequence[Path]) -> LocalRun:
     elif wanted is None:
         said = "no run of this user is alive on this machine: name one that has ended, or the directory of its logs"
     else:
-        said = f"there is no run {wanted!r} of this user on this machine (looked in {', '.join(map(str, places))})"
-    raise NoSuchRun("\n".join([said, *(f"  {run}" for run in (meant or runs)[-_MAX_LISTED:])]))
+        said = unknown(wanted, places)
+    raise NoSuchRun(said, latest(meant or runs))
 
 
 def find_recorded(places: Sequence[Path]) -> list[LocalRun]:

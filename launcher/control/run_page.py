@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .bundle_file import BadBundle, read_bundle
+from .fresh_file import fresh_file
 from .page_data import PageData
 from .page_document import Document, document
 from .page_feed import PageFeed
 from .page_server import PageServer
 from .recorded_places import choose_recorded
 from .recorded_run import RecordedRun
+from .run_places import NoSuchRun
 from .snapshot_taking import take_snapshot
 from .text_output import Output
 
@@ -33,7 +35,7 @@ async def show_page(
         OSError: the file cannot be read or written, or the port is taken.
     """
     if wanted is not None and wanted.endswith(".zip"):
-        recorded = read_bundle(Path(wanted)).recorded()
+        recorded = _recorded_in(wanted)
         page = _page_of_bundle(wanted, recorded)
     else:
         run = choose_recorded(wanted, places)
@@ -48,13 +50,22 @@ async def show_page(
     if path is None:
         await _serve(page, None, output, port)
         return
-    _write(path, page.html)
+    with fresh_file(path) as file:
+        file.write(page.html.encode())
     _tell(output, str(path), {"path": os.fspath(path)})
 
 
 def document_of(recorded: RecordedRun) -> Document:
     """The page with all its data."""
     return document(f"rlinf run {recorded.run}", PageData().snapshot(recorded).message())
+
+
+def _recorded_in(path: str) -> RecordedRun:
+    try:
+        return read_bundle(Path(path)).recorded()
+    except FileNotFoundError:
+        fix = "`rlinf-ctl bundle RUN` writes one, rlinf-RUN.zip"
+        raise NoSuchRun(f"there is no bundle {path}\n  fix: {fix}") from None
 
 
 def _page_of_bundle(path: str, recorded: RecordedRun) -> Document:
@@ -79,16 +90,3 @@ def _tell(output: Output, line: str, data: dict[str, str]) -> None:
         output.json(data)
     else:
         output.line(line)
-
-
-def _write(path: Path, text: str) -> None:
-    """At once or not at all, for nobody else to read: logs are in it."""
-    fresh = path.with_name(f".{path.name}-{os.getpid()}")
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with open(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-        fresh.replace(path)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise

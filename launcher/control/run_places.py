@@ -12,16 +12,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from rlinf_async._recorder.run_files import RunFiles
 from rlinf_async._wire.local_socket import connect
 from rlinf_async.errors import AuthError, RLinfAsyncError
 
 _RUN_DIR: Final = re.compile(r"rlinf-(?:(?P<user>\d+)-)?(?P<run>[0-9a-f]{8})(?:-\d+)?")
 """``make_run_dir`` of ``launcher/daemon/node.py`` and of ``launcher/remote/preflight.py`` name directories so."""
 _NODE_DIR: Final = re.compile(r"node-(\d+)")
+_MAX_LISTED: Final = 10
+"""Runs that an error lists: the latest ones."""
 
 
 class NoSuchRun(RLinfAsyncError):
-    """There is no such run here, or no such group or rank in it; lists what there is."""
+    """There is no such run here, or no such group or rank in it; lists the runs that there are."""
+
+    def __init__(self, said: str, runs: Sequence[LocalRun] = ()) -> None:
+        super().__init__(said)
+        self.runs = runs
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.args), *(f"  {run}" for run in self.runs)])
 
 
 @dataclass
@@ -33,6 +43,7 @@ class LocalRun:
         sockets: of its nodes on this machine, by node; those of an ended run are left over.
         is_alive: some daemon of it listens here.
         logs: the directory of its logs on this machine, where that is known.
+        script: the drivers' command lines, where a daemon has been asked.
     """
 
     run: str
@@ -40,17 +51,23 @@ class LocalRun:
     sockets: dict[int, Path] = field(default_factory=dict)
     is_alive: bool = False
     logs: Path | None = None
+    script: str = ""
 
     @property
     def since_text(self) -> str:
-        began = time.localtime(self.since)
-        today = began[:3] == time.localtime()[:3]
-        return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", began)
+        return clock_text(self.since)
 
     def __str__(self) -> str:
         nodes = ", ".join(f"node {node}" for node in sorted(self.sockets))
         here = f"{nodes} here" if nodes else f"logs in {self.logs}"
-        return f"{self.run}  {'alive' if self.is_alive else 'ended'}, since {self.since_text}, {here}"
+        script = f", {self.script}" if self.script else ""
+        return f"{self.run}  {'alive' if self.is_alive else 'ended'}, since {self.since_text}, {here}{script}"
+
+
+def clock_text(seconds: float) -> str:
+    """``18:10:16``, with the date where that is not today's; of seconds since 1970."""
+    time_ = time.localtime(seconds)
+    return time.strftime("%H:%M:%S" if time_[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M:%S", time_)
 
 
 def folders(folder: Path | None, environ: Mapping[str, str]) -> list[Path]:
@@ -84,30 +101,41 @@ def choose(runs: Sequence[LocalRun], wanted: str | None, places: Sequence[Path])
     if len(alive) == 1:
         return alive[0]
     if len(alive) > 1:
-        raise NoSuchRun(_listed(f"{len(alive)} runs are alive here: name one of them", alive))
-    looked = ", ".join(map(str, places))
+        raise NoSuchRun(f"{len(alive)} runs are alive here: name one of them", alive)
+    if len(meant) == 1:
+        raise NoSuchRun(_ended(meant[0]))
+    if meant and wanted is not None:
+        raise NoSuchRun(f"{len(meant)} runs begin with {wanted!r}, and all have ended", latest(meant))
     if wanted is None:
-        said = f"no run of this user is alive on this machine (looked in {looked})"
-    elif len(meant) == 1:
-        said = f"run {meant[0].run} has ended{_where_logs_are(meant[0].run)}"
+        said = f"no run of this user is alive on this machine (looked in {', '.join(map(str, places))})"
     else:
-        said = f"there is no run {wanted!r} of this user on this machine (looked in {looked})"
-    return _refuse(said, runs)
+        said = unknown(wanted, places)
+    if not runs:
+        said += "\n  fix: --run-dir DIR names the folder that run directories lie in ($TMPDIR of the run)"
+    raise NoSuchRun(said, latest(runs))
 
 
-def _refuse(said: str, runs: Sequence[LocalRun]) -> LocalRun:
-    if runs:
-        raise NoSuchRun(_listed(said, runs))
-    raise NoSuchRun(f"{said}\n  fix: --run-dir DIR names the folder that run directories lie in ($TMPDIR of the run)")
+def latest(runs: Sequence[LocalRun]) -> Sequence[LocalRun]:
+    """Those that an error lists: the live ones before all, and the latest."""
+    return sorted(runs, key=lambda run: run.is_alive)[-_MAX_LISTED:]
 
 
-def _listed(said: str, runs: Sequence[LocalRun]) -> str:
-    return "\n".join([said, *(f"  {run}" for run in runs)])
+def unknown(wanted: str, places: Sequence[Path]) -> str:
+    """The text of an error: neither a run directory nor logs in the usual place have this id."""
+    return (
+        f"there is no run {wanted!r} of this user on this machine (looked in {', '.join(map(str, places))})\n"
+        "  fix: of a run with --log-dir that has ended, name the directory of its logs: `rlinf-ctl bundle ./logs`"
+    )
 
 
-def _where_logs_are(run: str) -> str:
-    logs = Path(tempfile.gettempdir()) / f"rlinf-logs-{os.getuid()}" / run
-    return f"; its logs are in {logs}" if logs.is_dir() else ""
+def _ended(run: LocalRun) -> str:
+    if run.logs is None:
+        return f"run {run.run} has ended, and where its logs are is not known\n  fix: `rlinf-ctl bundle DIR` names them"
+    changed = max((file.changed for file in RunFiles(run.logs).listing()), default=run.since)
+    return (
+        f"run {run.run} has ended at about {clock_text(changed)}; its logs are in {run.logs}\n"
+        f"  fix: `rlinf-ctl bundle {run.run}` keeps, and `rlinf-ctl page {run.run}` shows, what is known of it"
+    )
 
 
 def _entries(place: Path) -> list[Path]:

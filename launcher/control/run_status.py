@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +36,13 @@ async def show_runs(runs: Sequence[LocalRun], output: Output, timeout: float) ->
         output.table(["RUN", "SINCE", "NODES", "GROUPS", "LOGS", "DRIVER"], rows)
     else:
         output.line("no runs of this user on this machine")
+
+
+async def add_scripts(runs: Sequence[LocalRun], timeout: float) -> None:
+    """Asks the live ones of these runs at once whose script they run."""
+    alive = [run for run in runs if run.is_alive]
+    for run, facts in zip(alive, await asyncio.gather(*(_facts_of_run(run, timeout) for run in alive)), strict=True):
+        run.script = " ".join(driver["command"] for driver in facts["drivers"])
 
 
 async def _facts_of_run(run: LocalRun, timeout: float) -> dict[str, Any]:

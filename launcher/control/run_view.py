@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rlinf_async._core import frames, operations
 from rlinf_async._inspection.state.run_report import ProcessReport, RunReport, merged
-from rlinf_async.errors import ClosedError
+from rlinf_async.errors import ClosedError, ConfigError
 
 from .attachment import Attachment
 from .run_places import NoSuchRun
@@ -57,10 +57,13 @@ class RunView:
 
         Raises:
             NoSuchRun: there is no such group, or no such rank in it.
+            ConfigError: the words are not written so.
         """
         groups = self.groups()
         group, ranks = split_ranks(words, groups)
         if group == "driver" and group not in groups:
+            if ranks is not None:
+                raise ConfigError(f"{words!r}: a driver is no group, and has no ranks\n  fix: write driver")
             return self.drivers()
         if group not in groups:
             there = ", ".join(f"{name}:{span_of(workers)}" for name, workers in groups.items())
@@ -75,13 +78,20 @@ def split_ranks(words: str, groups: Collection[str]) -> tuple[str, list[int] | N
     """A group's name, which may have colons itself, and the ranks of ``:0-3,7`` behind it; None for all.
 
     What is rank 2 of ``rollout`` and also the group that this rank has made, ``rollout:2``, means the rank.
+
+    Raises:
+        ConfigError: what follows a group's name are no ranks, or they are in reverse.
     """
     group, colon, ranks = words.rpartition(":")
+    if colon and group in groups and words not in groups and not _RANKS.fullmatch(ranks):
+        raise ConfigError(f"{words!r}: {ranks!r} are no ranks\n  fix: write {group}, {group}:3 or {group}:0-3,7")
     if not colon or not _RANKS.fullmatch(ranks) or (words in groups and group not in groups):
         return words, None
     found: list[int] = []
     for part in ranks.split(","):
         first, _, last = part.partition("-")
+        if int(last or first) < int(first):
+            raise ConfigError(f"{words!r}: ranks {part} are in reverse\n  fix: write {group}:{last}-{first}")
         found += range(int(first), int(last or first) + 1)
     return group, found
 

@@ -138,10 +138,58 @@ def test_wrong_usage_has_an_exit_code_of_its_own(said: Any, words: list[str]) ->
     assert "usage: rlinf-ctl" in err
 
 
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (["status", "--timeout", "0"], "'0' is not a number of seconds above 0, as 10 or 0.5"),
+        (["ps", "--run-dir", "/nonexistent"], "there is no folder '/nonexistent'"),
+        (["stack"], "one of the arguments GROUP[:RANKS]|driver --all is required"),
+        (["status", "0a0a", "--run", "0b0b"], "status 0a0a and --run 0b0b name two runs\n  fix: keep one of the two"),
+        (["sweep"], "sweep is `rlinf-launch --sweep`, and takes its words\n  fix: write it first: rlinf-ctl sweep ..."),
+    ],
+)
+def test_wrong_usage_names_the_value(said: Any, words: list[str], wrong: str) -> None:
+    code, out, err = said(*words)
+    assert (code, out) == (2, "")
+    assert wrong in err
+
+
+@pytest.mark.parametrize("command", ["logs", "kill", "stack"])
+def test_ranks_in_reverse_are_wrong_usage(run: LocalRun, said: Any, command: str) -> None:
+    code, out, err = said(command, "--run", run.run, "rollout:1-0")
+    assert (code, out) == (2, "")
+    assert "ranks 1-0 are in reverse\n  fix: write rollout:0-1" in err
+
+
+@pytest.mark.parametrize("module", ["control", "main"])
+def test_the_entry_points_are_the_commands_as_modules_too(module: str) -> None:
+    command = [sys.executable, "-m", f"rlinf_launcher.cli.{module}", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "rlinf-ctl [" in done.stdout if module == "control" else "rlinf-launch [" in done.stdout
+
+
+def test_files_that_are_not_there_are_named(said: Any, tmp_path: Path, run: LocalRun) -> None:
+    code, _, err = said("page", str(tmp_path / "nosuch.zip"))
+    assert code == 3
+    assert f"there is no bundle {tmp_path}/nosuch.zip\n  fix: `rlinf-ctl bundle RUN` writes one" in err
+    (tmp_path / "broken.zip").write_text("no zip")
+    code, _, err = said("page", str(tmp_path / "broken.zip"))
+    assert code == 3
+    assert f"{tmp_path}/broken.zip is no whole bundle" in err
+    for command in ("bundle", "page"):
+        code, _, err = said(command, run.run, "--output", str(tmp_path / "nosuch/file"))
+        assert (code, err.splitlines()[-1]) == (1, f"rlinf-ctl: {tmp_path}/nosuch/file: No such file or directory")
+
+
+def test_sweep_says_what_it_does(said: Any) -> None:
+    assert "A run of which a daemon answers is not swept" in said("sweep", "--help")[1]
+
+
 def test_a_run_that_does_not_exist_has_an_exit_code_of_its_own(run: LocalRun, said: Any) -> None:
     code, out, err = said("down", "ffffffff")
     assert (code, out) == (3, "")
-    assert f"{run.run}  alive" in err
+    assert re.search(rf"{run.run}  alive, since \S+, node 0, node 1 here, \S+standing_runs.py\n", err)
+    assert "of a run with --log-dir that has ended, name the directory of its logs: `rlinf-ctl bundle ./logs`" in err
 
 
 def test_check_and_sweep_are_the_launchers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,7 +48,7 @@ def test_several_or_none_are_an_error_that_lists_them(places: list[Path]) -> Non
         choose_recorded(None, places)
 
 
-def test_the_directory_of_the_logs_means_the_latest_run_in_it(tmp_path: Path) -> None:
+def test_the_directory_of_the_logs_means_the_latest_run_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = tmp_path / "mine/recorder"
     recorder.mkdir(parents=True)
     (recorder / "node-0.json").write_bytes(made_node(0, "cafecafe", began=5.0))
@@ -56,5 +56,7 @@ def test_the_directory_of_the_logs_means_the_latest_run_in_it(tmp_path: Path) ->
     (recorder / "node-2.json").write_bytes(b'{"run": "00000')
     chosen = choose_recorded(str(tmp_path / "mine"), [])
     assert (chosen.run, chosen.logs, chosen.is_alive) == ("cafecafe", tmp_path / "mine", False)
+    monkeypatch.chdir(tmp_path)
+    assert choose_recorded("mine", []).run == "cafecafe"
     with pytest.raises(NoSuchRun, match="there is no log of a run in"):
         choose_recorded(str(tmp_path), [])

@@ -97,7 +97,7 @@ def test_what_is_no_bundle_is_an_error_with_its_name(
     path.write_bytes(content)
     assert main(["page", str(path), "--output", str(tmp_path / "x.html")]) == 3
     assert f"{path} is no whole bundle" in capsys.readouterr().err
-    assert main(["page", str(tmp_path / "none.zip"), "--output", str(tmp_path / "x.html")]) == 1
+    assert main(["page", str(tmp_path / "none.zip"), "--output", str(tmp_path / "x.html")]) == 3
 
 
 @pytest.mark.parametrize("words", [["--port", "70000"], ["--port", "x"], ["a", "b"]])

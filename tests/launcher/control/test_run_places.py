@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rlinf_launcher.control.run_places import NoSuchRun, choose, find_runs, folders
+from rlinf_launcher.control.run_places import LocalRun, NoSuchRun, choose, find_runs, folders, latest
 
 from rlinf_async._wire.local_socket import listen
 
@@ -71,7 +72,7 @@ def test_the_only_run_that_lives_is_chosen_or_one_by_the_beginning_of_its_id(pla
     [
         (None, ["2 runs are alive", "0a0a0a0a  alive", "0c0c0c0c  alive"]),
         ("0", ["2 runs are alive"]),
-        ("0b", ["run 0b0b0b0b has ended", "0a0a0a0a  alive", "0b0b0b0b  ended"]),
+        ("0b", ["run 0b0b0b0b has ended, and where its logs are is not known\n  fix: `rlinf-ctl bundle DIR`"]),
         ("ff", ["no run 'ff'", "0a0a0a0a  alive"]),
     ],
 )
@@ -83,6 +84,26 @@ def test_where_no_run_or_several_are_meant_those_that_there_are_are_listed(
         choose(find_runs([place]), wanted, [place])
     for each in words:
         assert each in str(refused.value)
+
+
+def test_of_a_run_that_has_ended_it_is_said_when_and_what_shows_it(tmp_path: Path) -> None:
+    log = tmp_path / "rollout/rank_0.out"
+    log.parent.mkdir()
+    log.write_text("the last line")
+    os.utime(log, (0, 10**9))
+    with pytest.raises(NoSuchRun) as refused:
+        choose([LocalRun("0b0b0b0b", 5.0, logs=tmp_path)], "0b", [])
+    told = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(10**9))
+    assert f"run 0b0b0b0b has ended at about {told}; its logs are in {tmp_path}" in str(refused.value)
+    assert "`rlinf-ctl bundle 0b0b0b0b` keeps, and `rlinf-ctl page 0b0b0b0b` shows, what is" in str(refused.value)
+    with pytest.raises(NoSuchRun, match="2 runs begin with '0', and all have ended"):
+        choose([LocalRun("0b0b0b0b", 5.0), LocalRun("0c0c0c0c", 6.0)], "0", [])
+
+
+def test_an_error_lists_the_live_runs_before_the_latest(tmp_path: Path) -> None:
+    runs = [LocalRun(f"{number:08x}", number, is_alive=number == 1) for number in range(30)]
+    listed = latest(runs)
+    assert [run.since for run in listed] == [*range(21, 30), 1]
 
 
 def test_without_any_run_the_error_says_where_it_was_looked_for(place: Path) -> None:

@@ -7,6 +7,7 @@ from rlinf_launcher.control.run_places import NoSuchRun
 from rlinf_launcher.control.run_view import RunView, split_ranks
 
 from rlinf_async._inspection.state.run_report import ProcessReport, RunReport
+from rlinf_async.errors import ConfigError
 
 
 def process(endpoint: int, group: str, rank: int) -> ProcessReport:
@@ -44,11 +45,27 @@ def test_words_choose_ranks_in_their_order(words: str, names: list[str]) -> None
     [
         ("critic", "there is no group 'critic'; there are: actor:0, rollout:0-2"),
         ("rollout:7", "group 'rollout' has no rank 7; it has 0-2"),
-        ("rollout:x", "there is no group 'rollout:x'"),
+        ("critic:x", "there is no group 'critic:x'"),
     ],
 )
 def test_what_is_not_there_is_an_error_that_says_what_is(words: str, said: str) -> None:
     with pytest.raises(NoSuchRun) as refused:
+        VIEW.choose(words)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("rollout:3-1", "'rollout:3-1': ranks 3-1 are in reverse\n  fix: write rollout:1-3"),
+        ("rollout:0,2-1", "ranks 2-1 are in reverse"),
+        ("rollout:x", "'rollout:x': 'x' are no ranks\n  fix: write rollout, rollout:3 or rollout:0-3,7"),
+        ("rollout:", "'' are no ranks"),
+        ("driver:3", "'driver:3': a driver is no group, and has no ranks\n  fix: write driver"),
+    ],
+)
+def test_words_that_are_not_written_so_are_wrong_usage_with_the_fix(words: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
         VIEW.choose(words)
     assert said in str(refused.value)
 

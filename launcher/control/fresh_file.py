@@ -1,0 +1,31 @@
+"""Files written whole or not at all, for their owner alone to read: bundles and pages hold logs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextlib.contextmanager
+def fresh_file(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file that takes this name once it is whole, in the place of one that is there.
+
+    Raises:
+        OSError: it cannot be written; names ``path``.
+    """
+    fresh = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            with open(fd, "wb") as file:
+                yield file
+            fresh.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+            raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
