@@ -151,6 +151,7 @@ class Job:
         """
         from .control.bundle_file import bundle_name  # a run that ends well needs none of it
         from .control.run_bundle import keep_bundle
+        from .control.snapshot_taking import VERDICT
 
         if (run := self._local_run()) is None or run.logs is None:
             return
@@ -165,6 +166,8 @@ class Job:
             self._report.warn(f"there is no bundle of the run: {type(error).__name__}: {error}")
         else:
             self._report.note(f"a bundle of the run: {path} (rlinf-ctl page {path} shows it)")
+            if not wants_verdict:
+                missing.pop(VERDICT)  # nothing that more time would bring
             for name, reason in list(missing.items())[:1]:
                 more = f", and {len(missing) - 1} more (rlinf-ctl bundle has more time)" if len(missing) > 1 else ""
                 self._report.warn(f"missing in the bundle: {name}: {reason}{more}")

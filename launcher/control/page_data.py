@@ -104,12 +104,10 @@ class PageData:
         ends = {(str(death.get("process")), death.get("pid")): int(death["time"] * 1e9) for death in run.deaths}
         latest = max((ring.events[-1].time + ring.wall_offset for ring in run.rings if ring.events), default=taken)
         until = max(taken, latest) if run.is_alive else latest
-        timelines = {
-            _key(ring.identity): Timeline.of(
-                ring, ends.get((str(ring.identity.get("process")), ring.identity.get("pid")), until)
-            )
-            for ring in run.rings
-        }
+        timelines = {}
+        for ring in run.rings:
+            died = ends.get((str(ring.identity.get("process")), ring.identity.get("pid")))
+            timelines[_key(ring.identity)] = Timeline.of(ring, until if died is None else died, died)
         begin = min((timeline.begin for timeline in timelines.values() if timeline.begin), default=until)
         self._origin = self._origin or begin // 10**9
         most = max(1, MAX_SPANS // max(1, len(timelines)))

@@ -29,19 +29,31 @@ def sections_of(
 ) -> dict[str, Any]:
     """The sections by name, as JSON takes them."""
     items = {} if run.status is None else _items(run.status)
-    is_exact = not any(timeline.is_full or timeline.skipped for timeline in timelines)
     return {
         "summary": _summary(run),
-        "channels": [
-            {"name": plain(name), "is_exact": is_exact, "steps": _steps(steps, micros)}
-            for name, steps in fill_of_channels(timelines, items).items()
-        ],
+        "channels": _channels(timelines, items, micros),
         "versions": _versions(timelines, micros),
         "phases": _phases(timelines, begin, end),
         "troubles": _troubles(run, timelines, micros),
         "verdict": None if run.verdict is None else _verdict(run.verdict["verdict"]),
         "picture": None if run.verdict is None else _cleaned(picture_of(run.verdict)),
     }
+
+
+def _channels(timelines: Sequence[Timeline], items: dict[str, int], micros: Micros) -> list[dict[str, Any]]:
+    """Items over time.  Where operations were left out, puts and gets may be among them: then only a status knows."""
+    is_exact = not any(timeline.is_full for timeline in timelines)
+    left_out = sum(timeline.skipped for timeline in timelines)
+    return [
+        {
+            "name": plain(name),
+            "is_exact": is_exact,
+            "left_out": left_out,
+            "now": items.get(name) if left_out else steps[-1][1],
+            "steps": [] if left_out else _steps(steps, micros),
+        }
+        for name, steps in fill_of_channels(timelines, items).items()
+    ]
 
 
 def _items(status: dict[str, Any]) -> dict[str, int]:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Final
 
 from .bundle_file import bundle_name, write_bundle
 from .run_places import LocalRun
 from .run_snapshot import RunSnapshot
-from .snapshot_taking import take_snapshot
+from .snapshot_taking import VERDICT, take_snapshot
 from .text_output import Output, size
 
 _ANSWERS, _READ, _WRITTEN = 0.6, 0.75, 0.9
 """Parts of the time of ``keep_bundle`` after which it waits for no answer, reads no file, and writes no further one."""
+
+
+_UNASKED: Final = "the script had ended before the run could be asked"
 
 
 async def show_bundle(run: LocalRun, output: Output, path: Path | None, timeout: float) -> None:
@@ -41,6 +45,9 @@ async def show_bundle(run: LocalRun, output: Output, path: Path | None, timeout:
 async def keep_bundle(run: LocalRun, path: Path, timeout: float, *, wants_verdict: bool) -> RunSnapshot:
     """Writes a bundle within so many seconds, with as much as can be had in them.
 
+    Args:
+        wants_verdict: False where the script has ended, and waits of its processes say nothing any more.
+
     Raises:
         OSError: it cannot be written.
     """
@@ -52,5 +59,7 @@ async def keep_bundle(run: LocalRun, path: Path, timeout: float, *, wants_verdic
         wants_devices=False,
         read_by=began + timeout * _READ,
     )
+    if not wants_verdict:
+        snapshot.missing[VERDICT] = _UNASKED
     await asyncio.to_thread(write_bundle, snapshot, path, began + timeout * _WRITTEN)
     return snapshot

@@ -27,6 +27,8 @@ from .stuck_verdict import look_twice, verdict_data
 LOG_BYTES: Final = 256 << 10
 """Of the end of each log."""
 
+VERDICT: Final = "its verdict"
+"""Among what is missing."""
 _NO_TIME: Final = "there was no time to read it"
 
 
@@ -85,12 +87,12 @@ async def _ask_verdict(attachment: Attachment, snapshot: RunSnapshot) -> None:
     try:
         verdict, view = await look_twice(attachment)
     except ClosedError as error:
-        snapshot.missing["its verdict"] = str(error)
+        snapshot.missing[VERDICT] = str(error)
         return
     if view.report.processes:
         snapshot.verdict = verdict_data(verdict, view)
     else:
-        snapshot.missing["its verdict"] = "no daemon has answered twice in time"
+        snapshot.missing[VERDICT] = "no daemon has answered twice in time"
     _note_missing(attachment, view, snapshot)
 
 

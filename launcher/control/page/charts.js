@@ -40,10 +40,10 @@ class Charts {
     const channels = this.model.sections.channels;
     this.painters.set("channels", []);
     if (!channels.length) return renew(byId("channels-body"), nothing("No channel was used, as far as it was recorded."));
-    const rows = channels.map(({ name, steps, is_exact: isExact }) => {
+    const rows = channels.map(({ name, steps, now, is_exact: isExact, left_out: leftOut }) => {
+      if (leftOut) return [name, now === null ? "unknown" : String(now), "unknown", `${countText(leftOut, "operation")} left out at a high rate`];
       const most = steps.reduce((highest, [, value]) => Math.max(highest, value), 0);
-      const now = steps.at(-1)?.[1] ?? 0;
-      const about = isExact ? "" : "about: some puts and gets were overwritten or left out";
+      const about = isExact ? "" : "about: some puts and gets were overwritten";
       const sign = isExact ? "" : "≈ ";
       return [element("span", { title: about }, name), `${sign}${now}`, `${sign}${most}`, this.stepChart("channels", name, steps, most)];
     });

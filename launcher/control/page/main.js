@@ -41,7 +41,7 @@ function showSummary() {
   const notes = cut.length ? [`Of ${cut.length === 1 ? cut[0].name : `${cut.length} processes`} older events were overwritten: their timelines begin late.`] : [];
   const skipping = [...model.processes.values()].filter((each) => each.skipped);
   const skipped = skipping.reduce((sum, each) => sum + each.skipped, 0);
-  if (skipped) notes.push(`Of ${skipping.length === 1 ? skipping[0].name : `${skipping.length} processes`} ${countText(skipped, "operation")} were left out at a high rate: idle times and items in channels are about (≈).`);
+  if (skipped) notes.push(`Of ${skipping.length === 1 ? skipping[0].name : `${skipping.length} processes`} ${countText(skipped, "operation")} were left out at a high rate: idle times are about (≈), items in channels unknown.`);
   for (const [what, reason] of Object.entries(summary.missing)) notes.push(`Missing: ${what}: ${reason}.`);
   byId("notice").textContent = notes.join(" ");
   byId("notice").hidden = !notes.length;

@@ -15,11 +15,16 @@ function showVerdict(model) {
   renew(byId("verdict-words"), element("p", { class: "headline" }, element("b", {}, verdict.kind), ` ${verdict.headline}`), ...advice, ...(lines ? [lines] : []));
 }
 
+function unasked({ missing, is_alive: isAlive }) {
+  if (missing["its verdict"]) return `There is no verdict: ${missing["its verdict"]}.`;
+  return isAlive ? "The run has not been asked yet." : "The run was not asked while it lived: long waits that its ranks have told of are among the errors.";
+}
+
 function showWaits(model) {
   const picture = model.sections.picture;
   const body = byId("waits-body");
   byId("waits").classList.toggle("wide", Boolean(picture?.boxes.some((box) => box.column > 1)));
-  if (!picture) return renew(body, nothing(model.sections.summary.is_alive ? "The run has not been asked yet." : "The run was not asked while it lived: long waits that its ranks have told of are among the errors."));
+  if (!picture) return renew(body, nothing(unasked(model.sections.summary)));
   if (!picture.arrows.length) return renew(body, nothing("Nothing waits for anything of the run."));
   const left = picture.left_out ? [nothing(`${picture.left_out} more boxes are left out.`)] : [];
   return renew(body, element("div", { class: `scroll graph ${toneOf(model.sections.verdict)}`, tabindex: "0", role: "region", "aria-label": "Graph of waits" }, drawing(picture)), ...left);

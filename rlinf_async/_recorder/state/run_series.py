@@ -46,6 +46,8 @@ class ModelVersions:
 class PhaseTimes:
     """Durations of one phase, of calls that were served or of the user's spans by one name, in nanoseconds.
 
+    What a process had begun when it died ended there, and has failed.
+
     Attributes:
         windows: median of those that ended in each of the windows; None where none did.
     """
@@ -117,9 +119,11 @@ def phases_of(timelines: Iterable[Timeline], begin: int, end: int, windows: int)
     failed: dict[tuple[EventKind, str], int] = defaultdict(int)
     for timeline in timelines:
         for span in timeline.spans:
-            if span.kind in (EventKind.SERVE, EventKind.SPAN) and span.end is not None and begin <= span.end <= end:
-                durations[span.kind, span.name].append((span.end, span.end - span.begin))
-                failed[span.kind, span.name] += span.failed
+            ended = timeline.died if span.end is None else span.end
+            is_phase = span.kind is EventKind.SERVE or span.kind is EventKind.SPAN
+            if is_phase and ended is not None and begin <= ended and (span.end is None or ended <= end):
+                durations[span.kind, span.name].append((ended, max(0, ended - span.begin)))
+                failed[span.kind, span.name] += span.failed or span.end is None
     found = []
     for (kind, name), taken in durations.items():
         lengths = [length for _, length in taken]

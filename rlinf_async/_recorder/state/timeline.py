@@ -64,6 +64,7 @@ class Timeline:
         latest: time of the last event; 0 without one.
         is_full: older events were overwritten.
         skipped: operations that were left out, as there were too many of them a second; what they were is not known.
+        died: time at which the process ended abnormally; what it had begun then has failed.
     """
 
     identity: dict[str, Any]
@@ -74,13 +75,15 @@ class Timeline:
     latest: int
     is_full: bool
     skipped: int
+    died: int | None = None
 
     @classmethod
-    def of(cls, ring: RingContents, until: int) -> Timeline:
+    def of(cls, ring: RingContents, until: int, died: int | None = None) -> Timeline:
         """The timeline of a ring.
 
         Args:
             until: end of the process, or of the look at it if it lives; a bubble that is open ends there.
+            died: that end, where it was abnormal.
         """
         offset = ring.wall_offset
         ends = {event.operation: event for event in ring.events if event.phase in _ENDS}
@@ -95,7 +98,7 @@ class Timeline:
         since = _known_since(begins, ends.values(), ring.is_full)
         bubbles = [] if since is None else _bubbles(spans, since + offset, max(until, latest))
         skipped = next((int(metric.value) for metric in ring.metrics if metric.name == SKIPPED), 0)
-        return cls(ring.identity, spans, bubbles, points, begin, latest, ring.is_full, skipped)
+        return cls(ring.identity, spans, bubbles, points, begin, latest, ring.is_full, skipped, died)
 
     @property
     def process(self) -> str:

@@ -48,6 +48,15 @@ def test_phases_are_counted_by_name_and_window_the_longest_first() -> None:
     assert (forward.kind, forward.name, forward.windows) == (SPAN, "forward", [10, None, None, None])
 
 
+def test_what_a_process_had_begun_when_it_died_ended_there_and_has_failed() -> None:
+    made = ring("a:0", operation(SERVE, "step", 0, 10), operation(SERVE, "step", 20, None))
+    (step,) = phases_of([Timeline.of(made, 60, died=60)], 0, 50, 5)
+    assert (step.count, step.most, step.failed) == (2, 40, 1)
+    assert step.windows == [None, 10, None, None, 40]
+    (step,) = phases_of([Timeline.of(made, 60)], 0, 50, 5)
+    assert (step.count, step.failed) == (1, 0)
+
+
 def test_thinned_steps_keep_every_peak_and_the_last_value() -> None:
     steps = [(time, float(time == 700)) for time in range(1000)]
     thin = thinned(steps, 100)

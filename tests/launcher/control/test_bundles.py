@@ -193,13 +193,16 @@ def launched(tmp_path: Path, script: str, *words: str, **environ: str) -> tuple[
 
 
 def test_a_run_that_fails_is_kept_beside_its_logs_and_can_be_kept_again(tmp_path: Path, capsys: Any) -> None:
-    code, _, path = launched(tmp_path, DYING)
+    code, told, path = launched(tmp_path, DYING)
     assert code == 1
+    assert "missing in the bundle" not in told
     assert path.parent.parent == Path(os.environ["TMPDIR"]) / f"rlinf-logs-{os.getuid()}"
     assert path.stat().st_mode & 0o777 == 0o600
     kept = read_bundle(path).recorded()
     (death,) = kept.deaths
     assert (death["process"], death["text"], death["last_words"]) == ("actor:0", "exited with code 3", ["out of luck"])
+    assert kept.verdict is None
+    assert kept.missing == {"its verdict": "the script had ended before the run could be asked"}
     assert kept.logs["actor/rank_0.err"] == "out of luck\n"
     assert open_operations(kept)["actor:0"] == {(EventKind.SERVE, "die")}
     again = bundle(tmp_path / "again.zip", "--run-dir", os.environ["TMPDIR"], path.parent.name)

@@ -10,8 +10,8 @@ import pytest
 from rlinf_launcher.control.page_data import FAILED, MAX_SPANS, PageData
 from rlinf_launcher.control.recorded_run import RecordedRun
 
-from rlinf_async._recorder.state.event_ring import EventKind
-from rlinf_async._recorder.state.ring_contents import RingContents
+from rlinf_async._recorder.state.event_ring import SKIPPED, EventKind, MetricKind
+from rlinf_async._recorder.state.ring_contents import Metric, RingContents
 from tests._support.made_rings import operation, point, ring
 from tests._support.made_run import EPOCH, HOSTILE, OFFSET, made_run
 
@@ -94,6 +94,20 @@ def test_a_process_that_has_died_ends_there_and_its_bubbles_too() -> None:
     assert process["bubbles"] == [1_000_000, 1_000_000]
     (trouble,) = message["sections"]["troubles"]
     assert (trouble["kind"], trouble["text"], trouble["more"]) == ("death", "was killed", "bye")
+    assert {phase["name"]: phase["failed"] for phase in message["sections"]["phases"]} == {"f": 0, "g": 1}
+
+
+def test_items_of_channels_are_unknown_where_operations_were_left_out() -> None:
+    puts = ring("a:0", *(operation(EventKind.PUT, "obs", at, at + 1) for at in range(5)))
+    gets = ring("b:0", operation(EventKind.GET, "obs", 0, 9))
+    gets = dataclasses.replace(gets, metrics=[Metric(MetricKind.COUNTER, SKIPPED, 64.0)])
+    (channel,) = PageData().snapshot(run_of(puts, gets)).message()["sections"]["channels"]
+    assert channel == {"name": "obs", "is_exact": True, "left_out": 64, "now": None, "steps": []}
+    told = dataclasses.replace(run_of(puts, gets), status={"queues": [{"name": "obs", "items": 3}]})
+    (channel,) = PageData().snapshot(told).message()["sections"]["channels"]
+    assert (channel["now"], channel["steps"]) == (3, [])
+    (channel,) = PageData().snapshot(run_of(puts)).message()["sections"]["channels"]
+    assert (channel["left_out"], channel["now"]) == (0, 5)
 
 
 def test_texts_of_workers_lose_their_control_characters() -> None:

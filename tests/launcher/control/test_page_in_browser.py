@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from rlinf_launcher.control.page_document import document
 from rlinf_launcher.control.page_server import PageServer
 from rlinf_launcher.control.run_page import document_of
 
+from rlinf_async._recorder.state.event_ring import SKIPPED, MetricKind
+from rlinf_async._recorder.state.ring_contents import Metric
 from tests._support.browser import Page, chromium
 from tests._support.made_run import made_run
 from tests.launcher.control.test_page_server import HandFed
@@ -98,6 +101,21 @@ def test_a_page_from_the_disk_shows_all_and_runs_nothing_that_a_worker_wrote(pag
     assert page.evaluate("[...document.querySelectorAll('#groups button')].map((each) => each.textContent)") == [
         "▾ driver 1", "▾ actor 2", "▾ rollout 6",
     ]  # fmt: skip
+
+
+def test_a_page_says_what_is_not_known_and_why(page: Page, tmp_path: Path) -> None:
+    run = made_run(2000, is_stuck=False)
+    rings = [dataclasses.replace(ring, metrics=[Metric(MetricKind.COUNTER, SKIPPED, 16.0)]) for ring in run.rings]
+    missing = {"its verdict": "the script had ended before the run could be asked"}
+    run = dataclasses.replace(run, rings=rings, is_alive=True, status=None, missing=missing)
+    path = tmp_path / "run.html"
+    path.write_text(document_of(run).html)
+    shown(page, path.as_uri())
+    cells = page.evaluate("[...document.querySelectorAll('#channels tbody tr > *')].map((each) => each.textContent)")
+    assert cells == ["obs", "unknown", "unknown", f"{16 * len(rings)} operations left out at a high rate"]
+    said = "There is no verdict: the script had ended before the run could be asked."
+    assert page.text("#waits-body").strip() == said
+    assert page.complaints == []
 
 
 @pytest.mark.browser
