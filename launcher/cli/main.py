@@ -5,7 +5,7 @@ What the launcher has to say goes to stderr: stdout is the script's.  Only what 
 
 Exit codes: the script's own; 1 also when a rank failed, or a node with ranks was lost, and the script did not notice;
 2 wrong usage; 124 when ``--timeout`` has passed; 130 after Ctrl-C, SIGTERM or SIGHUP; 255 when nodes could not be
-started.
+started, or a sweep was refused or has left something.
 """
 
 from __future__ import annotations
