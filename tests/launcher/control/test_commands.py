@@ -181,6 +181,14 @@ def test_files_that_are_not_there_are_named(said: Any, tmp_path: Path, run: Loca
         assert (code, err.splitlines()[-1]) == (1, f"rlinf-ctl: {tmp_path}/nosuch/file: No such file or directory")
 
 
+def test_a_live_run_is_not_swept_by_the_beginning_of_its_id(run: LocalRun) -> None:
+    command = [sys.executable, "-c", CONTROL, "sweep", run.run[:6]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (255, "")
+    assert f"run {run.run} is alive: a daemon of it answers on localhost; nothing was swept" in done.stderr
+    assert find_runs(places())[-1].is_alive
+
+
 def test_sweep_says_what_it_does(said: Any) -> None:
     assert "A run of which a daemon answers is not swept" in said("sweep", "--help")[1]
 
