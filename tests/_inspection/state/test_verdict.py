@@ -50,7 +50,7 @@ def test_methods_that_call_each_other_are_a_deadlock_with_both_lines() -> None:
     assert (verdict.kind, verdict.is_stuck, names(run, verdict)) == (Kind.DEADLOCK, True, {"actor:0", "critic:0"})
     assert verdict.headline == "actor:0 and critic:0 wait for each other"
     assert verdict.lines[0] == (
-        "actor:0 (n0, pid 102) waits for 11 s: critic.value() on 1 ranks, at /x/a.py:16 in Actor.step()"
+        "actor:0 (n0, pid 102) waits for 11 s: critic.value() on 1 rank, at /x/a.py:16 in Actor.step()"
     )
     assert verdict.lines[2].startswith("the driver (n0, pid 100, task step) waits for 11 s")
     assert any("async def" in advice for advice in verdict.advice)
