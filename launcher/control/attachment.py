@@ -155,7 +155,7 @@ class Attachment:
                     pid, _ = peer_of(sock)
             except (KeyError, AuthError, OSError):  # it is on another machine, or has ended
                 return "is it stopped?"
-        return f"it is stopped: kill -CONT {pid}" if _is_stopped(pid) else f"pid {pid} is not stopped, but busy"
+        return f"it is stopped: kill -CONT {pid}" if _is_stopped(pid) else f"its process {pid} is not stopped"
 
     def _on_frame(self, frame: list[Any], fds: list[int]) -> None:
         close_fds(fds)
