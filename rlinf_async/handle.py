@@ -91,8 +91,9 @@ class Handle(Work[list[Any]]):
 
     def _describe(self) -> str:
         missing = [self._callee.ranks[slot] for slot in self._tally.unanswered()]
-        ranks = f", ranks {fold_ranks(missing)} have not answered" if missing else ""
-        return f"{self._callee.name}.{self._method}() on {len(self._callee.ranks)} ranks{ranks}"
+        late = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {fold_ranks(missing)} have"
+        ranks = "1 rank" if len(self._callee.ranks) == 1 else f"{len(self._callee.ranks)} ranks"
+        return f"{self._callee.name}.{self._method}() on {ranks}{f', {late} not answered' if missing else ''}"
 
     def _whom(self) -> str:
         missing = [self._callee.ranks[slot] for slot in self._tally.unanswered()]

@@ -127,7 +127,7 @@ def test_a_stopped_rank_is_named_with_what_it_was_in(group: Any, how: Callable[[
     go_on = stop(group.pid().wait()[1])
     with Listener("stopped (T)", go_on) as listener:
         how(group.hello())
-    assert "waiting.hello() on 3 ranks, ranks 1 have not answered" in listener.word
+    assert "waiting.hello() on 3 ranks, rank 1 has not answered" in listener.word
     assert f", at {__file__}:" in listener.word
     assert ": rank 1 of 'waiting' is stopped (T), in " in listener.word
     assert "hello (" in listener.word

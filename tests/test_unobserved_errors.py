@@ -238,7 +238,7 @@ def test_the_word_about_a_long_wait_has_the_errors(pair: Any, log: Log, monkeypa
     thread = threading.Thread(target=lambda: waiting.outcomes().wait())
     thread.start()
     word = log.wait_for("still waiting")
-    assert "\n    failed, and not awaited yet:\n    pair.fail() on 1 ranks: rank 1: ValueError: all along (" in word
+    assert "\n    failed, and not awaited yet:\n    pair.fail() on 1 rank: rank 1: ValueError: all along (" in word
     waiting.cancel()
     thread.join()
     del handle
@@ -258,8 +258,8 @@ def test_ctrl_c_says_what_was_waited_for_and_what_has_failed(pair: Any, log: Log
         waiting.wait()
     thread.join()
     (note,) = caught.value.__notes__
-    assert note.startswith("while waiting for pair.sleep() on 1 ranks")
-    assert "pair.fail() on 1 ranks: rank 1: ValueError: all along" in note
+    assert note.startswith("while waiting for pair.sleep() on 1 rank")
+    assert "pair.fail() on 1 rank: rank 1: ValueError: all along" in note
     waiting.cancel()
     del handle
 

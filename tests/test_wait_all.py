@@ -87,7 +87,7 @@ def test_what_else_has_failed_stands_in_the_notes(three: Any) -> None:
     with pytest.raises(ValueError, match="the one") as caught:
         wait_all(first, second, three[2].sleep(60))
     note = caught.value.__notes__[-1]
-    assert note == "other failures of the same wait_all():\n    three.fail() on 1 ranks: ValueError: the other"
+    assert note == "other failures of the same wait_all():\n    three.fail() on 1 rank: ValueError: the other"
     assert unobserved_errors.lines() == []
 
 
@@ -96,7 +96,7 @@ def test_how_a_rank_fails_while_it_is_cancelled_stands_in_the_notes_too(three: A
     three[0].noted().wait()
     with pytest.raises(ValueError, match="as told") as caught:
         wait_all(waiting, three[1].fail([1]))
-    assert "three.sleep_and_complain() on 1 ranks: RuntimeError: not so fast" in caught.value.__notes__[-1]
+    assert "three.sleep_and_complain() on 1 rank: RuntimeError: not so fast" in caught.value.__notes__[-1]
 
 
 def test_a_death_ends_it_as_every_failure(three: Any) -> None:

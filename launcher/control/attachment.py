@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async._core import frames
@@ -75,7 +76,7 @@ class Attachment:
         self._connection.open()
         self._connection.send((frames.HELLO, 0, 0, facts))
         try:
-            self.welcome = await self._in_time(self._greeted, str(self))
+            self.welcome = await self._in_time(self._greeted, str(self), self.node)
         except (DeadlineExceeded, ClosedError, LaunchError) as error:
             self.silent[self.node] = str(error)
             return False
@@ -100,7 +101,7 @@ class Attachment:
         try:
             name, fields = type(operation).__name__, vars(operation)
             self._connection.send((frames.REQUEST, 0, 0, target, number, name, fields))
-            return await self._in_time(answer, f"the daemon of node {target} ({self.name_of(target)})")
+            return await self._in_time(answer, f"the daemon of node {target} ({self.name_of(target)})", target)
         finally:
             self._open.pop(number, None)
 
@@ -136,14 +137,25 @@ class Attachment:
         for future in (self.lost, self._greeted):
             future.cancel()
 
-    async def _in_time(self, answer: asyncio.Future[Answer], who: str) -> Answer:
+    async def _in_time(self, answer: asyncio.Future[Answer], who: str, node: int) -> Answer:
         now = self._loop.time()
         patience = max(0.0, self.deadline - now) * _MOST_PATIENCE
         try:
             async with asyncio.timeout(patience):
                 return await answer
         except TimeoutError:
-            raise DeadlineExceeded(f"{who} did not answer within {patience:.1f} s: is it stopped?") from None
+            raise DeadlineExceeded(f"{who} did not answer within {patience:.1f} s: {self._why_silent(node)}") from None
+
+    def _why_silent(self, node: int) -> str:
+        """What the kernel says of a daemon of this machine, and how to have it go on."""
+        pid = self.pid
+        if node != self.node:
+            try:
+                with connect(str(self.run.sockets[node]), waits=False) as sock:
+                    pid, _ = peer_of(sock)
+            except (KeyError, AuthError, OSError):  # it is on another machine, or has ended
+                return "is it stopped?"
+        return f"it is stopped: kill -CONT {pid}" if _is_stopped(pid) else f"its process {pid} is not stopped"
 
     def _on_frame(self, frame: list[Any], fds: list[int]) -> None:
         close_fds(fds)
@@ -163,6 +175,13 @@ class Attachment:
         _settle(self.lost, said)
         for answer in (self._greeted, *self._open.values()):
             _fail(answer, ClosedError(said))
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except (OSError, IndexError):
+        return False
 
 
 def _settle(future: asyncio.Future[Any], value: Any) -> None:

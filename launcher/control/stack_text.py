@@ -96,7 +96,9 @@ def _headline(activity: Activity) -> str:
     wait = activity.wait
     if wait is not None:
         left = "" if wait.left is None else f", {age(wait.left)} to its deadline"
-        return f"{activity.name}: waits for {age(wait.age)}: {wait.what}{left}{serves}"
+        lasting = wait.age or activity.age  # neither is known at the first look at a wait that nothing records
+        waits = f"waits for {age(lasting)}" if lasting else "waits"
+        return f"{activity.name}: {waits}: {wait.what}{left}{serves}"
     since = "" if activity.age is None else f" for {age(activity.age)}"
     if activity.state is State.WAITING and activity.awaits:
         return f"{activity.name}: awaits {_named(activity.awaits)}{since}{serves}"

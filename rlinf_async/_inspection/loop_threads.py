@@ -66,6 +66,13 @@ def occupied_by(ident: int, frames: Sequence[FrameType]) -> Occupied:
     return Occupied(ident, loop, main if isinstance(main, asyncio.Task) else None, current, frames[:cut], frames[cut:])
 
 
+def turn_age(where: Occupied) -> float | None:
+    """Seconds for which the loop has been in its present turn; None where its frames do not tell, as uvloop's."""
+    turn = next((frame for frame in where.outer if frame.f_code.co_name == "_run_once"), None)
+    began = None if turn is None else turn.f_locals.get("end_time")  # the loop's clock, before what is ready runs
+    return max(0.0, where.loop.time() - began) if where.loop is not None and isinstance(began, float) else None
+
+
 def _calls_loop(frame: FrameType) -> bool:
     code = frame.f_code
     is_users = code_of(code.co_filename) is Code.USERS

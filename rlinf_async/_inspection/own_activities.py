@@ -15,7 +15,7 @@ from typing import Final
 
 from rlinf_async._inspection.activity_states import Key, Seen, States
 from rlinf_async._inspection.code_frames import frames_from, has_users, line_of, stack_of
-from rlinf_async._inspection.loop_threads import occupied_by
+from rlinf_async._inspection.loop_threads import occupied_by, turn_age
 from rlinf_async._inspection.own_tasks import Task, above, all_tasks, handed_over
 from rlinf_async._inspection.served_calls import ServedCall
 from rlinf_async._inspection.state.run_report import Activity, State
@@ -150,9 +150,10 @@ class _Look:
 
     def hold_up_all(self, loop: asyncio.AbstractEventLoop) -> None:
         """What waits for other processes, or on this loop, waits for what blocks the loop as well."""
-        blocking = next(
-            (self._seen.get(each.task or each.ident) for each in self._occupied.values() if each.loop is loop), None
-        )
+        where = next((each for each in self._occupied.values() if each.loop is loop), None)
+        blocking = None if where is None else self._seen.get(where.task or where.ident)
+        if where is not None and blocking is not None and blocking.state is not State.WAITING:
+            blocking.age = turn_age(where)  # a wait may be younger than the turn that has come to it
         for seen in self._seen.values():
             on_it = isinstance(seen.key, asyncio.Task) and seen.key.get_loop() is loop
             if blocking is None or seen is blocking or seen.state is not State.WAITING or not (on_it or seen.is_row):

@@ -23,6 +23,7 @@ class Call:
         "_event",
         "body",
         "call",
+        "came_at",
         "came_directly",
         "cancelled",
         "credit",
@@ -58,3 +59,5 @@ class Call:
         """Of another rank of the group, while this call was open."""
         self.came_directly = False
         """The daemon is told of it by the caller."""
+        self.came_at = 0.0
+        """Of a call that came directly; monotonic seconds."""

@@ -25,6 +25,7 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final
 
 from rlinf_async._client.client import NodeClient
+from rlinf_async._client.direct_calls import REPORT_DELAY_S
 from rlinf_async._core import codec, failures, frames, process
 from rlinf_async._core.frames import Status
 from rlinf_async._core.payload import open_body, pack_body
@@ -130,6 +131,8 @@ class Runtime:
         _, _, source, slot, number, method, credit, body = frame
         call = Call(source, slot, number, method, credit, b"")
         call.direct, call.came_directly = way, came_directly
+        if came_directly:
+            call.came_at = time.monotonic()
         try:
             call.body = open_body(body, fds)
         except Exception as error:  # the body cannot be mapped: no memory, no descriptors
@@ -436,7 +439,7 @@ class Runtime:
             self.client.send(frame, fds, later=bool(self._queue))
             return
         direct.send(frame, fds, later=bool(self._queue))
-        if status != Status.ITEM and not call.came_directly:
+        if status != Status.ITEM and (not call.came_directly or _is_reported(call)):
             self.direct_callers.answered(call.source, call.call)
 
     # -- the end ------------------------------------------------------------------------------------------------
@@ -454,6 +457,14 @@ class Runtime:
         if tasks:
             await asyncio.wait(tasks, timeout=grace)
         self._loop.stop()
+
+
+def _is_reported(call: Call) -> bool:
+    """Whether a caller has told the daemon of its direct call; blocked or stopped, it does not tell of the answer."""
+    # The daemon hears of the answer DirectCallers' delay later, which is longer than the caller's: not before the call.
+    # And not of one that waits for room in the socket: until that has left the daemon answers for a worker that dies.
+    is_sent = call.direct is None or not call.direct.is_behind()
+    return is_sent and time.monotonic() - call.came_at >= REPORT_DELAY_S
 
 
 def _is_paused(call: Call) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -328,6 +329,19 @@ async def test_what_needs_a_blocked_loop_waits_for_what_blocks_it() -> None:
             assert not found[name].blocks
     await asyncio.to_thread(feeder.join)
     asker.join()
+
+
+async def test_what_keeps_a_loop_from_running_is_as_old_as_the_turn_of_the_loop() -> None:
+    loop, found = asyncio.get_running_loop(), []
+    begun = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        looked = pool.submit(lambda: (time.sleep(0.3), found.extend(own_activities(blocked=loop))))
+        time.sleep(0.5)
+        looked.result()
+    ages = [each.age for each in found if each.blocks]
+    assert len(ages) == 1
+    assert ages[0] is not None
+    assert 0.2 < ages[0] <= time.monotonic() - begun + 0.1
 
 
 async def test_a_task_that_could_go_on_waits_for_what_blocks_its_loop() -> None:

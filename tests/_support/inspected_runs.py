@@ -28,6 +28,7 @@ class InspectedRun:
     """
 
     process: subprocess.Popen[bytes]
+    folder: Path
 
     def __init__(self, program: Path, *arguments: str, flags: tuple[str, ...] = ()) -> None:
         self._command = [sys.executable, "-m", "rlinf_launcher", "-q", *flags, str(program), *arguments]
@@ -35,9 +36,9 @@ class InspectedRun:
 
     def __enter__(self) -> InspectedRun:
         # A short name: a socket's path has 108 bytes.
-        self._folder = Path(tempfile.mkdtemp(prefix="run-", dir=os.environ["XDG_RUNTIME_DIR"]))
-        self._environment = {**os.environ, "XDG_RUNTIME_DIR": str(self._folder)}
-        with open(self._folder / "output", "w") as output:
+        self.folder = Path(tempfile.mkdtemp(prefix="run-", dir=os.environ["XDG_RUNTIME_DIR"]))
+        self._environment = {**os.environ, "XDG_RUNTIME_DIR": str(self.folder)}
+        with open(self.folder / "output", "w") as output:
             self.process = subprocess.Popen(
                 self._command,
                 env={**self._environment, MARK: self._mark, "PYTHONUNBUFFERED": "1"},
@@ -55,11 +56,11 @@ class InspectedRun:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         leaks.wait_ended(self.processes(), 5)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
     def output(self) -> str:
-        return (self._folder / "output").read_text()
+        return (self.folder / "output").read_text()
 
     def processes(self) -> list[int]:
         """All of the run that there are now."""
@@ -80,7 +81,7 @@ class InspectedRun:
     def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
         """``rlinf-ctl`` with these words, as another process of the same user."""
         return subprocess.run(
-            [CONTROL, "--run-dir", self._folder, *words],
+            [CONTROL, "--run-dir", self.folder, *words],
             env=self._environment,
             capture_output=True,
             text=True,

@@ -84,7 +84,8 @@ class MadeRun:
             call = OpenCall(serves[0], number, method, age)
             self.change(name, calls=[*self.processes[name].calls, call])
         group = self.processes[names[0]].group
-        what = f"{group}.{method}() on {asked or len(names)} ranks"
+        size = asked or len(names)
+        what = f"{group}.{method}() on {size} rank{'s' if size > 1 else ''}"
         targets = [Target(TargetKind.CALL, self.endpoint(name), number) for name in names]
         return Wait("call", what, age, targets), serves
 

@@ -114,7 +114,7 @@ def test_with_fail_fast_a_script_that_waits_for_something_else_ends(tmp_path: Pa
     done = launch(tmp_path, "group[1].fail(); group[0].wait_for_ever().wait()", "--fail-fast")
     assert done.returncode == 1
     assert "ValueError: rank says no" in done.stderr
-    assert "UnobservedFailure: the wait for fragile.wait_for_ever() on 1 ranks" in done.stderr
+    assert "UnobservedFailure: the wait for fragile.wait_for_ever() on 1 rank" in done.stderr
 
 
 LOSE = """

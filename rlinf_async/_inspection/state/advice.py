@@ -36,7 +36,7 @@ def advice_on(liveness: Liveness, core: Core) -> list[str]:
     lines = dict.fromkeys(_line(liveness, list(alike.values()), states) for alike in folded.values())
     if core.is_circle and any(need.target.kind is TargetKind.CALL for _, need in core.needs):
         lines[_ONE_AT_A_TIME] = None
-    lines |= dict.fromkeys((*_exits(liveness), *_blocked_loops(core)))
+    lines |= dict.fromkeys((*_exits(liveness), *on_blocked_loops(core.nodes)))
     return list(lines)[:_MAX_ADVICE]
 
 
@@ -86,13 +86,14 @@ def _exits(liveness: Liveness) -> Iterator[str]:
                 yield f"the script has come to its end, and its exit waits for {threads}: let it end, or be a daemon"
 
 
-def _blocked_loops(core: Core) -> Iterator[str]:
-    for node in core.nodes:
+def on_blocked_loops(nodes: Iterable[Node]) -> Iterator[str]:
+    """What a driver should do in place of what keeps its loop from running."""
+    for node in nodes:
         if node.activity is not None and node.activity.blocks and node.process.trouble == LOOP_BLOCKED:
             where = f" at {node.activity.line}" if node.activity.line else ""
             yield (
                 f"the event loop of {names_of([node.process])} stands still{where}: "
-                "await there, or leave that to a thread (asyncio.to_thread)"
+                "await there, or leave that to a thread (await asyncio.to_thread(...))"
             )
 
 

@@ -9,10 +9,10 @@ from rlinf_async._inspection.state.descriptions import age_of, names_of
 from rlinf_async._inspection.state.entanglement import by_age
 from rlinf_async._inspection.state.liveness import PATIENCE_S, Liveness
 from rlinf_async._inspection.state.needs import is_in_collective
-from rlinf_async._inspection.state.run_report import State, TargetKind
+from rlinf_async._inspection.state.run_report import LOOP_BLOCKED, State, TargetKind
 from rlinf_async._inspection.state.wait_graph import Node, is_stopped
 
-_ASKED: Final = re.compile(r" on (\d+) ranks")
+_ASKED: Final = re.compile(r" on (\d+) ranks?\b")
 """How many ranks a call was for, as the words about its wait have it; those that have answered are no targets."""
 
 
@@ -33,11 +33,11 @@ class Progress:
         graph = liveness.graph
         waiting = by_age(node for node in graph.nodes if node.waits)
         of_drivers = [node for node in waiting if node.process.role == "driver"]
-        running = by_age(node for node in graph.nodes if _goes_on(node))
+        running = by_age(node for node in graph.nodes if goes_on(node))
         reached = self._reached(of_drivers or waiting)
         coming = [node for node in waiting if node in reached and self._reason(node)]
         self.leaves = [node for node in running if node in reached] or coming or running
-        self.leaves.sort(key=lambda node: not _blocks_its_loop(node))
+        self.leaves.sort(key=lambda node: not blocks_its_loop(node))
         self.reason = self._reason(self.leaves[0]) if self.leaves else ""
         self.waiting = [node for node in waiting if node not in self.leaves]
         self.others = ""
@@ -58,8 +58,8 @@ class Progress:
         return found
 
     def _reason(self, node: Node) -> str:
-        if _blocks_its_loop(node):
-            return "its event loop is blocked there"
+        if blocks_its_loop(node):
+            return "" if node.process.trouble == LOOP_BLOCKED else "its event loop is blocked there"
         if not node.waits or (node.wait is not None and node.wait.left is not None):
             return ""
         needs = self._liveness.needs.of(node)
@@ -73,7 +73,7 @@ class Progress:
         """Of the group whose call is the oldest."""
         by_group: dict[str, list[Node]] = {}
         for node in self.leaves:
-            if _goes_on(node) and node in reached and node.process.role == "worker":
+            if goes_on(node) and node in reached and node.process.role == "worker":
                 by_group.setdefault(node.process.group, []).append(node)
         graph = self._liveness.graph
         ordered = sorted(by_group.items(), key=lambda each: -max(age_of(graph, node) or 0.0 for node in each[1]))
@@ -123,7 +123,7 @@ class Progress:
         return 0
 
 
-def _blocks_its_loop(node: Node) -> bool:
+def blocks_its_loop(node: Node) -> bool:
     """Whether its process does not answer in time because of it: it is in a callback or a task of its loop."""
     if node.activity is None or not node.process.trouble:
         return False
@@ -131,7 +131,7 @@ def _blocks_its_loop(node: Node) -> bool:
     return node.activity.blocks or any(frame.function.rpartition(".")[2] == "_run_once" for frame in dumped)
 
 
-def _goes_on(node: Node) -> bool:
+def goes_on(node: Node) -> bool:
     """Also of a process that does not answer: nobody knows what it does, but its stacks say where."""
     process = node.process
     if process.answered or is_stopped(process):

@@ -1,26 +1,26 @@
 """Verdict on a run: whether it stands still, because of whom, and what each participant waits for, in words.
 
 In this order: a circle of waits (deadlock), a wait for what nothing alive could do (nobody left), a stopped process
-that others wait for; then, of a run that goes on, the few that others wait for (straggler), what it does (busy), or
-that it does nothing (idle).
+that others wait for, or a driver that sleeps on its event loop while nothing else runs (blocked); then, of a run that
+goes on, the few that others wait for (straggler), what it does (busy), or that it does nothing (idle).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
 from rlinf_async._core.printable import printable
-from rlinf_async._inspection.state.advice import advice_on
+from rlinf_async._inspection.state.advice import advice_on, on_blocked_loops
 from rlinf_async._inspection.state.collective_needs import Needs
 from rlinf_async._inspection.state.descriptions import lines_of, names_of, seconds, sentence
 from rlinf_async._inspection.state.entanglement import Core, by_age, core_of, stopped_ones, waiting_for
 from rlinf_async._inspection.state.liveness import Liveness
-from rlinf_async._inspection.state.progress import Progress
-from rlinf_async._inspection.state.run_report import RunReport
+from rlinf_async._inspection.state.progress import Progress, goes_on
+from rlinf_async._inspection.state.run_report import LOOP_BLOCKED, ProcessReport, RunReport, State
 from rlinf_async._inspection.state.wait_graph import Node, WaitGraph, is_stopped
 
 
@@ -30,6 +30,7 @@ class Kind(StrEnum):
     DEADLOCK = "deadlock"
     NOBODY_LEFT = "nobody left"
     STOPPED = "stopped"
+    BLOCKED = "blocked"
     STRAGGLER = "straggler"
     BUSY = "busy"
     IDLE = "idle"
@@ -38,7 +39,10 @@ class Kind(StrEnum):
 _MIN_WORK_S: Final = 0.05
 """Seconds of a processor within half a second of a process that works; an answer takes some too."""
 
-_STUCK: Final = frozenset((Kind.DEADLOCK, Kind.NOBODY_LEFT, Kind.STOPPED))
+_STUCK: Final = frozenset((Kind.DEADLOCK, Kind.NOBODY_LEFT, Kind.STOPPED, Kind.BLOCKED))
+
+BLOCKED_S: Final = 300.0
+"""Age from which on a sleep that blocks a driver's loop is no pause: five minutes of nothing, in the whole run."""
 
 _MAX_PIDS: Final = 8
 
@@ -52,6 +56,7 @@ class Verdict:
         lines: about all participants, and about those that wait for them, folded over alike ranks.
         advice: who should do what.
         participants: endpoints of the processes that it is about.
+        is_plain: all work as they should, so that the headline is enough for a terminal.
     """
 
     kind: Kind
@@ -59,6 +64,7 @@ class Verdict:
     lines: list[str] = dataclasses.field(default_factory=list)
     advice: list[str] = dataclasses.field(default_factory=list)
     participants: list[int] = dataclasses.field(default_factory=list)
+    is_plain: bool = False
 
     @property
     def is_stuck(self) -> bool:
@@ -88,7 +94,7 @@ def judge(report: RunReport, before: RunReport | None = None, asker: int = 0) ->
         found = _stuck(Needs(WaitGraph(report, asker)), Needs(WaitGraph(before, asker)), working)
         found = found if found is not None and found.kind is Kind.DEADLOCK else None
     if found is None:
-        return _going_on(Liveness(now, stopped_go_on=True))
+        return _going_on(Liveness(now, stopped_go_on=True), working, before)
     if before is None:
         headline = f"asked once, which does not prove it: {found.headline}"
         return dataclasses.replace(found, kind=Kind.BUSY, headline=headline)
@@ -97,7 +103,8 @@ def judge(report: RunReport, before: RunReport | None = None, asker: int = 0) ->
 
 def render(verdict: Verdict) -> str:
     """Lines for a terminal, without markup."""
-    text = [verdict.headline, *(f"  {line}" for line in verdict.lines), *(f"  -> {line}" for line in verdict.advice)]
+    lines = [] if verdict.is_plain else verdict.lines
+    text = [verdict.headline, *(f"  {line}" for line in lines), *(f"  -> {line}" for line in verdict.advice)]
     return "\n".join([f"{verdict.kind}: {printable(text[0])}", *map(printable, text[1:])])
 
 
@@ -147,7 +154,7 @@ def _stopped(liveness: Liveness, earlier: Liveness | None) -> Verdict | None:
     """The stopped processes, where something waits for them, or where a stopped driver is all that could go on."""
     graph = liveness.graph
     stopped = stopped_ones(liveness)
-    is_drivers = any(node.process.role == "driver" for node in stopped) and not liveness.alive
+    is_drivers = any(node.process.role == "driver" for node in stopped) and not any(map(_acts, liveness.alive))
     if not liveness.hopeless and not is_drivers:
         return None
     pids = [node.process.pid for node in stopped]
@@ -158,11 +165,27 @@ def _stopped(liveness: Liveness, earlier: Liveness | None) -> Verdict | None:
     headline = f"{names_of(node.process for node in stopped)} {'is' if len(pids) == 1 else 'are'} stopped{waits}"
     advice = f"kill -CONT {' '.join(map(str, pids[:_MAX_PIDS]))} resumes what no debugger has stopped"
     lines = lines_of(graph, stopped) + lines_of(graph, waiting)
-    return Verdict(Kind.STOPPED, headline, lines, [advice], _endpoints(stopped))
+    return Verdict(Kind.STOPPED, headline, lines, [advice, *_besides(liveness)], _endpoints(stopped))
 
 
-def _going_on(liveness: Liveness) -> Verdict:
+def _acts(node: Node) -> bool:
+    """Whether it is of a driver, or of a call: what else goes on in ranks ends no run that its driver does not."""
+    return node.process.role == "driver" or node.activity is None or node.serves
+
+
+def _besides(liveness: Liveness) -> list[str]:
+    """Advice on waits for processes that are not stopped: they may not come though the stopped ones go on."""
+    core = core_of(liveness)
+    if core is None:
+        return []
+    needs = [each for each in core.needs if each[1].process is not None and not is_stopped(each[1].process)]
+    return advice_on(liveness, dataclasses.replace(core, needs=needs, is_circle=False))
+
+
+def _going_on(liveness: Liveness, working: Collection[int], before: RunReport | None) -> Verdict:
     graph, progress = liveness.graph, Progress(liveness)
+    if before is not None and (blocked := _blocked(liveness, progress, working)) is not None:
+        return blocked
     stopped = [node for node in graph.nodes if is_stopped(node.process)]
     if progress.stragglers:
         headline = f"{sentence(graph, progress.stragglers)}; {progress.others}"
@@ -170,11 +193,50 @@ def _going_on(liveness: Liveness) -> Verdict:
         return Verdict(Kind.STRAGGLER, headline, lines, [], _endpoints(progress.stragglers))
     lines = _lines(liveness, progress.leaves, progress.waiting, stopped)
     if progress.leaves:
-        reason = f"; {progress.reason}" if progress.reason else ""
-        return Verdict(Kind.BUSY, f"{sentence(graph, progress.leaves)}{reason}", lines, [], _endpoints(progress.leaves))
+        is_plain = not stopped and all(map(_works, progress.leaves))
+        reason = f"; {progress.reason}" if progress.reason else _others(progress) if is_plain else ""
+        headline, advice = f"{sentence(graph, progress.leaves)}{reason}", list(on_blocked_loops(progress.leaves))
+        return Verdict(Kind.BUSY, headline, lines, advice, _endpoints(progress.leaves), is_plain)
     if progress.waiting:
         return Verdict(Kind.BUSY, "what is waited for may be on its way", lines, [], _endpoints(progress.waiting))
     return Verdict(Kind.IDLE, f"nothing runs, and nothing waits{_without_driver(graph.report)}", lines)
+
+
+def _blocked(liveness: Liveness, progress: Progress, working: Collection[int]) -> Verdict | None:
+    """A driver that has slept for long on its event loop, where nothing else of the run goes on.
+
+    What computes, reads or waits for a thread there may be an evaluation, however long that takes.
+    """
+    graph = liveness.graph
+    node = progress.leaves[0] if progress.leaves else None
+    if node is None or node.activity is None or node.process.trouble != LOOP_BLOCKED or not node.activity.blocks:
+        return None
+    is_asleep = node.activity.state is State.SLEEPING and (node.age or 0.0) >= BLOCKED_S
+    others = (other for other in graph.nodes if other is not node and (other.activity is None or goes_on(other)))
+    if not is_asleep or any(others) or working or liveness.child is not None or graph.report.missing:
+        return None
+    lines = _lines(liveness, [node], progress.waiting)
+    headline = f"{sentence(graph, [node])}; nothing else runs"
+    return Verdict(Kind.BLOCKED, headline, lines, list(on_blocked_loops([node])), _endpoints([node]))
+
+
+def _works(node: Node) -> bool:
+    """Whether it computes or sleeps in a process that answers, and waits for nothing outside."""
+    return node.activity is not None and node.wait is None and not node.process.trouble and not node.waits
+
+
+def _others(progress: Progress) -> str:
+    """Who works besides the first, and who waits."""
+    first = progress.leaves[0].process
+    working = _processes(node for node in progress.leaves if node.process.group != first.group)
+    waiting = _processes(progress.waiting)
+    works = f"; {names_of(working)} {'works' if len(working) == 1 else 'work'} too" if working else ""
+    waits = f"; {names_of(waiting)} {'waits' if len(waiting) == 1 else 'wait'}" if waiting else ""
+    return works + waits
+
+
+def _processes(nodes: Iterable[Node]) -> list[ProcessReport]:
+    return list({node.process.endpoint: node.process for node in nodes}.values())
 
 
 def _without_driver(report: RunReport) -> str:

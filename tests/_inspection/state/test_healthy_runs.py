@@ -88,7 +88,8 @@ def test_a_blocked_loop_whose_call_goes_on_is_busy_at_its_line() -> None:
     run.does(DRIVER, WAITING, run.call(DRIVER, "step", "actor:0")[0], task="task ask", awaits=["task main"])
     verdict = run.verdict()
     assert (verdict.kind, verdict.participants) == (Kind.BUSY, [1])
-    assert verdict.headline.endswith("at /x/train.py:12 in main(); its event loop is blocked there")
+    assert verdict.headline.endswith("does not run its event loop and sleeps, at /x/train.py:12 in main()")
+    assert "asyncio.to_thread" in verdict.advice[0]
 
 
 @pytest.mark.parametrize(

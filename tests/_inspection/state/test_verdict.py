@@ -7,8 +7,16 @@ import json
 
 import pytest
 
-from rlinf_async._inspection.state.run_report import LOOP_BLOCKED, Frame, LeftDriver, QueueReport, RunReport, State
-from rlinf_async._inspection.state.verdict import Kind, Verdict, judge, render
+from rlinf_async._inspection.state.run_report import (
+    LOOP_BLOCKED,
+    ChildProcess,
+    Frame,
+    LeftDriver,
+    QueueReport,
+    RunReport,
+    State,
+)
+from rlinf_async._inspection.state.verdict import BLOCKED_S, Kind, Verdict, judge, render
 from tests._support.made_reports import DRIVER, MadeRun, aged, collective, get, local, weights
 
 WAITING, RUNNING = State.WAITING, State.RUNNING
@@ -50,7 +58,7 @@ def test_methods_that_call_each_other_are_a_deadlock_with_both_lines() -> None:
     assert (verdict.kind, verdict.is_stuck, names(run, verdict)) == (Kind.DEADLOCK, True, {"actor:0", "critic:0"})
     assert verdict.headline == "actor:0 and critic:0 wait for each other"
     assert verdict.lines[0] == (
-        "actor:0 (n0, pid 102) waits for 11 s: critic.value() on 1 ranks, at /x/a.py:16 in Actor.step()"
+        "actor:0 (n0, pid 102) waits for 11 s: critic.value() on 1 rank, at /x/a.py:16 in Actor.step()"
     )
     assert verdict.lines[2].startswith("the driver (n0, pid 100, task step) waits for 11 s")
     assert any("async def" in advice for advice in verdict.advice)
@@ -318,6 +326,66 @@ def test_a_stopped_rank_that_has_nothing_to_do_holds_up_nothing() -> None:
     assert any("rollout:1 (n0, pid 103) is stopped (T)" in line for line in verdict.lines)
 
 
+def test_a_stopped_driver_is_told_though_a_rank_has_a_task_in_the_background() -> None:
+    run = MadeRun(rollout=2)
+    run.change(DRIVER, answered=False, trouble="stopped (T)")
+    run.does("rollout:0", State.SLEEPING, task="task beat")
+    assert run.verdict().kind is Kind.STOPPED
+    run.does("rollout:1", RUNNING, serves=(1, 9, "collect"))
+    assert run.verdict().kind is Kind.BUSY
+
+
+def test_beside_a_stopped_rank_stands_who_has_not_come_to_a_collective() -> None:
+    run = MadeRun(actor=3, rollout=1)
+    serves = run.driver_calls("train", "actor:0", "actor:1", asked=3)
+    for rank in range(2):
+        wait = collective("all_reduce", [each for each in range(3) if each != rank])
+        run.does(f"actor:{rank}", WAITING, wait, serves=serves)
+    run.change("rollout:0", answered=False, trouble="stopped (T)")
+    verdict = run.verdict()
+    assert verdict.kind is Kind.STOPPED
+    assert verdict.advice[0].startswith("kill -CONT ")
+    assert verdict.advice[1:] == ["actor:2 should have come to all_reduce, but is idle"]
+
+
+# -- blocked ------------------------------------------------------------------------------------------------------
+
+
+def blocked(state: State = State.SLEEPING, age: float = BLOCKED_S) -> MadeRun:
+    run = MadeRun(env=2)
+    run.change(DRIVER, trouble=LOOP_BLOCKED)
+    run.does(DRIVER, state, task="task main", line="/x/t.py:39 in hog()", age=age, blocks=True)
+    return run
+
+
+def test_a_driver_that_sleeps_on_its_loop_for_long_while_nothing_else_runs_is_blocked() -> None:
+    verdict = blocked().verdict()
+    assert (verdict.kind, verdict.is_stuck, verdict.participants) == (Kind.BLOCKED, True, [1])
+    what = "the driver does not run its event loop and sleeps for 301 s, at /x/t.py:39 in hog(); nothing else runs"
+    assert verdict.headline == what
+    assert "asyncio.to_thread" in verdict.advice[0]
+
+
+def test_a_blocked_driver_that_may_be_at_work_is_busy() -> None:
+    assert blocked(age=BLOCKED_S - 1).verdict().kind is Kind.BUSY
+    assert blocked(RUNNING).verdict().kind is Kind.BUSY, "it reads, or computes on a device"
+    assert blocked().verdict([1]).kind is Kind.BUSY, "it has had a processor"
+    report = blocked().report()
+    assert judge(aged(report)).kind is Kind.BUSY, "asked once"
+    run = blocked()
+    run.does("env:0", RUNNING, serves=(1, 9, "step"))
+    assert run.verdict().kind is Kind.BUSY
+    run = blocked()
+    run.does(DRIVER, RUNNING, task="thread reader")
+    assert run.verdict().kind is Kind.BUSY
+    run = blocked()
+    run.change("env:0", children=[ChildProcess(9, 5.0, 0.1)])
+    assert run.verdict().kind is Kind.BUSY
+    run = blocked()
+    run.missing = {"n1": "no answer"}
+    assert run.verdict().kind is Kind.BUSY
+
+
 def test_what_would_be_stuck_without_the_stopped_rank_too_is_no_fault_of_its() -> None:
     run = calls_in_a_circle()
     run.processes["env:0"] = dataclasses.replace(
@@ -346,6 +414,20 @@ def test_a_verdict_is_plain_data_and_lines_for_a_terminal() -> None:
     assert lines[1].startswith("  actor:0 (n0, pid 102) waits")
     assert lines[-1].startswith("  -> ")
     assert "\x07" not in render(verdict)
+
+
+def test_a_run_in_which_all_work_is_one_line_and_has_the_others_as_data() -> None:
+    run = MadeRun(actor=2, env=1)
+    serves = run.driver_calls("train", "actor:0", "actor:1")
+    for rank in range(2):
+        run.does(f"actor:{rank}", RUNNING, serves=serves, line="/x/t.py:9 in train()")
+    run.does("env:0", RUNNING, serves=run.driver_calls("step", "env:0"), line="/x/t.py:5 in step()")
+    verdict = run.verdict()
+    headline = "actor:0-1 run train() for 11 s, at /x/t.py:9 in train(); env:0 works too; the driver waits"
+    assert render(verdict) == f"busy: {headline}"
+    assert len(verdict.to_data()["lines"]) == 4
+    run.change("actor:1", activities=[], answered=False, trouble="stopped (T)")
+    assert "stopped (T)" in render(run.verdict())
 
 
 def test_two_hundred_ranks_are_one_line() -> None:

@@ -31,6 +31,10 @@ def waiting(age: float) -> Activity:
     return Activity("task Task-7", State.WAITING, method="rollout", wait=wait, stack=stack)
 
 
+def test_a_wait_whose_age_is_not_known_is_told_without_one() -> None:
+    assert not any("0.0 s" in line for line in stack_lines([rank(0, [waiting(0.0)])]))
+
+
 def test_a_process_is_told_with_its_calls_and_what_its_tasks_wait_for() -> None:
     process = rank(0, [waiting(200)], calls=[OpenCall(1, 1, "rollout", 200.4)])
     assert list(stack_lines([process])) == [
