@@ -87,7 +87,8 @@ class EmbodiedRunner:
         rollout = "inference in the env workers" if self.rollout is None else f"{len(self.rollout)} rollout workers"
         print(
             f"{cfg.env.id}, seed {cfg.runner.seed}, {cfg.runner.mode}: {len(self.env)} env workers, {rollout}, "
-            f"{len(self.actor)} actor workers of {threads} thread{'s' * (threads > 1)}, {self._sizes.rollout:,} samples a step",
+            f"{len(self.actor)} actor workers of {threads} thread{'s' * (threads > 1)}, "
+            f"{self._sizes.rollout:,} samples a step",
             flush=True,
         )
         checkpoint = self._checkpoint_to_resume()
