@@ -43,7 +43,7 @@ def test_a_large_policy_without_accelerators_is_trained_by_all_cpus_of_one_rank(
 
 
 def test_env_workers_are_alike_on_every_node_and_divide_the_simulators() -> None:
-    assert ranks(chosen(nodes=(machine(0, cpus=6), machine(1, cpus=8))))["env"] == "0-1:0-3"
+    assert ranks(chosen(nodes=(machine(0, cpus=6), machine(1, cpus=8))))["env"] == "0-1:0-7"
 
 
 def test_no_env_worker_that_infers_has_fewer_than_four_simulators() -> None:
