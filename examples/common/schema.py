@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
@@ -34,15 +35,17 @@ class Schema:
         folder: of the configurations that can be named without a path.
         components: what ``cluster.component_placement`` places.
         claims: what types cannot say, about keys of this example only.
+        must_place_all: whether ``cluster.component_placement`` has to name all of ``components``.
     """
 
     sections: type
     folder: Path
     components: tuple[str, ...]
     claims: Callable[[DictConfig], list[Claim]]
+    must_place_all: bool = True
 
-    def load(self, name: str, overrides: Sequence[str] = ()) -> DictConfig:
-        """Reads a configuration, checks it, and makes it read-only.
+    def load(self, name: str, overrides: Sequence[str] = ()) -> Any:
+        """Reads a configuration and checks it: an instance of ``sections``.
 
         Args:
             name: the name of a file in ``folder``, or a path to a YAML file.
@@ -54,10 +57,9 @@ class Schema:
         path = find_configuration(name, self.folder)
         cfg = read_configuration(self.sections, path, overrides, self.components)
         check_values(cfg, [*self._common_claims(cfg), *self.claims(cfg)], path, overrides)
-        OmegaConf.set_readonly(cfg, True)
-        return cfg
+        return OmegaConf.to_object(cfg)
 
-    def parse(self, arguments: Sequence[str], about: str | None, default: str) -> DictConfig:
+    def parse(self, arguments: Sequence[str], about: str | None, default: str) -> Any:
         """Loads the configuration that a command line means: ``--config NAME|PATH``, and overrides."""
         parser = argparse.ArgumentParser(
             description=about, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -69,7 +71,7 @@ class Schema:
 
     def _common_claims(self, cfg: DictConfig) -> list[Claim]:
         sizes = ("cluster.num_nodes", "runner.max_epochs", "actor.global_batch_size", "actor.micro_batch_size")
-        placed = {part.strip() for names in cfg.cluster.component_placement for part in str(names).split(",")}
+        is_placed = placed_components(cfg) == set(self.components) or not self.must_place_all
         has_model = cfg.rollout.model.model_path is not None
         return [
             *at_least_one(cfg, *sizes),
@@ -79,9 +81,14 @@ class Schema:
                 cfg,
                 {"actor.device": DEVICES, "rollout.device": DEVICES, "actor.optim.lr_schedule": LR_SCHEDULES},
             ),
-            ("cluster.component_placement", placed == set(self.components), f"must place {', '.join(self.components)}"),
+            ("cluster.component_placement", is_placed, f"must place {', '.join(self.components)}"),
             ("runner.only_eval", has_model or not cfg.runner.only_eval, "needs rollout.model.model_path"),
         ]
+
+
+def placed_components(cfg: Any) -> set[str]:
+    """The components that ``cluster.component_placement`` names, also several at a time (``actor,rollout``)."""
+    return {part.strip() for names in cfg.cluster.component_placement for part in str(names).split(",")}
 
 
 def at_least_one(cfg: DictConfig, *keys: str) -> list[Claim]:

@@ -1,8 +1,9 @@
-"""Worker group ``actor``: trains the policy with PPO, data-parallel, and sends its weights to the rollout."""
+"""Worker group ``actor``: trains the policy with PPO, data-parallel, and publishes its weights."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,14 +11,16 @@ from batch_sizes import BatchSizes
 from checkpoint import load_policy
 from common.data_parallel import DataParallel
 from common.devices import pick_device
-from omegaconf import DictConfig
+from configuration import Configuration
 from pipeline import Layout, Queues
 from policy import GaussianPolicy
 from ppo import (
     approximate_kl,
     clip_fraction,
     clipped_policy_loss,
+    explained_variance,
     generalized_advantage_estimation,
+    truncated_importance_weights,
     value_loss,
 )
 from rollouts import TaskShape, join_envs
@@ -32,11 +35,11 @@ _METRICS = ("policy_loss", "value_loss", "approximate_kl", "clip_fraction", "gra
 class EmbodiedFSDPActor(Worker):
     """Trains the policy with PPO, data-parallel over its ranks.
 
-    The name is RLinf's.  These policies have some thousand parameters: every rank keeps all of them, and
-    gradients are averaged, where a model that needs it would be sharded.
+    The name is RLinf's; nothing is sharded here.  These policies have some thousand parameters: every rank keeps all of
+    them, and gradients are averaged.
     """
 
-    def __init__(self, cfg: DictConfig) -> None:
+    def __init__(self, cfg: Configuration) -> None:
         super().__init__()
         self._cfg = cfg
 
@@ -44,16 +47,14 @@ class EmbodiedFSDPActor(Worker):
         self, shape: TaskShape, sizes: BatchSizes, layout: Layout, checkpoint: dict[str, Any] | None
     ) -> None:
         """Builds policy and optimiser: from ``checkpoint``, else ``actor.model.model_path``, else at random."""
-        torch.set_num_threads(1)
+        torch.set_num_threads(self._cfg.actor.threads)
         seed, model, optim = self._cfg.runner.seed, self._cfg.actor.model, self._cfg.actor.optim
         torch.manual_seed(seed)
         self._sizes, self._layout = sizes, layout
         self._device = pick_device(self._cfg.actor.device)
         self._ranks = DataParallel(self._world_size, self._device)
-        self._policy = GaussianPolicy(
-            shape.observation_size, shape.action_size, model.hidden_sizes, model.initial_log_std
-        ).to(self._device)
-        self._optimizer = torch.optim.Adam(self._policy.parameters(), lr=optim.lr, eps=optim.eps)
+        self._policy = GaussianPolicy.of(model, shape).to(self._device)
+        self._optimizer = torch.optim.Adam(self._policy.parameters(), lr=optim.lr, eps=optim.eps, fused=True)
         if checkpoint is not None:
             self._policy.load_state_dict(checkpoint["policy"])
             # The optimiser keeps the tensors that it is given, and those of a call's argument are not ours.
@@ -61,21 +62,16 @@ class EmbodiedFSDPActor(Worker):
         elif model.model_path is not None:
             self._policy.load_state_dict(load_policy(model.model_path))
         self._ranks.share_weights(self._policy)
-        self._weights = publish(self._policy, to="rollout")
+        self._weights = publish(self._policy, to="env" if self._cfg.rollout.placement == "with_env" else "rollout")
 
     @Worker.timer("sync_model")
-    async def sync_model_to_rollout(self, overlap: bool) -> int:
+    async def sync_model_to_rollout(self) -> int:
         """Sends the weights, with the moments that observations are normalised by; on rank 0.
 
-        Args:
-            overlap: come back as soon as the policy may be trained on, and not when every rollout worker has them.
-
         Returns:
-            Their version.
+            Their version, as soon as the policy may be trained on: who infers waits for the version that it needs.
         """
         version: int = await self._weights.send()
-        if not overlap:
-            await self._weights.delivered()
         return version
 
     def training_state(self) -> dict[str, Any]:
@@ -91,7 +87,11 @@ class EmbodiedFSDPActor(Worker):
     @Worker.timer("compute_advantages_and_returns")
     @torch.no_grad()
     def compute_advantages_and_returns(self) -> None:
-        """Values, advantages and returns of the batch; advantages normalised over all ranks' batches."""
+        """Values, advantages and returns of the batch.
+
+        In an asynchronous run the weights that learn are not those that acted: the ratio that is clipped is the one to
+        the former, as they are now, and each action has an importance weight (:mod:`ppo`).
+        """
         algorithm, batch = self._cfg.algorithm, self._batch
         values = self._policy.state_value(batch["observations"])
         advantages = generalized_advantage_estimation(
@@ -104,10 +104,15 @@ class EmbodiedFSDPActor(Worker):
             gae_lambda=algorithm.gae_lambda,
         )
         batch["returns"] = advantages + values
-        if algorithm.normalize_advantages:
-            _, mean, variance = self._ranks.moments(advantages.flatten())
-            advantages = (advantages - mean.float()) / (variance.sqrt().float() + 1e-8)
         batch["advantages"] = advantages
+        batch["values"] = values
+        batch["weights"] = torch.ones_like(advantages)
+        if self._cfg.runner.mode == "async":
+            acted_by = batch["log_probabilities"]
+            batch["log_probabilities"], _ = self._policy.judge(batch["observations"], batch["actions"])
+            batch["weights"] = truncated_importance_weights(
+                batch["log_probabilities"], acted_by, algorithm.importance_cap
+            )
 
     @Worker.timer("run_training")
     def run_training(self, step: int, lr_factor: float) -> dict[str, float]:
@@ -122,29 +127,46 @@ class EmbodiedFSDPActor(Worker):
         Returns:
             Metrics, averaged over ranks and optimiser steps.
         """
-        algorithm = self._cfg.algorithm
+        algorithm, sizes = self._cfg.algorithm, self._sizes
         for group in self._optimizer.param_groups:
             group["lr"] = self._cfg.actor.optim.lr * lr_factor
-        names = ("observations", "actions", "log_probabilities", "advantages", "returns")
+        names = ("observations", "actions", "log_probabilities", "advantages", "returns", "weights")
         batch = {name: self._batch[name].flatten(0, 1) for name in names}
         generator = generator_for(self._cfg.runner.seed, "minibatches", self._rank, step, torch.device("cpu"))
         sums = torch.zeros(len(_METRICS), device=self._device)
         updates = 0
         for _ in range(algorithm.update_epochs):
-            order = torch.randperm(self._sizes.rollout_per_rank, generator=generator).to(self._device)
-            minibatches = order.split(self._sizes.minibatch_per_rank)
-            epoch = torch.stack([self._update(batch, indices) for indices in minibatches]).sum(0)
-            epoch = self._ranks.mean(epoch)
+            order = torch.randperm(sizes.rollout_per_rank, generator=generator).to(self._device)
+            shuffled = {name: tensor[order].split(sizes.minibatch_per_rank) for name, tensor in batch.items()}
+            if algorithm.normalize_advantages:
+                shuffled["advantages"] = self._normalized(shuffled["advantages"])
+            minibatches = [dict(zip(shuffled, parts, strict=True)) for parts in zip(*shuffled.values(), strict=True)]
+            epoch = self._ranks.mean(torch.stack([self._update(minibatch) for minibatch in minibatches]).sum(0))
             sums += epoch
             updates += len(minibatches)
             kl = epoch[_METRICS.index("approximate_kl")].item() / len(minibatches)
             if algorithm.target_kl is not None and kl > algorithm.target_kl:
                 break
         self._policy.moments.merge(*self._ranks.moments(batch["observations"]))
-        return dict(zip(_METRICS, (sums / updates).tolist(), strict=True)) | {"updates": float(updates)}
+        return dict(zip(_METRICS, (sums / updates).tolist(), strict=True)) | {
+            "updates": float(updates),
+            "learning_rate": self._cfg.actor.optim.lr * lr_factor,
+            "action_deviation": self._policy.log_std.exp().mean().item(),
+            "explained_variance": explained_variance(self._batch["values"], self._batch["returns"]).item(),
+            "importance_weight": batch["weights"].mean().item(),
+        }
 
-    def _update(self, batch: dict[str, Tensor], indices: Tensor) -> Tensor:
-        """One optimiser step on this rank's ``indices`` into ``batch`` and the other ranks' into theirs.
+    def _normalized(self, minibatches: Sequence[Tensor]) -> list[Tensor]:
+        """Advantages, with mean 0 and variance 1 in each minibatch over all ranks: one collective for all of them."""
+        advantages = torch.stack(list(minibatches))
+        sums = self._ranks.sum(torch.stack([advantages.sum(1), advantages.square().sum(1)]).double())
+        count = advantages.shape[1] * self._ranks.world_size
+        mean = sums[0] / count
+        deviation = (sums[1] / count - mean.square()).clamp_min(0).sqrt()
+        return list((advantages - mean.float()[:, None]) / (deviation.float()[:, None] + 1e-8))
+
+    def _update(self, minibatch: dict[str, Tensor]) -> Tensor:
+        """One optimiser step on this rank's transitions and the other ranks' own.
 
         Returns:
             This rank's :data:`_METRICS`.
@@ -152,12 +174,14 @@ class EmbodiedFSDPActor(Worker):
         algorithm = self._cfg.algorithm
         self._optimizer.zero_grad(set_to_none=True)
         means = torch.zeros(4, device=self._device)
-        for part in indices.split(self._sizes.micro_batch):
-            share = len(part) / len(indices)
-            taken = {name: tensor[part] for name, tensor in batch.items()}
+        size = len(minibatch["advantages"])
+        for start in range(0, size, self._sizes.micro_batch):
+            taken = {name: tensor[start : start + self._sizes.micro_batch] for name, tensor in minibatch.items()}
+            share = len(taken["advantages"]) / size
             log_probabilities, values = self._policy.judge(taken["observations"], taken["actions"])
             old, clip_ratio = taken["log_probabilities"], algorithm.clip_ratio
-            policy_term = clipped_policy_loss(log_probabilities, old, taken["advantages"], clip_ratio)
+            advantages = taken["advantages"] * taken["weights"]
+            policy_term = clipped_policy_loss(log_probabilities, old, advantages, clip_ratio)
             value_term = value_loss(values, taken["returns"])
             loss = policy_term + algorithm.value_loss_coefficient * value_term
             loss = loss - algorithm.entropy_bonus * self._policy.entropy()

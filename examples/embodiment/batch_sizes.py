@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from omegaconf import DictConfig
+from configuration import Configuration
 
 from rlinf_async.errors import ConfigError
 
@@ -28,7 +28,7 @@ class BatchSizes:
     minibatches: int
 
     @classmethod
-    def of(cls, cfg: DictConfig, *, env_ranks: int, actor_ranks: int) -> BatchSizes:
+    def of(cls, cfg: Configuration, *, env_ranks: int, actor_ranks: int) -> BatchSizes:
         """Raises:
         ConfigError: a size that does not divide, with the keys that it comes from.
         """

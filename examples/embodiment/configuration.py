@@ -6,27 +6,40 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.schema import Logger, RolloutModel, Schema, above_zero, at_least_one, not_negative
+from common.schema import (
+    Logger,
+    RolloutModel,
+    Schema,
+    above_zero,
+    at_least_one,
+    chosen,
+    not_negative,
+    placed_components,
+)
 from omegaconf import MISSING, DictConfig
 
 from rlinf_async.configuration import Claim
 
+MODES = ("sync", "async")
+PLACEMENTS = ("auto", "with_env", "workers")
 
-@dataclass
+
+@dataclass(frozen=True)
 class Cluster:
     num_nodes: int = 1
-    component_placement: dict[str, Any] = MISSING  # read by HybridComponentPlacement
+    component_placement: dict[str, Any] = field(default_factory=dict)  # what is not placed here: see defaults.py
 
 
-@dataclass
+@dataclass(frozen=True)
 class Evaluation:
     episodes: int = 20
     interval: int = 0  # training steps between evaluations on the way; 0: only one, at the end
     target_return: float | None = None  # training ends when one on the way reaches it
 
 
-@dataclass
+@dataclass(frozen=True)
 class Runner:
+    mode: str = "sync"  # or async: simulators go on while the actor learns, algorithm.max_staleness steps ahead
     logger: Logger = field(default_factory=Logger)
     seed: int = 0
     max_epochs: int = MISSING  # passes of the training loop
@@ -37,14 +50,14 @@ class Runner:
     eval: Evaluation = field(default_factory=Evaluation)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Model:
     model_path: str | None = None  # a checkpoint whose policy to begin with; none: random weights
     hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
     initial_log_std: float = 0.0  # log of the spread of the first actions; 0 is half the range to each side
 
 
-@dataclass
+@dataclass(frozen=True)
 class Optimizer:
     lr: float = MISSING
     eps: float = 1e-5
@@ -52,24 +65,25 @@ class Optimizer:
     lr_schedule: str = "constant"  # or linear: down to nothing at the last step
 
 
-@dataclass
+@dataclass(frozen=True)
 class Actor:
     global_batch_size: int = MISSING  # transitions in an optimiser step, over all ranks
     micro_batch_size: int = MISSING  # transitions in a forward pass, on one rank
     device: str = "auto"  # auto, cpu or cuda
+    threads: int = 0  # of torch in each rank; 0: by the size of the model
     model: Model = field(default_factory=Model)
     optim: Optimizer = field(default_factory=Optimizer)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Rollout:
     device: str = "auto"
-    overlap_weight_sync: bool = False  # begin a rollout before the new weights are there; see rollout/staleness
-    pipeline_stage_num: int = 1  # parts of an env worker's simulators that step while others' actions are computed
+    placement: str = "auto"  # with_env: inference in the env workers; workers: in a group of its own; auto: by size
+    pipeline_stage_num: int = 0  # parts of an env worker's simulators, stepping in turn; 0: two with workers, else one
     model: RolloutModel = field(default_factory=RolloutModel)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Algorithm:
     rollout_steps: int = MISSING  # of every simulator, in one training step
     update_epochs: int = 10  # passes over them
@@ -80,16 +94,18 @@ class Algorithm:
     entropy_bonus: float = 0.0
     normalize_advantages: bool = True
     target_kl: float | None = None  # no further pass when the last one moved the policy beyond it
+    max_staleness: int = 1  # async: training steps that the weights behind an action may be behind those that learn
+    importance_cap: float = 2.0  # async: largest weight of an action that the learning policy likes more
 
 
-@dataclass
+@dataclass(frozen=True)
 class Environment:
     id: str = MISSING  # a gymnasium task
     total_num_envs: int = MISSING  # simulators, over all ranks
     reward_scale: float = 1.0
 
 
-@dataclass
+@dataclass(frozen=True)
 class Configuration:
     cluster: Cluster = field(default_factory=Cluster)
     runner: Runner = field(default_factory=Runner)
@@ -99,21 +115,33 @@ class Configuration:
     env: Environment = field(default_factory=Environment)
 
 
-def last_step(cfg: DictConfig) -> int:
+def last_step(cfg: Configuration) -> int:
     """The number of training steps of a whole run: ``max_epochs``, or ``max_steps`` where that is less."""
     epochs, steps = cfg.runner.max_epochs, cfg.runner.max_steps
-    return int(epochs if steps < 0 else min(epochs, steps))
+    return epochs if steps < 0 else min(epochs, steps)
 
 
 def _claims(cfg: DictConfig) -> list[Claim]:
-    sizes = ("rollout.pipeline_stage_num", "algorithm.rollout_steps", "algorithm.update_epochs", "env.total_num_envs")
+    sizes = ("algorithm.rollout_steps", "algorithm.update_epochs", "env.total_num_envs")
+    has_rollout = "rollout" in placed_components(cfg)
     return [
-        *at_least_one(cfg, "runner.eval.episodes", *sizes),
-        *not_negative(cfg, "runner.save_interval", "runner.eval.interval"),
+        *at_least_one(cfg, "runner.eval.episodes", "algorithm.max_staleness", *sizes),
+        *not_negative(
+            cfg, "runner.save_interval", "runner.eval.interval", "rollout.pipeline_stage_num", "actor.threads"
+        ),
         *above_zero(cfg, "algorithm.gamma"),
+        *chosen(cfg, {"runner.mode": MODES, "rollout.placement": PLACEMENTS}),
+        ("algorithm.importance_cap", cfg.algorithm.importance_cap >= 1, "must be at least 1"),
+        (
+            "rollout.placement",
+            not (has_rollout and cfg.rollout.placement == "with_env"),
+            "leaves nothing to place: take rollout out of cluster.component_placement, or say workers",
+        ),
         ("algorithm.gamma", cfg.algorithm.gamma <= 1, "must be at most 1"),
         ("algorithm.gae_lambda", 0 <= cfg.algorithm.gae_lambda <= 1, "must be from 0 to 1"),
     ]
 
 
-SCHEMA = Schema(Configuration, Path(__file__).parent / "config", ("actor", "rollout", "env"), _claims)
+SCHEMA = Schema(
+    Configuration, Path(__file__).parent / "config", ("actor", "rollout", "env"), _claims, must_place_all=False
+)

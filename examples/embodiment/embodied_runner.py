@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import numpy as np
 from batch_sizes import BatchSizes
 from checkpoint import load_checkpoint, save_checkpoint
 from common.metric_logger import mean_over_ranks
-from configuration import last_step
+from configuration import Configuration, last_step
+from env_worker import FinishedEpisode
 from metrics import EmbodiedLogger, phase_seconds
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from pipeline import Layout, Queues
 from rollouts import Floats
 from seeding import evaluation_seeds, selection_seeds
@@ -24,8 +26,20 @@ from seeding import evaluation_seeds, selection_seeds
 from rlinf_async import Channel, Handle, WorkerGroup, each
 from rlinf_async.errors import ConfigError
 
-RETURN_WINDOW = 20
-"""Episodes that the reported training return is the mean of."""
+EPISODE_WINDOW = 20
+"""Episodes that the reported training return and length are means of."""
+
+
+@dataclass(frozen=True)
+class _Rollout:
+    """Calls that produce the experience of one training step."""
+
+    env: Handle
+    inference: Handle | None
+
+    @property
+    def handles(self) -> list[Handle]:
+        return [self.env] if self.inference is None else [self.env, self.inference]
 
 
 class EmbodiedRunner:
@@ -33,49 +47,55 @@ class EmbodiedRunner:
 
     One training step::
 
-        update_rollout_weights()           actor ── weights ──► rollout
-        generate_rollouts()                env ── observations ──► rollout ── actions ──► env, and so on;
-                                           then env ── experience ──► actor
+        sync_model_to_rollout()            actor ── weights ──► env, or rollout
+        interact()                         simulators step, the policy decides; then env ── experience ──► actor
         compute_advantages_and_returns()   actor
         run_training()                     actor
 
-    A rollout flows through queues between the groups (see :mod:`pipeline`); this object only waits for its end.
+    With ``runner.mode: async`` the rollouts of the next ``algorithm.max_staleness`` steps are called for before the
+    actor learns: simulators and inference go on meanwhile, with the weights that they have.  No experience is older
+    than that when it is learned from, so none is thrown away.
 
     Args:
-        cfg: a checked configuration.
-        actor, rollout, env: the launched groups.
+        cfg: a checked configuration with nothing left open (:func:`defaults.fill_in`).
+        actor, env: the launched groups.
+        rollout: the group that infers; None where the env workers do.
 
     Raises:
         ConfigError: batch sizes do not fit the numbers of ranks.
     """
 
-    def __init__(
-        self,
-        cfg: DictConfig,
-        actor: WorkerGroup,
-        rollout: WorkerGroup,
-        env: WorkerGroup,
-    ) -> None:
+    def __init__(self, cfg: Configuration, actor: WorkerGroup, env: WorkerGroup, rollout: WorkerGroup | None) -> None:
         self.cfg = cfg
-        self.actor, self.rollout, self.env = actor, rollout, env
-        self.step = self.samples = 0
+        self.actor, self.env, self.rollout = actor, env, rollout
+        self.step = self.samples = self._samples_before = 0
         self._started = time.perf_counter()
+        self._training_seconds = 0.0
         self._sizes = BatchSizes.of(cfg, env_ranks=len(env), actor_ranks=len(actor))
-        self._layout = Layout(len(env), len(rollout), len(actor), cfg.rollout.pipeline_stage_num)
+        self._layout = Layout(
+            len(env), 1 if rollout is None else len(rollout), len(actor), cfg.rollout.pipeline_stage_num
+        )
         self._last_step = last_step(cfg)
+        self._ahead = cfg.algorithm.max_staleness if cfg.runner.mode == "async" else 0
         self._log_path = Path(cfg.runner.logger.log_path)
-        self._returns: deque[float] = deque(maxlen=RETURN_WINDOW)
+        self._episodes: deque[tuple[float, int]] = deque(maxlen=EPISODE_WINDOW)
+        """Returns and lengths."""
 
     def init_workers(self) -> None:
         """Builds simulators, policies and optimisers, from the checkpoint to resume where there is one."""
+        cfg, threads = self.cfg, self.cfg.actor.threads
+        rollout = "inference in the env workers" if self.rollout is None else f"{len(self.rollout)} rollout workers"
         print(
-            f"{self.cfg.env.id}, seed {self.cfg.runner.seed}: {len(self.env)} env, "
-            f"{len(self.rollout)} rollout and {len(self.actor)} actor workers, {self._sizes.rollout:,} samples a step",
+            f"{cfg.env.id}, seed {cfg.runner.seed}, {cfg.runner.mode}: {len(self.env)} env workers, {rollout}, "
+            f"{len(self.actor)} actor workers of {threads} thread{'s' * (threads > 1)}, "
+            f"{self._sizes.rollout:,} samples a step",
             flush=True,
         )
         checkpoint = self._checkpoint_to_resume()
-        shape = self.env.init_worker(self.step, self._layout).wait()[0]
-        self.rollout.init_worker(shape, self._layout).wait()
+        states = None if checkpoint is None else checkpoint.pop("simulators")
+        shape = self.env.init_worker(self.step, self._layout, states).wait()[0]
+        if self.rollout is not None:
+            self.rollout.init_worker(shape, self._layout).wait()
         self.actor.init_worker(shape, self._sizes, self._layout, checkpoint).wait()
 
     def run(self) -> dict[str, Any]:
@@ -95,79 +115,105 @@ class EmbodiedRunner:
             Channel.create("experience", distributed=True) as experience,
         ):
             self._queues = Queues(observations, actions, experience)
-            if not self.cfg.runner.only_eval:
-                self._train(logger)
-                self.update_rollout_weights()
-            seeds = evaluation_seeds(self.cfg.runner.eval.episodes)
-            returns = self.evaluate(seeds)
-            logger.log({"eval/return": float(returns.mean())}, self.step)
+            return asyncio.run(self._run(logger))
+
+    async def _run(self, logger: EmbodiedLogger) -> dict[str, Any]:
+        version = 0
+        if not self.cfg.runner.only_eval:
+            started = time.perf_counter()
+            version = await self._train(logger)
+            self._training_seconds = time.perf_counter() - started
+            await self._save()
+        seeds = evaluation_seeds(self.cfg.runner.eval.episodes)
+        returns = await self._evaluate(seeds, version)
+        logger.log({"eval/return": float(returns.mean())}, self.samples)
         return self._report(seeds, returns)
 
-    def update_rollout_weights(self, overlap: bool = False) -> None:
-        """The actor's weights, to every rank of the rollout group.
+    async def _train(self, logger: EmbodiedLogger) -> int:
+        """Returns the version of the last weights."""
+        runner = self.cfg.runner
+        rollouts: deque[_Rollout] = deque()
+        version = await self._send_weights()
+        try:
+            while self.step < self._last_step:
+                started = time.perf_counter()
+                while len(rollouts) <= min(self._ahead, self._last_step - self.step - 1):
+                    rollouts.append(self._roll_out(self.step + len(rollouts), version))
+                metrics, durations = await self._receive(rollouts[0], version)
+                rollouts.popleft()
+                learned, training = await self._learn()
+                metrics |= learned
+                version = await self._send_weights()
+                seconds = time.perf_counter() - started
+                self.step += 1
+                self.samples += self._sizes.rollout
+                metrics |= phase_seconds([*durations, training], seconds)
+                metrics["rollout/steps_per_second"] = self._sizes.rollout / seconds
+                logger.log_step(self.step, self.samples, metrics)
+                if runner.save_interval and self.step % runner.save_interval == 0:
+                    await self._save()
+                is_due = runner.eval.interval and self.step % runner.eval.interval == 0
+                if is_due and await self._is_solved(logger, version):
+                    break
+            # The target was reached before the last step: nothing is learned from these.
+            for rollout in rollouts:
+                await asyncio.gather(*rollout.handles)
+        except BaseException:
+            for handle in (handle for rollout in rollouts for handle in rollout.handles):
+                handle.cancel()
+            raise
+        return version
 
-        Args:
-            overlap: do not wait until they are there.
+    async def _send_weights(self) -> int:
+        """The actor's weights are on their way, and it may learn on.  Returns their version."""
+        versions: list[int] = await self.actor.execute_on(0).sync_model_to_rollout()
+        return versions[0]
+
+    def _roll_out(self, step: int, version: int) -> _Rollout:
+        """Begins the rollout of training step ``step``, with weights of ``version`` or later ones."""
+        inference = None if self.rollout is None else self.rollout.generate(self._queues, step, version)
+        return _Rollout(self.env.interact(self._queues, step, version), inference)
+
+    async def _receive(self, rollout: _Rollout, newest: int) -> tuple[dict[str, float], list[dict[str, float]]]:
+        """The experience of a rollout, to the actor.  Returns metrics and timers.
+
+        The groups are waited for together: when a worker of one dies, the others wait for it, and do not come to an end
+        by themselves.
         """
-        self._version = self.actor.execute_on(0).sync_model_to_rollout(overlap).wait()[0]
-        self.rollout.begin_step(self.step).wait()
-
-    def generate_rollouts(self) -> None:
-        """``algorithm.rollout_steps`` steps of every simulator, and the experience to the actor."""
         started = time.perf_counter()
-        env_handle = self.env.interact(self._queues)
-        rollout_handle = self.rollout.generate(self._queues)
-        actor_handle = self.actor.recv_rollout_batch(self._queues)
-        episodes, versions, _ = _wait_for_all(env_handle, rollout_handle, actor_handle)
-        self._staleness = _mean_staleness(self._version, versions)
-        finished = sorted((episode for rank in episodes for episode in rank), key=lambda episode: episode.step)
-        self._returns.extend(episode.total for episode in finished)
+        receiving = self.actor.recv_rollout_batch(self._queues)
+        reports, *decided = await asyncio.gather(rollout.env, receiving, *rollout.handles[1:])
         seconds = time.perf_counter() - started
-        self._rollout_durations = [
-            {"generate_rollouts": seconds},
-            env_handle.consume_durations(),
-            rollout_handle.consume_durations(),
-        ]
+        versions = [report.versions for report in reports] if rollout.inference is None else decided[1]
+        finished = sorted((episode for report in reports for episode in report.episodes), key=_by_step)
+        self._episodes.extend((episode.total, episode.length) for episode in finished)
+        metrics = {"rollout/staleness": _mean_staleness(newest, versions)}
+        if self._episodes:
+            metrics["rollout/return"], metrics["rollout/episode_length"] = map(float, np.mean(self._episodes, axis=0))
+        durations = [await handle.consume_durations() for handle in rollout.handles]
+        return metrics, [{"generate_rollouts": seconds}, *durations]
 
-    def evaluate(self, seeds: list[int]) -> Floats:
-        """One episode for each seed, with the rollout group's weights and no noise.  Returns ``[len(seeds)]``."""
-        shares = each(np.array_split(seeds, len(self.env)))
-        returns, _ = _wait_for_all(
-            self.env.evaluate(shares, self._queues), self.rollout.generate_most_likely(self._queues)
-        )
+    async def _learn(self) -> tuple[dict[str, float], dict[str, float]]:
+        """One training step on the experience that the actor has.  Returns metrics and timers."""
+        advantages = self.actor.compute_advantages_and_returns()
+        await advantages
+        training = self.actor.run_training(self.step, self._lr_factor())
+        metrics = {f"train/{name}": value for name, value in mean_over_ranks(await training).items()}
+        return metrics, await advantages.consume_durations() | await training.consume_durations()
+
+    async def _evaluate(self, seeds: list[int], version: int) -> Floats:
+        """One episode for each seed, without noise.  Returns ``[len(seeds)]``."""
+        handles = [self.env.evaluate(each(np.array_split(seeds, len(self.env))), self._queues, version)]
+        if self.rollout is not None:
+            handles.append(self.rollout.generate_most_likely(self._queues, version))
+        returns, *_ = await asyncio.gather(*handles)
         return np.concatenate(returns)
 
-    def _train(self, logger: EmbodiedLogger) -> None:
-        runner = self.cfg.runner
-        while self.step < self._last_step:
-            started = time.perf_counter()
-            self.update_rollout_weights(self.cfg.rollout.overlap_weight_sync)
-            self.generate_rollouts()
-            self.actor.compute_advantages_and_returns().wait()
-            training = self.actor.run_training(self.step, self._lr_factor())
-            metrics = {f"train/{name}": value for name, value in mean_over_ranks(training.wait()).items()}
-            durations = [*self._rollout_durations, training.consume_durations()]
-            seconds = time.perf_counter() - started
-            self.step += 1
-            self.samples += self._sizes.rollout
-            metrics |= phase_seconds(durations, seconds)
-            metrics["rollout/staleness"] = self._staleness
-            metrics["rollout/steps_per_second"] = self._sizes.rollout / seconds
-            if self._returns:
-                metrics["rollout/return"] = float(np.mean(self._returns))
-            logger.log_step(self.step, self.samples, metrics)
-            if runner.save_interval and self.step % runner.save_interval == 0:
-                self._save()
-            if runner.eval.interval and self.step % runner.eval.interval == 0 and self._is_solved(logger):
-                break
-        self._save()
-
-    def _is_solved(self, logger: EmbodiedLogger) -> bool:
+    async def _is_solved(self, logger: EmbodiedLogger, version: int) -> bool:
         """Evaluates on seeds that the final evaluation does not use."""
-        self.update_rollout_weights()
-        returns = self.evaluate(selection_seeds(self.cfg.runner.eval.episodes))
+        returns = await self._evaluate(selection_seeds(self.cfg.runner.eval.episodes), version)
         mean, target = float(returns.mean()), self.cfg.runner.eval.target_return
-        logger.log({"eval/return_on_the_way": mean}, self.step)
+        logger.log({"eval/return_on_the_way": mean}, self.samples)
         print(f"step {self.step}: evaluation on the way, mean return {mean:.1f}", flush=True)
         return target is not None and mean >= target
 
@@ -179,6 +225,8 @@ class EmbodiedRunner:
             "step": self.step,
             "samples": self.samples,
             "seconds": round(seconds, 1),
+            "training_seconds": round(self._training_seconds, 2),
+            "samples_per_second": round(self._samples_per_second()),
             "episodes": len(seeds),
             "mean_return": float(returns.mean()),
             "min_return": float(returns.min()),
@@ -197,13 +245,22 @@ class EmbodiedRunner:
         )
         return result
 
+    def _samples_per_second(self) -> float:
+        """Of the training loop, evaluations on the way included; 0 where nothing was trained."""
+        return (self.samples - self._samples_before) / self._training_seconds if self._training_seconds else 0.0
+
     def _lr_factor(self) -> float:
         return 1.0 - self.step / self._last_step if self.cfg.actor.optim.lr_schedule == "linear" else 1.0
 
-    def _save(self) -> None:
-        state = self.actor.execute_on(0).training_state().wait()[0]
+    async def _save(self) -> None:
+        """Writes a checkpoint; rollouts that were called for ahead come first, and a resumed run makes them anew."""
+        (state,), simulators = await asyncio.gather(
+            self.actor.execute_on(0).training_state(), self.env.simulator_states()
+        )
         state |= {"step": self.step, "samples": self.samples, "env": self.cfg.env.id}
-        state["config"] = OmegaConf.to_yaml(self.cfg)
+        state["episodes"] = list(self._episodes)
+        state["simulators"] = [state for rank in simulators for state in rank]
+        state["config"] = OmegaConf.to_yaml(OmegaConf.structured(self.cfg))
         save_checkpoint(self._log_path / "checkpoints", self.step, state)
 
     def _checkpoint_to_resume(self) -> dict[str, Any] | None:
@@ -213,25 +270,23 @@ class EmbodiedRunner:
         checkpoint = load_checkpoint(place)
         if checkpoint["env"] != self.cfg.env.id:
             raise ConfigError(f"runner.resume_dir: {place} is of {checkpoint['env']}, env.id is {self.cfg.env.id}")
+        if len(checkpoint["simulators"]) != self.cfg.env.total_num_envs:
+            raise ConfigError(
+                f"runner.resume_dir: {place} has {len(checkpoint['simulators'])} simulators, env.total_num_envs is "
+                f"{self.cfg.env.total_num_envs}"
+            )
         self.step, self.samples = checkpoint["step"], checkpoint["samples"]
+        self._samples_before = self.samples
+        self._episodes.extend(checkpoint["episodes"])
         print(f"resuming at step {self.step} from {place}", flush=True)
         return checkpoint
 
 
-def _mean_staleness(newest: int, versions: Sequence[Mapping[int, int]]) -> float:
+def _by_step(episode: FinishedEpisode) -> int:
+    return episode.step
+
+
+def _mean_staleness(newest: int, versions: Sequence[Counter[int]]) -> float:
     """By how many versions the weights that decided on the actions were behind, over all ranks' actions."""
     behind = sum((newest - version) * count for rank in versions for version, count in rank.items())
     return behind / sum(sum(rank.values()) for rank in versions)
-
-
-def _wait_for_all(*handles: Handle) -> list[Any]:
-    """Their results; the first error of any of them, and then the others are cancelled.
-
-    Groups that exchange through queues must be waited for together: when a worker of one dies, those of another wait
-    for it, and will not come to an end by themselves.
-    """
-
-    async def wait() -> list[Any]:
-        return await asyncio.gather(*handles)
-
-    return asyncio.run(wait())

@@ -1,17 +1,21 @@
-"""Worker group ``env``: steps simulators with the rollout's actions, and sends the experience to the actor."""
+"""Worker group ``env``: steps simulators with the policy's actions, and sends the experience to the actor."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import mujoco
 import numpy as np
-from omegaconf import DictConfig
-from pipeline import Layout, Queues, View
-from rollouts import Actions, Floats, TaskShape, Transitions, concatenate, share_envs, stack_steps
+from configuration import Configuration
+from decisions import Decisions, OwnDecisions, RolloutGroupDecisions
+from inference import PolicyInference
+from pipeline import Layout, Queues
+from rollouts import Actions, Floats, TaskShape, Transitions, share_envs, stack_steps
 from seeding import training_seeds
 from simulators import Simulators
 
@@ -20,102 +24,134 @@ from rlinf_async import Worker
 
 @dataclass(frozen=True)
 class FinishedEpisode:
-    """An episode that ended in step ``step`` of a rollout, and its undiscounted, unscaled return."""
+    """An episode that ended in step ``step`` of a rollout, its undiscounted, unscaled return, and its steps."""
 
     step: int
     total: float
+    length: int
+
+
+@dataclass(frozen=True)
+class RolloutReport:
+    """A rollout of an env worker.
+
+    Attributes:
+        episodes: those that ended in it.
+        versions: actions by the version of the weights that decided on them; empty where the rollout group did.
+    """
+
+    episodes: list[FinishedEpisode] = field(default_factory=list)
+    versions: Counter[int] = field(default_factory=Counter)
 
 
 class EnvWorker(Worker):
-    """Holds its share of ``env.total_num_envs`` simulators, in stages that step independently of each other."""
+    """Holds its share of ``env.total_num_envs`` simulators, in stages that step independently of each other.
 
-    def __init__(self, cfg: DictConfig) -> None:
+    Rollouts and evaluations of one worker run one after the other, in the order of their calls: a call that is made
+    ahead (``runner.mode: async``) begins when the simulators are free.
+    """
+
+    def __init__(self, cfg: Configuration) -> None:
         super().__init__()
         self._cfg = cfg
+        self._turn = asyncio.Lock()
 
-    def init_worker(self, step: int, layout: Layout) -> TaskShape:
-        """Builds the simulators and begins their first episodes.
+    def init_worker(self, step: int, layout: Layout, states: Sequence[Any] | None = None) -> TaskShape:
+        """Builds the simulators, and the policy where this worker infers; begins or restores episodes.
 
         Args:
-            step: the training step that the run begins at: a resumed run sees other episodes than those
-                that it has seen already.
+            step: the training step that the run begins at: a resumed run whose simulators could not be restored sees
+                other episodes than those that it has seen already.
             layout: whom to exchange with.
+            states: of all simulators of the run, from a checkpoint.
         """
         # The simulator warns of each robot model that it loads: once is enough, and in the log.
         mujoco.set_mju_user_warning(functools.cache(self.log_warning))
         env = self._cfg.env
         self._layout = layout
         share = env.total_num_envs // self._world_size
-        seeds = training_seeds(self._cfg.runner.seed, step, env.total_num_envs)
-        seeds = seeds[self._rank * share : (self._rank + 1) * share]
+        mine = slice(self._rank * share, (self._rank + 1) * share)
+        seeds = training_seeds(self._cfg.runner.seed, step, env.total_num_envs)[mine]
         self._training = [
             Simulators(env.id, stage.tolist(), reward_scale=env.reward_scale)
             for stage in np.array_split(seeds, layout.stages)
         ]
-        return self._training[0].shape
+        if states is not None:
+            restored = iter(states[mine])
+            for simulators in self._training:
+                simulators.restore([next(restored) for _ in simulators.observations])
+        shape = self._training[0].shape
+        with_env = self._cfg.rollout.placement == "with_env"
+        self._inference = PolicyInference(self._cfg, shape, self._rank) if with_env else None
+        return shape
 
-    async def interact(self, queues: Queues) -> list[FinishedEpisode]:
+    async def interact(self, queues: Queues, step: int, version: int) -> RolloutReport:
         """``algorithm.rollout_steps`` steps of every simulator, and the experience to the actor.
 
-        Returns:
-            The episodes that ended meanwhile.
+        Args:
+            queues: those of the run.
+            step: the training step that the rollout is for: random actions depend on it.
+            version: of the weights, the oldest to act by.
         """
-        async with asyncio.TaskGroup() as stages:
-            tasks = [stages.create_task(self._roll_out(stage, queues)) for stage in range(self._layout.stages)]
-        return [episode for task in tasks for episode in task.result()]
+        async with self._turn:
+            report = RolloutReport()
+            decisions: Decisions = RolloutGroupDecisions(queues, self._layout, self._rank)
+            if self._inference is not None:
+                await self._inference.wait_version(version)
+                noise = [self._inference.generator(f"stage {stage}", step) for stage in range(self._layout.stages)]
+                decisions = OwnDecisions(self._inference, noise, report.versions)
+            async with asyncio.TaskGroup() as stages:
+                for stage in range(self._layout.stages):
+                    stages.create_task(self._roll_out(stage, queues, decisions, report.episodes))
+            return report
 
-    async def evaluate(self, seeds: Sequence[int], queues: Queues) -> Floats:
-        """One episode for each seed, with a simulator of its own.  Returns ``[len(seeds)]``."""
-        async with asyncio.TaskGroup() as stages:
-            tasks = [
-                stages.create_task(self._run_episodes(stage, share.tolist(), queues))
-                for stage, share in enumerate(np.array_split(seeds, self._layout.stages))
-            ]
-        return np.concatenate([task.result() for task in tasks])
+    async def evaluate(self, seeds: Sequence[int], queues: Queues, version: int) -> Floats:
+        """One episode for each seed, with a simulator of its own and no noise.  Returns ``[len(seeds)]``."""
+        async with self._turn:
+            decisions: Decisions = RolloutGroupDecisions(queues, self._layout, self._rank)
+            if self._inference is not None:
+                await self._inference.wait_version(version)
+                decisions = OwnDecisions(self._inference, None, Counter())
+            async with asyncio.TaskGroup() as stages:
+                tasks = [
+                    stages.create_task(self._run_episodes(stage, share.tolist(), decisions))
+                    for stage, share in enumerate(np.array_split(seeds, self._layout.stages))
+                ]
+            return np.concatenate([task.result() for task in tasks])
 
-    async def _roll_out(self, stage: int, queues: Queues) -> list[FinishedEpisode]:
+    async def simulator_states(self) -> list[Any]:
+        """What a checkpoint keeps of the simulators: one entry each, None where the task cannot be restored."""
+        async with self._turn:
+            return [state for simulators in self._training for state in simulators.state()]
+
+    async def _roll_out(
+        self, stage: int, queues: Queues, decisions: Decisions, finished: list[FinishedEpisode]
+    ) -> None:
         simulators = self._training[stage]
         observations: list[Floats] = []
         actions: list[Actions] = []
         transitions: list[Transitions] = []
-        finished: list[FinishedEpisode] = []
         for step in range(self._cfg.algorithm.rollout_steps):
             observations.append(simulators.observations)
-            actions.append(await self._decide(stage, simulators.observations, queues))
+            actions.append(await decisions.decide(stage, simulators.observations))
             with self.worker_timer("interact"):
-                transitions.append(simulators.step(actions[-1].actions))
-            finished += [FinishedEpisode(step, float(total)) for total in transitions[-1].finished_returns]
+                result = simulators.step(actions[-1].actions)
+            transitions.append(result)
+            ended = zip(result.finished_returns.tolist(), result.finished_lengths.tolist(), strict=True)
+            finished += [FinishedEpisode(step, total, length) for total, length in ended]
         batch = stack_steps(observations, actions, transitions)
         for actor, rows in self._layout.actor_shares(self._rank, stage, len(observations[0])).items():
             await queues.experience.put(share_envs(batch, rows), key=(stage, self._rank, actor))
-        await self._take_leave(stage, queues)
-        return finished
+        await decisions.end(stage)
 
-    async def _run_episodes(self, stage: int, seeds: Sequence[int], queues: Queues) -> Floats:
+    async def _run_episodes(self, stage: int, seeds: Sequence[int], decisions: Decisions) -> Floats:
         simulators = Simulators(self._cfg.env.id, seeds, restart=False)
         returns = np.zeros(len(seeds))
         try:
             while not simulators.finished.all():
-                decided = await self._decide(stage, simulators.observations, queues)
+                decided = await decisions.decide(stage, simulators.observations)
                 returns += simulators.step(decided.actions).rewards
         finally:
             simulators.close()
-        await self._take_leave(stage, queues)
+        await decisions.end(stage)
         return returns.astype(np.float32)
-
-    async def _decide(self, stage: int, observations: Floats, queues: Queues) -> Actions:
-        """Has the rollout workers decide on an action for each of ``[envs, observation]``."""
-        shares = self._layout.rollout_shares(self._rank, len(observations))
-        puts = [
-            queues.observations.put(View(self._rank, observations[rows]), weight=1, key=(stage, peer))
-            for peer, rows in shares.items()
-        ]
-        decided = [await queues.actions.get(key=(stage, self._rank, peer)) for peer in shares]
-        for put in puts:
-            await put
-        return concatenate(decided)
-
-    async def _take_leave(self, stage: int, queues: Queues) -> None:
-        """Tells the rollout workers that this stage needs no more actions."""
-        for peer in self._layout.rollout_shares(self._rank, 0):
-            await queues.observations.put(View(self._rank, None), weight=1, key=(stage, peer))

@@ -24,7 +24,8 @@ class EmbodiedLogger(MetricLogger):
         """One line, and all of ``metrics``: among them ``rollout/return`` and ``time/<phase>`` in seconds."""
         self.log(metrics, step)
         phases = "  ".join(f"{label} {metrics[f'time/{tag}']:.2f}" for tag, label in PHASES.items())
-        busy = "  ".join(f"{tag} {metrics[f'time/{tag}']:.2f}" for tag in OVERLAPPED)
+        seconds = {tag: metrics[f"time/{tag}"] for tag in OVERLAPPED}
+        busy = "  ".join(f"{tag} {duration:.2f}" for tag, duration in seconds.items() if duration)
         episode_return = metrics.get("rollout/return")
         shown = "   none" if episode_return is None else f"{episode_return:7.1f}"
         self.print_step(

@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 
 import torch
+from configuration import Model
+from rollouts import TaskShape
 from torch import Tensor, nn
 
 
@@ -62,6 +64,11 @@ class GaussianPolicy(nn.Module):
         self.action_mean = _perceptron([observation_size, *hidden_sizes, action_size], last_gain=0.01)
         self.value = _perceptron([observation_size, *hidden_sizes, 1], last_gain=1.0)
         self.log_std = nn.Parameter(torch.full((action_size,), float(initial_log_std)))
+
+    @classmethod
+    def of(cls, model: Model, shape: TaskShape) -> GaussianPolicy:
+        """The policy that ``actor.model`` describes, for a task of that shape."""
+        return cls(shape.observation_size, shape.action_size, model.hidden_sizes, model.initial_log_std)
 
     def act(self, observations: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Actions for ``[batch, observation]`` and their log-probabilities.

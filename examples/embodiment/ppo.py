@@ -63,6 +63,19 @@ def clipped_policy_loss(
     return -torch.minimum(ratio * advantages, clipped * advantages).mean()
 
 
+def truncated_importance_weights(log_probabilities: Tensor, acted_by: Tensor, cap: float) -> Tensor:
+    """The weights of actions that older weights took: the ratio of both probabilities, at most ``cap``.
+
+    With them the clipped objective is decoupled: it is clipped around the policy that learns, and corrected for the one
+    that acted (Hilton et al., "Batch Size-Invariance for Policy Optimization", arXiv 2110.00641, equation 3).  Large
+    ratios are cut as in Espeholt et al., "IMPALA", arXiv 1802.01561.
+
+    Args:
+        log_probabilities, acted_by: ``[...]``, by the policy before it learns, and by the one that acted.
+    """
+    return torch.exp(log_probabilities - acted_by).clamp(max=cap)
+
+
 def value_loss(values: Tensor, returns: Tensor) -> Tensor:
     """Half the mean squared error over ``[batch]``."""
     return 0.5 * (values - returns).square().mean()
@@ -82,3 +95,8 @@ def clip_fraction(log_probabilities: Tensor, old_log_probabilities: Tensor, clip
     """The share of ``[batch]`` whose probability ratio lies outside the clip range."""
     ratio = torch.exp(log_probabilities - old_log_probabilities)
     return ((ratio - 1.0).abs() > clip_ratio).float().mean()
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
+    """The share of the variance of ``returns`` that ``values`` foretell: 1 is all of it, 0 as much as their mean."""
+    return 1.0 - (returns - values).var(unbiased=False) / (returns.var(unbiased=False) + 1e-12)

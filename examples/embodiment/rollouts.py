@@ -43,6 +43,7 @@ class Transitions:
         observations: ``[envs, observation]``, what to act on now: the same, or the first of a new episode.
         rewards, terminated, truncated: ``[envs]``.
         finished_returns: the undiscounted, unscaled returns of the episodes that ended in this step.
+        finished_lengths: the steps of these.
     """
 
     next_observations: Floats
@@ -51,6 +52,7 @@ class Transitions:
     terminated: Flags
     truncated: Flags
     finished_returns: Floats
+    finished_lengths: NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import gymnasium
 import numpy as np
+import torch
 from rollouts import Floats, TaskShape, Transitions
+from simulator_state import State, restore_state, state_of
 
 
 class Simulators:
@@ -31,6 +33,7 @@ class Simulators:
         self._restart = restart
         self._reward_scale = reward_scale
         self._returns = np.zeros(len(seeds))
+        self._lengths = np.zeros(len(seeds), dtype=np.int64)
         self.shape, self._low, self._high = _task(env_id)
         self.finished = np.zeros(len(seeds), dtype=bool)
         self.observations = np.zeros((len(seeds), self.shape.observation_size), dtype=np.float32)
@@ -46,7 +49,7 @@ class Simulators:
         truncated = np.zeros(envs, dtype=bool)
         next_observations = self.observations.copy()
         observations = self.observations.copy()
-        finished_returns = []
+        finished: list[tuple[float, int]] = []
         for index, env in enumerate(self._envs):
             if self.finished[index]:
                 continue
@@ -54,9 +57,10 @@ class Simulators:
             observations[index] = next_observations[index]
             rewards[index] = float(reward) * self._reward_scale
             self._returns[index] += float(reward)
+            self._lengths[index] += 1
             if terminated[index] or truncated[index]:
-                finished_returns.append(self._returns[index])
-                self._returns[index] = 0.0
+                finished.append((self._returns[index], self._lengths[index]))
+                self._returns[index] = self._lengths[index] = 0
                 if self._restart:
                     observations[index], _ = env.reset()
                 else:
@@ -68,8 +72,27 @@ class Simulators:
             rewards=rewards,
             terminated=terminated,
             truncated=truncated,
-            finished_returns=np.array(finished_returns, dtype=np.float32),
+            finished_returns=np.array([total for total, _ in finished], dtype=np.float32),
+            finished_lengths=np.array([length for _, length in finished], dtype=np.int64),
         )
+
+    def state(self) -> list[State | None]:
+        """The state of each simulator in the middle of its episode; None where the task cannot be restored."""
+        states = [state_of(env) for env in self._envs]
+        for index, state in enumerate(states):
+            if state is not None:
+                state["observation"] = torch.from_numpy(self.observations[index].copy())
+                state["return"], state["length"] = float(self._returns[index]), int(self._lengths[index])
+        return states
+
+    def restore(self, states: Sequence[State | None]) -> None:
+        """Goes on from ``states``; simulators whose state is None begin an episode, as without it."""
+        self.observations = self.observations.copy()
+        for index, (env, state) in enumerate(zip(self._envs, states, strict=True)):
+            if state is not None:
+                restore_state(env, state)
+                self.observations[index] = state["observation"].numpy()
+                self._returns[index], self._lengths[index] = state["return"], state["length"]
 
     def close(self) -> None:
         for env in self._envs:

@@ -6,9 +6,10 @@
     rlinf-launch --hosts nodes.txt --sync train_embodied_agent.py cluster.num_nodes=2 \
         cluster.component_placement.env=0-1 cluster.component_placement.actor=0-1
 
-Three groups of workers share the work: simulators (``env``), policy inference (``rollout``) and training
-(``actor``).  ``cluster.component_placement`` says where they run.  What the examples share lies in
-``common/`` beside this folder: ``--sync`` ships it, with the checkout.
+Groups of workers share the work: simulators (``env``), training (``actor``) and, where the policy is large or
+``rollout.placement=workers`` says so, inference (``rollout``).  ``cluster.component_placement`` says where they run;
+what it leaves out is chosen by the machine.  What the examples share lies in ``common/`` beside this folder: ``--sync``
+ships it, with the checkout.
 """
 
 from __future__ import annotations
@@ -19,33 +20,35 @@ from pathlib import Path
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # for common/
 
 from actor_worker import EmbodiedFSDPActor
-from configuration import SCHEMA
+from configuration import SCHEMA, Configuration
+from defaults import fill_in
 from embodied_runner import EmbodiedRunner
 from env_worker import EnvWorker
-from omegaconf import DictConfig
 from rollout_worker import MultiStepRolloutWorker
 
-from rlinf_async import Cluster, HybridComponentPlacement
+from rlinf_async import Cluster, HybridComponentPlacement, Worker, WorkerGroup
 from rlinf_async.errors import ConfigError
 
 
-def main(cfg: DictConfig) -> None:
+def main(cfg: Configuration) -> None:
     with Cluster(num_nodes=cfg.cluster.num_nodes) as cluster:
+        cfg = fill_in(cfg, cluster.nodes)
         placement = HybridComponentPlacement(cfg, cluster)
-        actor = EmbodiedFSDPActor.create_group(cfg).launch(
-            cluster, placement_strategy=placement.get_strategy("actor"), name="actor"
-        )
-        rollout = MultiStepRolloutWorker.create_group(cfg).launch(
-            cluster, placement_strategy=placement.get_strategy("rollout"), name="rollout"
-        )
-        env = EnvWorker.create_group(cfg).launch(cluster, placement_strategy=placement.get_strategy("env"), name="env")
-        runner = EmbodiedRunner(cfg=cfg, actor=actor, rollout=rollout, env=env)
+
+        def launch(worker: type[Worker], name: str) -> WorkerGroup:
+            return worker.create_group(cfg).launch(cluster, placement_strategy=placement.get_strategy(name), name=name)
+
+        actor = launch(EmbodiedFSDPActor, "actor")
+        env = launch(EnvWorker, "env")
+        rollout = launch(MultiStepRolloutWorker, "rollout") if cfg.rollout.placement == "workers" else None
+        runner = EmbodiedRunner(cfg, actor, env, rollout)
         runner.init_workers()
         runner.run()
 
 
-def parse_arguments(arguments: list[str]) -> DictConfig:
-    return SCHEMA.parse(arguments, about=__doc__, default="inverted_pendulum_ppo")
+def parse_arguments(arguments: list[str]) -> Configuration:
+    cfg: Configuration = SCHEMA.parse(arguments, about=__doc__, default="inverted_pendulum_ppo")
+    return cfg
 
 
 if __name__ == "__main__":

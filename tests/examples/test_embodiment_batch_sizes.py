@@ -15,7 +15,7 @@ def sizes(*, env_ranks: int = 2, actor_ranks: int = 2, **overrides: int) -> Batc
         "micro": "actor.micro_batch_size",
         "stages": "rollout.pipeline_stage_num",
     }
-    values = {"envs": 8, "steps": 16, "batch": 64, "micro": 16} | overrides
+    values = {"envs": 8, "steps": 16, "batch": 64, "micro": 16, "stages": 1} | overrides
     cfg = SCHEMA.load("inverted_pendulum_ppo", [f"{keys[name]}={value}" for name, value in values.items()])
     return BatchSizes.of(cfg, env_ranks=env_ranks, actor_ranks=actor_ranks)
 

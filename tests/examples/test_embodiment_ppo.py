@@ -4,7 +4,15 @@ import math
 
 import pytest
 import torch
-from ppo import approximate_kl, clip_fraction, clipped_policy_loss, generalized_advantage_estimation, value_loss
+from ppo import (
+    approximate_kl,
+    clip_fraction,
+    clipped_policy_loss,
+    explained_variance,
+    generalized_advantage_estimation,
+    truncated_importance_weights,
+    value_loss,
+)
 
 
 def estimate(*, terminated: list[bool], truncated: list[bool]) -> list[float]:
@@ -96,3 +104,16 @@ def test_kl_estimate_agrees_with_the_closed_form_and_is_never_negative() -> None
 
 def test_clip_fraction_counts_ratios_outside_the_range() -> None:
     assert clip_fraction(torch.log(torch.tensor([0.7, 0.9, 1.1, 1.3])), torch.zeros(4), 0.2).item() == 0.5
+
+
+def test_importance_weights_are_ratios_up_to_the_cap() -> None:
+    likes = torch.log(torch.tensor([0.1, 0.4, 0.9]))
+    acted_by = torch.log(torch.tensor([0.2, 0.4, 0.1]))
+    torch.testing.assert_close(truncated_importance_weights(likes, acted_by, 2.0), torch.tensor([0.5, 1.0, 2.0]))
+
+
+def test_explained_variance_is_one_for_the_truth_and_nought_for_its_mean() -> None:
+    returns = torch.tensor([1.0, 2.0, 6.0])
+    assert explained_variance(returns, returns).item() == pytest.approx(1.0)
+    assert explained_variance(torch.full((3,), 3.0), returns).item() == pytest.approx(0.0)
+    assert explained_variance(-returns, returns).item() < 0

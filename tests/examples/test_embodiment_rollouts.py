@@ -25,6 +25,7 @@ def transitions(envs: int, value: float, finished: int = 0) -> Transitions:
         terminated=np.zeros(envs, bool),
         truncated=np.zeros(envs, bool),
         finished_returns=np.full(finished, value, np.float32),
+        finished_lengths=np.full(finished, 7),
     )
 
 
@@ -33,6 +34,7 @@ def test_workers_records_stand_side_by_side_in_rank_order() -> None:
     assert joined.rewards.tolist() == [1, 1, 2, 2, 2]
     assert joined.observations.shape == (5, 3)
     assert joined.finished_returns.tolist() == [2.0]
+    assert joined.finished_lengths.tolist() == [7]
 
 
 def batch(steps: int, envs: int) -> RolloutBatch:

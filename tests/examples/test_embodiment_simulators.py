@@ -60,6 +60,7 @@ def test_a_cut_off_episode_shows_its_last_state_and_the_first_of_the_next() -> N
     assert last.observations[0, 0] == 0
     assert last.rewards.tolist() == [pytest.approx(0.2)]
     assert last.finished_returns.tolist() == [6.0]  # in the task's own unit
+    assert last.finished_lengths.tolist() == [3]
     np.testing.assert_array_equal(simulators.observations, last.observations)
 
 

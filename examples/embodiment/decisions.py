@@ -1,0 +1,68 @@
+"""Decisions on actions for an env worker: by inference in its own process, or by the rollout group."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Protocol
+
+import torch
+from inference import PolicyInference
+from pipeline import Layout, Queues, View
+from rollouts import Actions, Floats, concatenate
+
+
+class Decisions(Protocol):
+    """Actions for one rollout, or for one evaluation, of all stages of an env worker."""
+
+    async def decide(self, stage: int, observations: Floats) -> Actions:
+        """Actions for ``[envs, observation]``."""
+        ...
+
+    async def end(self, stage: int) -> None:
+        """No more actions are needed for this stage."""
+        ...
+
+
+class OwnDecisions:
+    """Inference in the env worker itself: a step is no message.
+
+    Args:
+        noise: a generator for each stage; without, actions are the most likely ones.
+        versions: counts actions by the version of the weights that decided on them.
+    """
+
+    def __init__(self, inference: PolicyInference, noise: list[torch.Generator] | None, versions: Counter[int]) -> None:
+        self._inference, self._noise, self._versions = inference, noise, versions
+
+    async def decide(self, stage: int, observations: Floats) -> Actions:
+        actions, version = await self._inference.act(observations, None if self._noise is None else self._noise[stage])
+        self._versions[version] += len(observations)
+        # Weights arrive, other stages step, and the worker answers its daemon between two steps of the simulators.
+        await asyncio.sleep(0)
+        return actions
+
+    async def end(self, stage: int) -> None:
+        pass
+
+
+class RolloutGroupDecisions:
+    """Requests to the rollout group, through queues."""
+
+    def __init__(self, queues: Queues, layout: Layout, env_rank: int) -> None:
+        self._queues, self._layout, self._env_rank = queues, layout, env_rank
+
+    async def decide(self, stage: int, observations: Floats) -> Actions:
+        shares = self._layout.rollout_shares(self._env_rank, len(observations))
+        puts = [
+            self._queues.observations.put(View(self._env_rank, observations[rows]), weight=1, key=(stage, peer))
+            for peer, rows in shares.items()
+        ]
+        decided = [await self._queues.actions.get(key=(stage, self._env_rank, peer)) for peer in shares]
+        for put in puts:
+            await put
+        return concatenate(decided)
+
+    async def end(self, stage: int) -> None:
+        for peer in self._layout.rollout_shares(self._env_rank, 0):
+            await self._queues.observations.put(View(self._env_rank, None), weight=1, key=(stage, peer))

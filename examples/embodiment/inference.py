@@ -1,0 +1,67 @@
+"""Policy inference: actions for observations, by the newest weights that the actor has published."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from checkpoint import load_policy
+from common.devices import pick_device
+from configuration import Configuration
+from policy import GaussianPolicy
+from rollouts import Actions, Floats, TaskShape
+from seeding import generator_for
+
+from rlinf_async import follow
+
+
+class PolicyInference:
+    """A policy that follows the actor's weights; in an env worker, or in one of the rollout group.
+
+    ::
+
+        inference = PolicyInference(cfg, shape, rank)
+        await inference.wait_version(version)                # the actor has published it
+        noise = inference.generator("rollout", step)
+        actions, version = await inference.act(observations, noise)
+    """
+
+    def __init__(self, cfg: Configuration, shape: TaskShape, rank: int) -> None:
+        torch.set_num_threads(1)
+        self._seed, self._rank = cfg.runner.seed, rank
+        self._action_size = shape.action_size
+        self._device = pick_device(cfg.rollout.device)
+        self._policy = GaussianPolicy.of(cfg.actor.model, shape).to(self._device)
+        path = cfg.rollout.model.model_path
+        if path is not None:
+            self._policy.load_state_dict(load_policy(path))
+        # Where nothing is trained, no weights come, and the policy is the one that was loaded.
+        self._weights = None if cfg.runner.only_eval else follow(self._policy, of="actor")
+
+    async def wait_version(self, version: int) -> None:
+        """Waits for these weights, or later ones."""
+        if self._weights is not None:
+            await self._weights.wait_version(version)
+
+    def generator(self, purpose: str, step: int) -> torch.Generator:
+        """Noise for the actions of training step ``step``, of this rank alone."""
+        return generator_for(self._seed, purpose, self._rank, step, self._device)
+
+    async def act(self, observations: Floats, noise: torch.Generator | None) -> tuple[Actions, int]:
+        """Actions for ``[batch, observation]``, and the version of the weights that decided.
+
+        Args:
+            noise: samples; without it, actions are the most likely ones.
+        """
+        reading = contextlib.nullcontext(0) if self._weights is None else self._weights.reading()
+        async with reading as version:
+            return self._act(observations, noise), version
+
+    @torch.inference_mode()
+    def _act(self, observations: Floats, generator: torch.Generator | None) -> Actions:
+        noise = None
+        if generator is not None:
+            size = (len(observations), self._action_size)
+            noise = torch.randn(size, generator=generator, device=self._device)
+        actions, log_probabilities = self._policy.act(torch.from_numpy(observations).to(self._device), noise)
+        return Actions(actions.cpu().numpy(), log_probabilities.cpu().numpy())
