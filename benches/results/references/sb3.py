@@ -3,8 +3,8 @@
     python sb3.py DIR [--subproc]
 
 DIR/settings.json has the hyperparameters (``benches.results.tasks.Settings``); DIR/tensorboard and DIR/evaluation.json
-are written.  Simulators and the final evaluation are those of ``single_file_ppo.py``; ``--subproc`` steps the simulators
-in processes of their own.
+are written.  Simulators and the final evaluation are those of ``single_file_ppo.py``; ``--subproc`` steps every
+simulator in a process of its own.
 """
 
 from __future__ import annotations

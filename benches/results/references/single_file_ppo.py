@@ -9,6 +9,7 @@ value of their last state, observations are normalised by moments that all simul
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -40,7 +41,7 @@ def make_env(env_id: str, reward_scale: float = 1.0) -> gym.Env[Any, Any]:
 
 def perceptron(sizes: Sequence[int], last_gain: float) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
+    for inputs, outputs in itertools.pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.Tanh()]
     linears = layers[::2]
     for linear in linears:
