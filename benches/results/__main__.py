@@ -6,9 +6,10 @@ import argparse
 import itertools
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from .page import write_page
-from .records import Failure, Key, append, load, missing
+from .records import FOLDER, Failure, Key, append, load, missing
 from .runs import run_all
 from .speed import measure_speed
 from .tasks import TASKS
@@ -20,9 +21,9 @@ DEFAULT = ("sync", "sb3", "single_file")
 def main(arguments: Sequence[str] | None = None) -> int:
     flags = _parse(arguments)
     if flags.speed:
-        measure_speed(flags.contestants, flags.rounds)
+        measure_speed(flags.contestants, flags.rounds, flags.records)
     failed = 0 if flags.speed or flags.page else _run_missing(flags)
-    print(f"written: {write_page()}")
+    print(f"written: {write_page(flags.records)}")
     return 1 if failed else 0
 
 
@@ -42,12 +43,12 @@ def _run_missing(flags: argparse.Namespace) -> int:
         Key(task, contestant, seed)
         for seed, task, contestant in itertools.product(flags.seeds, flags.tasks, flags.contestants)
     ]
-    records = [record for task in flags.tasks for record in load(task)]
+    records = [record for task in flags.tasks for record in load(task, flags.records)]
     keys = missing(wanted, records, alone=flags.alone)
     print(f"{len(wanted) - len(keys)} runs have a record, {len(keys)} to do", flush=True)
     failed = 0
     for record in run_all(keys, jobs=flags.jobs, beside=flags.beside):
-        append(record)
+        append(record, flags.records)
         name = f"{record.task} {record.contestant} seed {record.seed}"
         if isinstance(record, Failure):
             failed += 1
@@ -65,6 +66,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; with more than one, times do not count")
     parser.add_argument("--beside", type=int, default=0, help="other programs that compute on the machine meanwhile")
     parser.add_argument("--alone", action="store_true", help="repeat runs that were not alone on the machine")
+    parser.add_argument("--records", type=Path, default=FOLDER, help="folder of the records; the page is beside it")
     parser.add_argument("--page", action="store_true", help="no runs: write the page from the records")
     parser.add_argument("--speed", action="store_true", help="samples per second, in alternating runs on HalfCheetah")
     parser.add_argument("--rounds", type=int, default=5, help="of --speed (default %(default)s)")
