@@ -52,7 +52,7 @@ def _record(key: Key, jobs: int, environment: dict[str, str]) -> Run | Failure:
 
 
 def train(trainer: Trainer, settings: Settings, folder: Path, environment: dict[str, str] | None = None) -> None:
-    """Runs one program to its end; what it says is in ``folder``/log.
+    """Runs one program to its end, in ``folder``: its log is there, and MuJoCo's.
 
     Raises:
         FileNotFoundError: the program is not there.
@@ -63,7 +63,7 @@ def train(trainer: Trainer, settings: Settings, folder: Path, environment: dict[
     folder.mkdir(parents=True)
     (folder / "settings.json").write_text(json.dumps(dataclasses.asdict(settings)))
     with (folder / "log").open("w") as log:
-        code = subprocess.run(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT).returncode
+        code = subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT).returncode
     if code:
         said = (folder / "log").read_text().strip().splitlines()
         raise RuntimeError(f"exit status {code}: {said[-1] if said else 'it said nothing'}")

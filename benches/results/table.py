@@ -58,7 +58,7 @@ def timed_returns(groups: Mapping[str, Sequence[Run]]) -> str | None:
                 *(_estimated(values, statistic) for statistic in _STATISTICS),
                 f"{statistics.median(times):.0f}" if times else NOTHING,
                 number(statistics.median(rates)) if rates else NOTHING,
-                "/".join(sorted({str(run.threads or "1 a worker") for run in timed})) or NOTHING,
+                "/".join(sorted({str(run.threads or "by worker") for run in timed})) or NOTHING,
             ]
         )
     return markdown(rows)

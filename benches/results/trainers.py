@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ..contestant import HERE
+from ..contestant import HERE, ROOT
 from .tasks import TASKS, Settings
 
+EXAMPLE: Final = ROOT / "examples" / "embodiment" / "train_embodied_agent.py"
+REFERENCES: Final = HERE / "results" / "references"
 OURS_TAG: Final = "rollout/return"
 SB3_PYTHON: Final = HERE / ".peers" / "sb3" / "bin" / "python"
 
@@ -22,7 +24,7 @@ class Trainer:
     Attributes:
         label: its name in tables and plots.
         executable: what the command begins with.
-        words: the rest of the command, relative to the root of the checkout, for settings and a folder.
+        words: the rest of the command, for settings and a folder.
         tag: scalar of the mean return of the last 20 training episodes.
     """
 
@@ -47,7 +49,7 @@ def _example(label: str, *overrides: str) -> Trainer:
 
     def words(settings: Settings, folder: str) -> list[str]:
         return [
-            *("examples/embodiment/train_embodied_agent.py", "--config", TASKS[settings.env]),
+            *(str(EXAMPLE), "--config", TASKS[settings.env]),
             *(f"runner.seed={settings.seed}", f"runner.max_epochs={settings.updates}"),
             *("runner.save_interval=0", "runner.eval.interval=0", "runner.eval.target_return=null"),
             *(f"runner.eval.episodes={len(settings.evaluation_seeds)}", f"runner.logger.log_path={folder}"),
@@ -59,7 +61,7 @@ def _example(label: str, *overrides: str) -> Trainer:
 
 def _reference(label: str, script: str, *flags: str, executable: Path, tag: str = OURS_TAG) -> Trainer:
     def words(_: Settings, folder: str) -> list[str]:
-        return [f"benches/results/references/{script}", folder, *flags]
+        return [str(REFERENCES / script), folder, *flags]
 
     return Trainer(label, executable, words, tag)
 
