@@ -11,7 +11,7 @@ READY := .venv/.ready
 JOBS ?= 3
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test lint orphans histories faults fuzz museum slurm museum-healthy page stress training bench clean
+.PHONY: run test lint orphans histories faults fuzz museum slurm museum-healthy page stress training bench results clean
 
 run: $(READY)
 	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
@@ -82,6 +82,11 @@ bench: $(READY)
 	$(BIN)/python -m benches.bench_trace $(ARGS)
 	$(BIN)/python -m benches.bench_cockpit $(ARGS)
 	$(BIN)/python -m benches.bench_recorder $(ARGS)
+
+# Returns of the embodiment example beside those of other PPOs: the runs that have no record yet, then docs/results.md.
+# ARGS="--tasks HalfCheetah-v5 --seeds 0-9 --contestants sync sb3" chooses some.
+results: $(READY)
+	$(BIN)/python -m benches.results $(ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,91 @@
+"""Tables of final returns, of training returns at equal wall time, and of speed: Markdown from records."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from .intervals import Estimate, Statistic, estimate, interquartile_mean, mean, median
+from .records import Run
+
+NOTHING = "-"
+
+
+def by_contestant(runs: Iterable[Run], labels: Mapping[str, str]) -> dict[str, list[Run]]:
+    """Runs under their contestants' labels, in the labels' order, by seed; contestants without runs are left out."""
+    ordered = sorted(runs, key=lambda run: run.seed)
+    groups = {label: [run for run in ordered if run.contestant == name] for name, label in labels.items()}
+    return {label: group for label, group in groups.items() if group}
+
+
+def alone(runs: Iterable[Run]) -> list[Run]:
+    """The runs whose times count: nothing else computed on the machine."""
+    return [run for run in runs if run.jobs == 1]
+
+
+def equal_seconds(groups: Mapping[str, Sequence[Run]]) -> float | None:
+    """The instant at which the fastest contestant ends: the least of the medians of their training times."""
+    ends = [statistics.median(run.training_seconds for run in alone(runs)) for runs in groups.values() if alone(runs)]
+    return min(ends, default=None)
+
+
+def final_returns(groups: Mapping[str, Sequence[Run]]) -> str:
+    """The table of returns at equal samples, one row per contestant."""
+    rows = [["", "runs", "mean", "median", "interquartile mean", "by seed"]]
+    for label, runs in groups.items():
+        values = [run.final_return for run in runs]
+        by_seed = "; ".join(f"{run.seed}: {number(run.final_return)}" for run in runs)
+        rows.append([label, str(len(runs)), *(_estimated(values, statistic) for statistic in _STATISTICS), by_seed])
+    return markdown(rows)
+
+
+def timed_returns(groups: Mapping[str, Sequence[Run]]) -> str | None:
+    """The table of training returns at equal wall time; None where no run was alone on the machine."""
+    seconds = equal_seconds(groups)
+    if seconds is None:
+        return None
+    title = f"at {seconds:.0f} s: "
+    rows = [["", "runs", title + "mean", "median", "interquartile mean", "seconds", "samples/s", "torch threads"]]
+    for label, runs in groups.items():
+        timed = alone(runs)
+        values = [value for run in timed if (value := run.curve.at_seconds(seconds)) is not None]
+        times = [run.training_seconds for run in timed]
+        rates = [run.samples / run.training_seconds for run in timed]
+        rows.append(
+            [
+                label,
+                str(len(timed)),
+                *(_estimated(values, statistic) for statistic in _STATISTICS),
+                f"{statistics.median(times):.0f}" if times else NOTHING,
+                number(statistics.median(rates)) if rates else NOTHING,
+                "/".join(sorted({str(run.threads or "by worker") for run in timed})) or NOTHING,
+            ]
+        )
+    return markdown(rows)
+
+
+def number(value: float) -> str:
+    """Three digits or more: ``-4.32``, ``43.2``, ``4,321``."""
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f}"
+
+
+def shown(found: Estimate) -> str:
+    """``-4.32 [-4.50, -4.10]``."""
+    if found.low is None or found.high is None:
+        return number(found.value)
+    return f"{number(found.value)} [{number(found.low)}, {number(found.high)}]"
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table whose first row is the head; the first column is aligned left, the others right."""
+    head, *body = rows
+    lines = [head, ["---", *["--:"] * (len(head) - 1)], *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+_STATISTICS: Sequence[Statistic] = (mean, median, interquartile_mean)
+
+
+def _estimated(values: Sequence[float], statistic: Statistic) -> str:
+    return shown(estimate(values, statistic)) if values else NOTHING
