@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from checkpoint import load_policy
+from common.checkpoint import load_policy
 from common.devices import pick_device
 from omegaconf import DictConfig
 from pipeline import Layout, Queues
