@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common.generators import torch_seed
 from omegaconf import DictConfig
 from tokenizer import CharacterTokenizer
 from torch import Tensor
@@ -35,7 +36,7 @@ def build_model(size: DictConfig, tokenizer: CharacterTokenizer, seed: int) -> A
         eos_token_id=tokenizer.end_id,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(torch_seed(seed))
         return LlamaForCausalLM(config).eval()
 
 

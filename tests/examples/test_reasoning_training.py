@@ -110,7 +110,7 @@ def test_the_same_seed_gives_the_same_model_bit_for_bit(tmp_path: Path) -> None:
 @pytest.mark.training
 def test_a_model_is_trained_further_with_a_reference_and_evaluated_alone(disaggregated: Path, tmp_path: Path) -> None:
     model, tokenizer = disaggregated / "trained", "actor.tokenizer.tokenizer_model"
-    assert CharacterTokenizer.load(model).characters
+    assert CharacterTokenizer.load(model, "").characters
     further = run_script(
         tmp_path / "further",
         "two_terms_disaggregated",
