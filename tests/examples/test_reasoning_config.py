@@ -21,11 +21,6 @@ def test_every_shipped_configuration_is_valid_and_holds_512_problems_out(name: s
     assert Batches.of(cfg, actor_ranks=2 if "collocated" in name else 1).responses == 512
 
 
-def test_the_countdown_configuration_is_valid() -> None:
-    cfg = SCHEMA.load(str(SCHEMA.folder.with_name("countdown") / "three_numbers.yaml"))
-    assert (cfg.data.task, Batches.of(cfg, actor_ranks=1).responses) == ("countdown", 512)
-
-
 def test_the_clip_range_is_the_same_to_both_sides_unless_told_otherwise() -> None:
     assert clip_range(SCHEMA.load(DEFAULT)) == (0.2, 0.2)
     assert clip_range(SCHEMA.load(DEFAULT, ["algorithm.clip_ratio_high=0.28"])) == (0.2, 0.28)
