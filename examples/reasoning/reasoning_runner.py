@@ -15,7 +15,7 @@ from batches import Batches
 from common.checkpoint import load_checkpoint, save_checkpoint
 from common.metric_logger import mean_over_ranks
 from experience import ProblemBatch, Queues
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from pass_at_k import mean_pass_at_k
 from problem_sets import ProblemSets
 from progress import PHASES, Progress
@@ -246,7 +246,7 @@ class ReasoningRunner:
 
     async def _save(self) -> None:
         (state,) = await self.actor.execute_on(0).training_state()
-        state |= {"step": self.step, "before": self._before, "config": OmegaConf.to_yaml(self.cfg)}
+        state |= {"step": self.step, "before": self._before}
         save_checkpoint(self._log_path / "checkpoints", self.step, state)
 
     def _checkpoint_to_resume(self) -> dict[str, Any] | None:
