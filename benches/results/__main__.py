@@ -15,7 +15,7 @@ from .speed import measure_speed
 from .tasks import TASKS
 from .trainers import TRAINERS
 
-DEFAULT = ("sync", "sb3", "single_file")
+DEFAULT = ("sync", "async", "sb3", "single_file")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

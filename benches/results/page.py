@@ -33,8 +33,8 @@ its schedule, discount, clipping, networks and their initial weights, scale of r
   (`DummyVecEnv`) or in one process each (`SubprocVecEnv`).
 - **single file** is [a PPO in the manner of CleanRL's](../benches/results/references/single_file_ppo.py): one process.
 
-Remaining differences: the example normalises advantages over a rollout, and observations by all rollouts before; the
-others normalise advantages over a minibatch, and observations by all until now. SB3 ends its passes once a minibatch's
+Remaining differences: the example normalises observations by all rollouts before, the others by all until now; without
+a rollout group it infers in the env workers, of which there is one on each core. SB3 ends its passes once a minibatch's
 KL divergence is above 1.5 times `target_kl`; the example after a pass whose mean is above it; the single file after a
 pass whose last minibatch's is.
 

@@ -34,8 +34,8 @@ def measure_speed(contestants: Sequence[str], rounds: int, folder: Path = FOLDER
     Raises:
         ValueError: ``sync``, which the others are set beside, is not among the contestants.
     """
-    settings = dataclasses.replace(read_settings(TASK, 0), updates=UPDATES, evaluation_seeds=[])
-    settings = dataclasses.replace(settings, evaluation_seeds=read_settings(TASK, 0).evaluation_seeds[:1])
+    settings = read_settings(TASK, 0)
+    settings = dataclasses.replace(settings, updates=UPDATES, evaluation_seeds=settings.evaluation_seeds[:1])
     measures = {_name(name): lambda name=name: [samples_per_second(name, settings)] for name in contestants}
     row = CASE.row(alternate(rounds, measures, warm_up=True))
     print_row(row)

@@ -16,12 +16,12 @@ DEVICES = ("auto", "cpu", "cuda")
 LR_SCHEDULES = ("constant", "linear")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Logger:
     log_path: str = MISSING  # TensorBoard files, models and the evaluation go here
 
 
-@dataclass
+@dataclass(frozen=True)
 class RolloutModel:
     model_path: str | None = None
 

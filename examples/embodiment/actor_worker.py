@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from batch_sizes import BatchSizes
-from checkpoint import load_policy
+from common.checkpoint import load_policy
 from common.data_parallel import DataParallel
 from common.devices import pick_device
 from configuration import Configuration

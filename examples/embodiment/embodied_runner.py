@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from batch_sizes import BatchSizes
-from checkpoint import load_checkpoint, save_checkpoint
+from common.checkpoint import load_checkpoint, save_checkpoint
 from common.metric_logger import mean_over_ranks
 from configuration import Configuration, last_step
 from env_worker import FinishedEpisode

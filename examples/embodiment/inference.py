@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import torch
-from checkpoint import load_policy
+from common.checkpoint import load_policy
 from common.devices import pick_device
 from configuration import Configuration
 from policy import GaussianPolicy

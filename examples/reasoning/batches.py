@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from omegaconf import DictConfig
+from reasoning_config import Configuration
 
 from rlinf_async.errors import ConfigError
 
@@ -25,7 +25,7 @@ class Batches:
     minibatch_per_rank: int
 
     @classmethod
-    def of(cls, cfg: DictConfig, actor_ranks: int) -> Batches:
+    def of(cls, cfg: Configuration, actor_ranks: int) -> Batches:
         """Raises:
         ConfigError: something does not divide evenly.
         """

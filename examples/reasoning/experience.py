@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from problems import Problem
 from torch import Tensor
 
 from rlinf_async import Channel
@@ -21,7 +20,7 @@ class ProblemBatch:
 
     step: int
     index: int
-    problems: list[Problem]
+    problems: list[str]
 
 
 @dataclass(frozen=True)

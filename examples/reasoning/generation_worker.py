@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from common.devices import pick_device
+from common.generators import torch_generator
 from experience import ProblemBatch, Queues, Responses
 from language_model import make_policy
-from omegaconf import DictConfig
-from problems import Problem, ProblemSpace
+from reasoning_config import Configuration
 from solver import Solver
+from task import make_task
 from tokenizer import CharacterTokenizer
 
 from rlinf_async import Worker, follow
@@ -20,7 +20,7 @@ from rlinf_async import Worker, follow
 class GenerationWorker(Worker):
     """Answers with the weights that it was last given."""
 
-    def __init__(self, cfg: DictConfig) -> None:
+    def __init__(self, cfg: Configuration) -> None:
         super().__init__()
         self._cfg = cfg
 
@@ -28,10 +28,10 @@ class GenerationWorker(Worker):
         """Builds the model, from ``rollout.model.model_path`` where that is given."""
         torch.set_num_threads(1)
         cfg, device = self._cfg, pick_device(self._cfg.rollout.device)
-        tokenizer = CharacterTokenizer.load(cfg.actor.tokenizer.tokenizer_model)
+        task = make_task(cfg.data)
+        tokenizer = CharacterTokenizer.load(cfg.actor.tokenizer.tokenizer_model, task.characters)
         model = make_policy(cfg.rollout.model.model_path, cfg, tokenizer).to(device)
-        space = ProblemSpace(cfg.data.terms, cfg.data.largest)
-        self._solver = Solver(model, tokenizer, space.longest_solution + 1, device)
+        self._solver = Solver(model, tokenizer, task.longest_response + 1, device)
         self._reward_ranks = reward_ranks
         self._weights = follow(model, of="actor")
 
@@ -49,23 +49,33 @@ class GenerationWorker(Worker):
             await queues.responses.put(responses, key=batch.index % self._reward_ranks)
 
     @Worker.timer("answer")
-    def answer(self, problems: Sequence[Problem]) -> list[str | None]:
+    def answer(self, problems: Sequence[str]) -> list[str | None]:
         """The most likely response to each problem; None where it comes to no end."""
         return self._solver.answer(problems)
+
+    @Worker.timer("answer")
+    def sample_answers(self, problems: Sequence[str], samples: int) -> list[str | None]:
+        """``samples`` responses to each problem, side by side, at the temperature of training."""
+        cfg, solver = self._cfg, self._solver
+        generator = torch_generator(cfg.runner.seed, self._rank, device=solver.device)
+        texts: list[str | None] = []
+        for at in range(0, len(problems), cfg.rollout.batch_size):
+            prompts = solver.prompts(problems[at : at + cfg.rollout.batch_size])
+            texts += solver.sample(prompts, samples, cfg.algorithm.temperature, generator)[1]
+        return texts
 
     def _respond(self, batch: ProblemBatch, weight_version: int) -> Responses:
         algorithm, solver = self._cfg.algorithm, self._solver
         prompts = solver.prompts(batch.problems)
         # What is drawn depends on the batch, not on the rank that happens to take it.
-        seeds = np.random.SeedSequence([self._cfg.runner.seed, batch.step, batch.index])
-        generator = torch.Generator(solver.device).manual_seed(int(seeds.generate_state(1, np.uint32)[0]))
+        generator = torch_generator(self._cfg.runner.seed, batch.step, batch.index, device=solver.device)
         generated, texts = solver.sample(prompts, algorithm.group_size, algorithm.temperature, generator)
         return Responses(
             index=batch.index,
             prompts=prompts,
             tokens=generated.tokens,
             log_probabilities=generated.log_probabilities,
-            prompt_texts=[problem.prompt for problem in batch.problems],
+            prompt_texts=batch.problems,
             texts=texts,
             weight_version=weight_version,
         )

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
+from common.generators import torch_seed
+from reasoning_config import Model
 from tokenizer import CharacterTokenizer
 from torch import Tensor
 
 from rlinf_async.errors import ConfigError
 
 
-def build_model(size: DictConfig, tokenizer: CharacterTokenizer, seed: int) -> Any:
+def build_model(size: Model, tokenizer: CharacterTokenizer, seed: int) -> Any:
     """A Llama of the size in ``actor.model`` with random weights, the same for the same seed."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -35,7 +36,7 @@ def build_model(size: DictConfig, tokenizer: CharacterTokenizer, seed: int) -> A
         eos_token_id=tokenizer.end_id,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(torch_seed(seed))
         return LlamaForCausalLM(config).eval()
 
 
@@ -72,7 +73,7 @@ def _hide_progress() -> None:
     disable_progress_bar()
 
 
-def make_policy(model_path: str | None, cfg: DictConfig, tokenizer: CharacterTokenizer) -> Any:
+def make_policy(model_path: str | None, cfg: Model, tokenizer: CharacterTokenizer) -> Any:
     """The model of a path; without one, one of the configured size with random weights."""
     if model_path is not None:
         return load_model(model_path, tokenizer)

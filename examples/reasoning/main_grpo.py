@@ -20,8 +20,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # for common/
 
 from generation_worker import GenerationWorker
 from grpo_actor import GRPOActor
-from omegaconf import DictConfig
-from reasoning_config import SCHEMA
+from reasoning_config import SCHEMA, Configuration
 from reasoning_runner import ReasoningRunner
 from reward_worker import RewardWorker
 
@@ -29,7 +28,7 @@ from rlinf_async import Cluster, ModelParallelComponentPlacement
 from rlinf_async.errors import ConfigError
 
 
-def main(cfg: DictConfig) -> None:
+def main(cfg: Configuration) -> None:
     with Cluster(num_nodes=cfg.cluster.num_nodes, fake_gpus=cfg.cluster.fake_gpus) as cluster:
         placement = ModelParallelComponentPlacement(cfg, cluster)
         if placement.is_collocated and cfg.rollout.max_staleness:
@@ -51,7 +50,7 @@ def main(cfg: DictConfig) -> None:
         runner.run()
 
 
-def parse_arguments(arguments: list[str]) -> DictConfig:
+def parse_arguments(arguments: list[str]) -> Configuration:
     return SCHEMA.parse(arguments, about=__doc__, default="two_terms_disaggregated")
 
 

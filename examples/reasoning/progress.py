@@ -19,11 +19,14 @@ class Progress(MetricLogger):
             step,
             f"reward {metrics['train/reward']:.3f}",
             f"length {metrics['train/response_length']:.1f}",
+            f"entropy {metrics['train/entropy']:.3f}",
+            f"no signal {metrics['train/groups_without_signal']:.0%}",
             f"staleness {metrics['train/staleness']:.0f}",
             f"kl {metrics['train/kl_to_sampler']:z.4f}",
             f"step {metrics['time/step']:.3f} s: {phases}",
         )
 
-    def log_accuracy(self, step: int, accuracy: float, problems: int) -> None:
-        self.log({"eval/accuracy": accuracy}, step)
-        print(f"step {step}: {accuracy:.1%} of {problems} held-out problems are right", flush=True)
+    def log_evaluation(self, step: int, result: Mapping[str, float], problems: int) -> None:
+        self.log({f"eval/{name}": value for name, value in result.items()}, step)
+        told = ", ".join(f"{name} {value:.1%}" for name, value in result.items())
+        print(f"step {step}: {told} on {problems} held-out problems", flush=True)

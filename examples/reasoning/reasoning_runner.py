@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 from batches import Batches
+from common.checkpoint import load_checkpoint, save_checkpoint
 from common.metric_logger import mean_over_ranks
 from experience import ProblemBatch, Queues
-from omegaconf import DictConfig
-from problems import Problem, ProblemSets, ProblemSpace
+from pass_at_k import mean_pass_at_k
+from problem_sets import ProblemSets
 from progress import PHASES, Progress
-from reasoning_config import last_step, steps_per_epoch
-from verifier import is_correct
+from reasoning_config import Configuration, last_step, steps_per_epoch
+from task import make_task
 
 from rlinf_async import Channel, WorkerGroup, each
 
@@ -46,17 +47,20 @@ class ReasoningRunner:
         ConfigError: batch sizes do not fit each other or the numbers of ranks; too few problems.
     """
 
-    def __init__(self, cfg: DictConfig, actor: WorkerGroup, rollout: WorkerGroup, reward: WorkerGroup) -> None:
+    def __init__(self, cfg: Configuration, actor: WorkerGroup, rollout: WorkerGroup, reward: WorkerGroup) -> None:
         self.cfg = cfg
         self.actor, self.rollout, self.reward = actor, rollout, reward
         self.step = 0
         self._started = time.perf_counter()
         self._last_step = last_step(cfg)
+        self._batches: dict[int, int] = {}  # of experience that a training step has
         self._log_path = Path(cfg.runner.logger.log_path).absolute()
         data = cfg.data
         self._sizes = Batches.of(cfg, len(actor))
+        self._task = make_task(data)
+        self._checkpoint = self._checkpoint_to_resume()
         self._sets = ProblemSets.draw(
-            ProblemSpace(data.terms, data.largest),
+            self._task,
             data.held_out_size,
             data.selection_size,
             data.train_size,
@@ -76,11 +80,12 @@ class ReasoningRunner:
         ]
         for handle in handles:
             handle.wait()
-        if self.cfg.actor.model.model_path is None and not self.cfg.runner.only_eval:
+        is_fresh = self._checkpoint is None and not self.cfg.runner.only_eval
+        if is_fresh and self.cfg.actor.model.model_path is None:
             started = time.perf_counter()
             report = self.actor.warm_start(self._sets).wait()[0]
             print(
-                f"warm start: {report.steps} steps of {self.cfg.actor.warm_start.batch_size} worked solutions in "
+                f"warm start: {report.steps} steps of {self.cfg.actor.warm_start.batch_size} demonstrations in "
                 f"{time.perf_counter() - started:.1f} s",
                 flush=True,
             )
@@ -107,21 +112,24 @@ class ReasoningRunner:
 
     async def _run(self, progress: Progress) -> dict[str, Any]:
         if self.cfg.runner.only_eval:
-            accuracy = await self._evaluate(progress)
-            return self._report(accuracy, accuracy)
-        await self.actor.begin_training()
+            result = await self._evaluate(progress, sampled=True)
+            return self._report(result, result)
+        await self.actor.begin_training(self._checkpoint)
         await self._receive_weights(await self._send_weights())
-        before = await self._evaluate(progress)
+        if self._checkpoint is None:
+            self._before = await self._evaluate(progress, sampled=True)
         await self._train(progress)
         await self._receive_weights(await self._send_weights())
-        after = await self._evaluate(progress)
+        after = await self._evaluate(progress, sampled=True)
         await self.actor.execute_on(0).save(self._log_path / "trained")
-        return self._report(before, after)
+        return self._report(self._before, after)
 
     async def _train(self, progress: Progress) -> None:
         durations: Durations = {}
-        if self._last_step:
-            durations = await self._generate_rollouts(0, await self._send_weights())
+        if self.step < self._last_step:
+            durations = await self._generate_rollouts(self.step, await self._send_weights())
+        if self._checkpoint is not None:
+            await self.actor.catch_up()
         while self.step < self._last_step:
             started = time.perf_counter()
             following = self.step + 1
@@ -143,6 +151,8 @@ class ReasoningRunner:
             metrics |= {f"time/{tag}": times.get(tag, 0.0) for tag in (*PHASES, "step")}
             progress.log_step(self.step, metrics)
             durations = next_durations
+            if self.cfg.runner.save_interval and self.step % self.cfg.runner.save_interval == 0:
+                await self._save()
             interval = self.cfg.runner.eval_interval
             if interval and has_more and self.step % interval == 0:
                 await self._evaluate(progress)
@@ -161,23 +171,32 @@ class ReasoningRunner:
     async def _generate_rollouts(self, step: int, version: int) -> Durations:
         """The problems of ``step``, answered with weights of that version, judged, and given to the actor.
 
+        While an actor rank has too few groups with a signal, as many other problems follow, ``max_num_gen_batches``
+        times in all.
+
         Returns:
             Seconds by timer tag.
         """
         durations = await self._receive_weights(version)
-        batches = self._problem_batches(step)
-        for batch in [*batches, *[None] * len(self.rollout)]:
-            await self._queues.problems.put(batch)
-        generating = self.rollout.generate(self._queues)
-        judging = self.reward.compute_rewards(self._queues, len(batches), len(self.actor))
-        await asyncio.gather(generating, judging)
-        for handle in (generating, judging):
-            durations |= await handle.consume_durations()
+        with_signal = np.zeros(len(self.actor), dtype=int)
+        for part in range(self.cfg.algorithm.max_num_gen_batches):
+            for batch in [*self._problem_batches(step, part), *[None] * len(self.rollout)]:
+                await self._queues.problems.put(batch)
+            generating = self.rollout.generate(self._queues)
+            judging = self.reward.compute_rewards(self._queues, self._sizes.count, len(self.actor))
+            _, signals = await asyncio.gather(generating, judging)
+            for handle in (generating, judging):
+                for tag, seconds in (await handle.consume_durations()).items():
+                    durations[tag] = durations.get(tag, 0.0) + seconds
+            with_signal += np.sum(signals, axis=0)
+            if with_signal.min() >= self.cfg.data.rollout_batch_size // len(self.actor):
+                break
+        self._batches[step] = (part + 1) * self._sizes.count
         return durations
 
     async def _learn(self) -> tuple[dict[str, float], Durations]:
         """One training step on the experience that lies in its channel.  Returns metrics and seconds."""
-        await self.actor.recv_rollout_batch(self._queues)
+        await self.actor.recv_rollout_batch(self._queues, self._batches.pop(self.step))
         await self.actor.compute_advantages()
         is_linear = self.cfg.actor.optim.lr_schedule == "linear"
         training = self.actor.run_training(self.step, 1.0 - self.step / self._last_step if is_linear else 1.0)
@@ -186,27 +205,59 @@ class ReasoningRunner:
         mean = {f"train/{name}": value for name, value in mean_over_ranks(results).items()}
         return mean, {tag: durations[tag] for tag in ("compute_advantages", "run_training")}
 
-    async def _evaluate(self, progress: Progress) -> float:
-        """The share of the held-out problems whose most likely response, by the rollout group's weights, is right."""
+    async def _evaluate(self, progress: Progress, sampled: bool = False) -> dict[str, float]:
+        """Accuracy on the held-out problems by the rollout group's weights: of the most likely responses.
+
+        Args:
+            sampled: also pass@k, of ``runner.eval_samples`` responses at the temperature of training.
+        """
         problems = self._sets.held_out
-        answers = await self.rollout.answer(each(_shares(problems, len(self.rollout))))
+        shares = each(_shares(problems, len(self.rollout)))
+        right = self._count_right(await self.rollout.answer(shares), 1)
+        result = {"accuracy": sum(right) / len(right)}
+        if sampled:
+            samples = self.cfg.runner.eval_samples
+            right = self._count_right(await self.rollout.sample_answers(shares, samples), samples)
+            result |= {f"pass@{k}": mean_pass_at_k(right, samples, k) for k in sorted({1, min(16, samples), samples})}
+        progress.log_evaluation(self.step, result, len(problems))
+        return result
+
+    def _count_right(self, answers: Sequence[Sequence[str | None]], samples: int) -> list[int]:
+        """Of each held-out problem: how many of the ranks' answers, ``samples`` to each problem, are right."""
+        problems = [problem for problem in self._sets.held_out for _ in range(samples)]
         verdicts = [
-            is_correct(problem.prompt, answer)
+            self._task.is_correct(problem, answer)
             for problem, answer in zip(problems, itertools.chain(*answers), strict=True)
         ]
-        accuracy = sum(verdicts) / len(verdicts)
-        progress.log_accuracy(self.step, accuracy, len(verdicts))
-        return accuracy
+        return [sum(verdicts[at : at + samples]) for at in range(0, len(verdicts), samples)]
 
-    def _problem_batches(self, step: int) -> list[ProblemBatch]:
-        """The problems of a training step: every epoch has all of them, in an order of its own."""
-        epoch, part = divmod(step, steps_per_epoch(self.cfg))
-        order = np.random.default_rng([self.cfg.runner.seed, epoch]).permutation(len(self._sets.training))
+    def _problem_batches(self, step: int, part: int) -> list[ProblemBatch]:
+        """The problems of a part of a training step: every epoch has all of them, in an order of its own for each part.
+
+        They depend on nothing but the seed, the step and the part: a resumed run has the same.
+        """
+        epoch, place = divmod(step, steps_per_epoch(self.cfg))
+        order = np.random.default_rng([self.cfg.runner.seed, epoch, part]).permutation(len(self._sets.training))
         count, size = self.cfg.data.rollout_batch_size, self.cfg.rollout.batch_size
-        chosen = [self._sets.training[index] for index in order[part * count : (part + 1) * count].tolist()]
-        return [ProblemBatch(step, at // size, chosen[at : at + size]) for at in range(0, count, size)]
+        chosen = [self._sets.training[index] for index in order[place * count : (place + 1) * count].tolist()]
+        first = part * self._sizes.count
+        return [ProblemBatch(step, first + at // size, chosen[at : at + size]) for at in range(0, count, size)]
 
-    def _report(self, before: float, after: float) -> dict[str, Any]:
+    async def _save(self) -> None:
+        (state,) = await self.actor.execute_on(0).training_state()
+        state |= {"step": self.step, "before": self._before}
+        save_checkpoint(self._log_path / "checkpoints", self.step, state)
+
+    def _checkpoint_to_resume(self) -> dict[str, Any] | None:
+        place = self.cfg.runner.resume_dir
+        if place is None:
+            return None
+        checkpoint = load_checkpoint(place)
+        self.step, self._before = checkpoint["step"], checkpoint["before"]
+        print(f"resuming at step {self.step} from {place}", flush=True)
+        return checkpoint
+
+    def _report(self, before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
         seconds = time.perf_counter() - self._started
         result = {
             "seed": self.cfg.runner.seed,
@@ -214,19 +265,21 @@ class ReasoningRunner:
             "responses": self.step * self._sizes.responses,
             "seconds": round(seconds, 1),
             "held_out_problems": len(self._sets.held_out),
-            "accuracy_before": before,
-            "accuracy": after,
+            **{f"{name}_before": value for name, value in before.items()},
+            **after,
         }
         path = self._log_path / "evaluation.json"
         path.write_text(json.dumps(result, indent=2) + "\n")
-        gained = "" if self.cfg.runner.only_eval else f", {100 * (after - before):+.1f} points since {before:.1%}"
+        told = [f"{name} {value:.1%}" for name, value in after.items()]
+        if not self.cfg.runner.only_eval:
+            told = [f"{name} {before[name]:.1%} -> {value:.1%}" for name, value in after.items()]
         print(
-            f"evaluation (seed {self.cfg.runner.seed}, {self.step} steps, {seconds:.0f} s): {after:.1%} of "
-            f"{len(self._sets.held_out)} held-out problems are right{gained}; saved in {path}",
+            f"evaluation (seed {self.cfg.runner.seed}, {self.step} steps, {seconds:.0f} s): {', '.join(told)} "
+            f"on {len(self._sets.held_out)} held-out problems; saved in {path}",
             flush=True,
         )
         return result
 
 
-def _shares(problems: Sequence[Problem], parts: int) -> list[list[Problem]]:
+def _shares(problems: Sequence[str], parts: int) -> list[list[str]]:
     return [[problems[index] for index in share.tolist()] for share in np.array_split(np.arange(len(problems)), parts)]

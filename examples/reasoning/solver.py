@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from generation import Generated, generate
-from problems import Problem
 from tokenizer import CharacterTokenizer
 from torch import Tensor
 
@@ -26,9 +25,9 @@ class Solver:
     max_new_tokens: int
     device: torch.device
 
-    def prompts(self, problems: Sequence[Problem]) -> Tensor:
+    def prompts(self, problems: Sequence[str]) -> Tensor:
         """``[problems, length]`` ids, padded on the left, on the CPU."""
-        return torch.tensor(self.tokenizer.pad_left([problem.prompt for problem in problems]))
+        return torch.tensor(self.tokenizer.pad_left(problems))
 
     def sample(
         self, prompts: Tensor, samples: int, temperature: float, generator: torch.Generator | None = None
@@ -50,7 +49,7 @@ class Solver:
         generated = Generated(generated.tokens.cpu(), generated.log_probabilities.cpu())
         return generated, [self._text(row) for row in generated.tokens.tolist()]
 
-    def answer(self, problems: Sequence[Problem]) -> list[str | None]:
+    def answer(self, problems: Sequence[str]) -> list[str | None]:
         """The most likely response to each problem."""
         if not problems:
             return []

@@ -1,4 +1,4 @@
-"""Text to token ids and back: a token for each character that arithmetic is written with."""
+"""Text to token ids and back: a token for each character of a task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rlinf_async.errors import ConfigError
 
-CHARACTERS = "0123456789+-="
 _FILE = "tokenizer.json"
 
 
@@ -22,7 +21,7 @@ class CharacterTokenizer:
     pad_id = 0
     end_id = 1
 
-    def __init__(self, characters: str = CHARACTERS) -> None:
+    def __init__(self, characters: str) -> None:
         if len(set(characters)) != len(characters):
             raise ValueError(f"each character needs one id, and {characters!r} has some twice")
         self.characters = characters
@@ -68,14 +67,14 @@ class CharacterTokenizer:
         (folder / _FILE).write_text(json.dumps({"characters": self.characters}) + "\n")
 
     @classmethod
-    def load(cls, place: str | Path | None) -> CharacterTokenizer:
-        """The tokenizer that ``save`` wrote to a folder; without a place, the one for arithmetic.
+    def load(cls, place: str | Path | None, characters: str) -> CharacterTokenizer:
+        """The tokenizer that ``save`` wrote to a folder; without a place, one for ``characters``.
 
         Raises:
             ConfigError: there is none, or it is not readable.
         """
         if place is None:
-            return cls()
+            return cls(characters)
         path = Path(place) / _FILE
         try:
             return cls(json.loads(path.read_text())["characters"])

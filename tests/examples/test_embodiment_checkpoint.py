@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint import load_checkpoint, load_policy, save_checkpoint
+from common.checkpoint import load_checkpoint, load_policy, save_checkpoint
 from policy import GaussianPolicy
 
 from rlinf_async.errors import ConfigError

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
 from batches import Batches
-from omegaconf.errors import ReadonlyConfigError
-from reasoning_config import SCHEMA, last_step
+from reasoning_config import SCHEMA, clip_range, last_step
 
 from rlinf_async.errors import ConfigError
 
@@ -19,6 +19,11 @@ def test_every_shipped_configuration_is_valid_and_holds_512_problems_out(name: s
     assert cfg.data.held_out_size == 512
     assert cfg.rollout.model.model_path is None
     assert Batches.of(cfg, actor_ranks=2 if "collocated" in name else 1).responses == 512
+
+
+def test_the_clip_range_is_the_same_to_both_sides_unless_told_otherwise() -> None:
+    assert clip_range(SCHEMA.load(DEFAULT)) == (0.2, 0.2)
+    assert clip_range(SCHEMA.load(DEFAULT, ["algorithm.clip_ratio_high=0.28"])) == (0.2, 0.28)
 
 
 def test_rollout_starts_from_the_actors_model_unless_told_otherwise() -> None:
@@ -49,6 +54,13 @@ def test_rollout_starts_from_the_actors_model_unless_told_otherwise() -> None:
         ("data.train_size=8", "data.train_size must be at least data.rollout_batch_size (64), not 8"),
         ("runner.only_eval=true", "runner.only_eval needs rollout.model.model_path"),
         ("runner.seed", "expected key=value"),
+        ("data.task=chess", "data.task must be arithmetic or countdown, not chess"),
+        ("algorithm.loss_agg_func=mean", "must be token-mean, seq-mean-token-mean or seq-mean-token-sum, not mean"),
+        ("algorithm.kl_penalty_type=k4", "algorithm.kl_penalty_type must be k1, k2, k3, low_var_kl or abs, not k4"),
+        ("algorithm.clip_ratio_high=0", "algorithm.clip_ratio_high must be above 0, not 0.0"),
+        ("algorithm.clip_ratio_low=1", "algorithm.clip_ratio_low must be below 1"),
+        ("algorithm.importance_sampling_clip=0", "algorithm.importance_sampling_clip must be above 0, not 0.0"),
+        ("algorithm.max_num_gen_batches=0", "algorithm.max_num_gen_batches must be at least 1, not 0"),
     ],
 )
 def test_a_bad_override_is_named_with_its_fix(override: str, complaint: str) -> None:
@@ -75,7 +87,7 @@ def test_an_unplaced_component_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_configuration_cannot_be_changed_afterwards() -> None:
-    with pytest.raises(ReadonlyConfigError):
+    with pytest.raises(FrozenInstanceError):
         SCHEMA.load(DEFAULT).runner.seed = 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,7 @@ def test_a_run_reports_each_step_and_the_held_out_accuracy_before_and_after(disa
     assert "warm start: " in output
     told = evaluation(disaggregated)
     assert (told["steps"], told["responses"], told["held_out_problems"]) == (3, 3 * 32, 33)
+    assert {"pass@1_before", "pass@16_before", "pass@1", "pass@16"} <= told.keys()
     assert 0 <= told["accuracy_before"] <= 1
     assert 0 <= told["accuracy"] <= 1
     assert output.splitlines()[-1].startswith("evaluation (seed 0, 3 steps, ")
@@ -110,7 +112,7 @@ def test_the_same_seed_gives_the_same_model_bit_for_bit(tmp_path: Path) -> None:
 @pytest.mark.training
 def test_a_model_is_trained_further_with_a_reference_and_evaluated_alone(disaggregated: Path, tmp_path: Path) -> None:
     model, tokenizer = disaggregated / "trained", "actor.tokenizer.tokenizer_model"
-    assert CharacterTokenizer.load(model).characters
+    assert CharacterTokenizer.load(model, "").characters
     further = run_script(
         tmp_path / "further",
         "two_terms_disaggregated",
@@ -128,6 +130,45 @@ def test_a_model_is_trained_further_with_a_reference_and_evaluated_alone(disaggr
     assert alone.returncode == 0, alone.stdout + alone.stderr
     assert evaluation(tmp_path / "alone")["accuracy"] == evaluation(disaggregated)["accuracy"]
     assert not (tmp_path / "alone" / "trained").exists()
+
+
+TAUGHT = [
+    *("data.train_size=256", "data.largest=15", "actor.model.hidden_size=32", "runner.save_interval=2"),
+    *("actor.warm_start.target_accuracy=0.1", "algorithm.group_size=16", "actor.global_batch_size=64"),
+]
+
+
+def curve(output: str) -> list[str]:
+    """The progress lines without their seconds."""
+    return [line.rpartition(" | ")[0] for line in steps(output)]
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_run_whose_driver_is_killed_goes_on_as_if_it_had_not_been(tmp_path: Path, staleness: int) -> None:
+    """With a staleness of 1 also the responses that were on their way are those that they would have been."""
+    options = (*TAUGHT, "runner.max_steps=7", f"rollout.max_staleness={staleness}", "algorithm.kl_beta=0.1")
+    whole = run_script(tmp_path / "whole", "two_terms_disaggregated", *options)
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    place = f"runner.logger.log_path={tmp_path / 'killed'}"
+    command = [sys.executable, str(SCRIPT), "--config", "two_terms_disaggregated", *SMALL, place, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        for line in driver.stdout:
+            if line.startswith("step 5/7 "):
+                driver.kill()
+                break
+    assert driver.returncode == -signal.SIGKILL
+    resumed = run_script(
+        tmp_path / "resumed", "two_terms_disaggregated", *options, f"runner.resume_dir={tmp_path / 'killed'}"
+    )
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert "resuming at step 4" in resumed.stdout
+    assert curve(resumed.stdout) == curve(whole.stdout)[4:]
+    weights, expected = (load_file(tmp_path / name / "trained" / "model.safetensors") for name in ("resumed", "whole"))
+    assert all(weights[name].equal(expected[name]) for name in expected)
+    told, whole_told = evaluation(tmp_path / "resumed"), evaluation(tmp_path / "whole")
+    assert told | {"seconds": 0} == whole_told | {"seconds": 0}
 
 
 DOOMED = """
@@ -198,7 +239,7 @@ def test_a_warm_start_that_gets_nowhere_says_what_to_do(tmp_path: Path) -> None:
     [
         ("two_terms_collocated", ["rollout.max_staleness=1"], "error: rollout.max_staleness must be 0 where actor and"),
         ("two_terms_disaggregated", ["cluster.fake_gpus=1"], "error: "),
-        ("two_terms_disaggregated", ["data.largest=3"], "error: data: there are too few problems of 2 terms up to 3"),
+        ("two_terms_disaggregated", ["data.largest=3"], "error: data: there are too few problems of Arithmetic("),
     ],
 )
 def test_what_does_not_fit_ends_in_one_line_and_a_failure(
