@@ -58,7 +58,7 @@ def test_the_main_job_runs_across_two_hosts_one_of_them_without_the_checkout(
         *("--hosts", nodes, "--sync", *SMALL_JOB, f"runner.logger.log_path={tmp_path / 'logs'}"),
         cwd=CHECKOUT / "examples" / "embodiment",
     )
-    assert "2 env workers, 1 rollout workers, 1 actor workers" in done.stdout
+    assert "2 env workers, 1 rollout workers, 2 actor workers" in done.stdout
     assert f"--sync ships {CHECKOUT}: " in done.stderr
     assert "evaluation of InvertedPendulum-v5" in done.stdout
     assert json.loads((tmp_path / "logs" / "evaluation.json").read_text())

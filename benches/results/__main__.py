@@ -1,4 +1,4 @@
-"""Runs what is missing of the comparison of returns, and writes docs/results.md."""
+"""Runs what is missing of the examples' results, and writes docs/results.md."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .page import write_page
+from .reasoning import VARIANTS, load_reasoning, run_reasoning
 from .records import FOLDER, Failure, Key, append, load, missing
 from .runs import run_all
 from .speed import measure_speed
@@ -22,7 +23,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = _parse(arguments)
     if flags.speed:
         measure_speed(flags.contestants, flags.rounds, flags.records)
-    failed = 0 if flags.speed or flags.page else _run_missing(flags)
+    failed = 0
+    if flags.reasoning is not None:
+        failed = _run_reasoning(flags)
+    elif not (flags.speed or flags.page):
+        failed = _run_missing(flags)
     print(f"written: {write_page(flags.records)}")
     return 1 if failed else 0
 
@@ -58,6 +63,23 @@ def _run_missing(flags: argparse.Namespace) -> int:
     return failed
 
 
+def _run_reasoning(flags: argparse.Namespace) -> int:
+    """The number of runs that failed."""
+    have, failed = load_reasoning(flags.records), 0
+    for seed, variant in itertools.product(flags.seeds, flags.reasoning or VARIANTS):
+        if (variant, seed) in have and not (flags.alone and have[variant, seed].jobs > 1):
+            continue
+        try:
+            run = run_reasoning(variant, seed, jobs=1 + flags.beside, folder=flags.records)
+        except RuntimeError as error:
+            failed += 1
+            print(f"{variant} seed {seed}: FAILED, {error}", file=sys.stderr, flush=True)
+        else:
+            told = run.evaluation
+            print(f"{variant} seed {seed}: pass@1 {told['pass@1_before']:.1%} -> {told['pass@1']:.1%}", flush=True)
+    return failed
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benches.results", description=__doc__)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
@@ -69,6 +91,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--records", type=Path, default=FOLDER, help="folder of the records; the page is beside it")
     parser.add_argument("--page", action="store_true", help="no runs: write the page from the records")
     parser.add_argument("--speed", action="store_true", help="samples per second, in alternating runs on HalfCheetah")
+    parser.add_argument("--reasoning", nargs="*", choices=VARIANTS, help="runs of the reasoning example instead")
     parser.add_argument("--rounds", type=int, default=5, help="of --speed (default %(default)s)")
     return parser.parse_args(arguments)
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from .intervals import RESAMPLES
 from .plot import save_plot
+from .reasoning import load_reasoning, reasoning_section
 from .records import FOLDER, Failure, Key, Run, finished, load
 from .speed import speeds
 from .table import by_contestant, final_returns, markdown, number, timed_returns
@@ -18,11 +19,12 @@ from .trainers import TRAINERS
 LABELS: Final = {name: trainer.label for name, trainer in TRAINERS.items()}
 
 INTRODUCTION: Final = f"""\
-# Returns of the embodiment example beside other PPOs
+# Results of the examples
 
-`make results` writes this page from the records of runs in [results/](results), after it has done the runs that have no
-record yet: `make results ARGS="--tasks HalfCheetah-v5 --seeds 0-9 --contestants sync sb3"`. The environment of
-Stable-Baselines3 is made as [benches/README.md](../benches/README.md) says under Peers.
+Robots first, beside other PPOs; then [reasoning](#reasoning). `make results` writes this page from the records of runs
+in [results/](results), after it has done the runs that have no record yet:
+`make results ARGS="--tasks HalfCheetah-v5 --seeds 0-9 --contestants sync sb3"`. The environment of Stable-Baselines3 is
+made as [benches/README.md](../benches/README.md) says under Peers.
 
 Every contestant trains on the same machine, on the same number of samples, with the hyperparameters of
 [examples/embodiment/config](../examples/embodiment/config): simulators, rollout, minibatch, passes, learning rate and
@@ -60,6 +62,7 @@ def write_page(folder: Path = FOLDER) -> Path:
     parts += [_task(task, list(finished(found).values()), folder) for task, found in records.items()]
     every = [record for found in records.values() for record in found]
     parts += [_speed(folder / "speed.json"), _failures(every), _machine(list(finished(every).values()))]
+    parts.append(reasoning_section(list(load_reasoning(folder).values())))
     path = folder.with_suffix(".md")
     path.write_text("\n".join(part for part in parts if part))
     return path

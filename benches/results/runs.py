@@ -48,7 +48,7 @@ def _record(key: Key, jobs: int, environment: dict[str, str]) -> Run | Failure:
         train(trainer, settings, folder, environment)
         return finished_run(key, settings, folder, jobs)
     except (OSError, RuntimeError, ValueError) as error:
-        return Failure(*key, _today(), str(error))
+        return Failure(*key, today(), str(error))
 
 
 def train(trainer: Trainer, settings: Settings, folder: Path, environment: dict[str, str] | None = None) -> None:
@@ -58,10 +58,23 @@ def train(trainer: Trainer, settings: Settings, folder: Path, environment: dict[
         FileNotFoundError: the program is not there.
         RuntimeError: it failed.
     """
-    command = trainer.command(settings, folder)
+    run_program(
+        trainer.command(settings, folder), folder, environment, settings=json.dumps(dataclasses.asdict(settings))
+    )
+
+
+def run_program(
+    command: Sequence[str], folder: Path, environment: dict[str, str] | None = None, *, settings: str | None = None
+) -> None:
+    """Runs a command to its end in ``folder``, which is made anew, with ``settings.json`` where there are settings.
+
+    Raises:
+        RuntimeError: it failed; its last words.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    (folder / "settings.json").write_text(json.dumps(dataclasses.asdict(settings)))
+    if settings is not None:
+        (folder / "settings.json").write_text(settings)
     with (folder / "log").open("w") as log:
         code = subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT).returncode
     if code:
@@ -83,7 +96,7 @@ def finished_run(key: Key, settings: Settings, folder: Path, jobs: int) -> Run:
     curve = read_curve(folder / "tensorboard", TRAINERS[key.contestant].tag, settings.samples)
     return Run(
         *key,
-        date=_today(),
+        date=today(),
         jobs=jobs,
         cores=os.cpu_count() or 1,
         samples=settings.samples,
@@ -95,5 +108,6 @@ def finished_run(key: Key, settings: Settings, folder: Path, jobs: int) -> Run:
     )
 
 
-def _today() -> str:
+def today() -> str:
+    """The instant, ISO 8601, to the minute."""
     return datetime.datetime.now().astimezone().isoformat(timespec="minutes")
