@@ -78,7 +78,8 @@ def _sever(fd: int, how: str) -> None:
 def _direct_connections() -> list[Connection]:
     client = context.require_client()
     found = [thing for thing in gc.get_objects() if type(thing) is Connection and thing is not client._connection]
-    return [connection for connection in found if connection.fileno() >= 0]
+    # One that another thread is just making has no socket yet.
+    return [connection for connection in found if hasattr(connection, "_socket") and connection.fileno() >= 0]
 
 
 def fork(seconds: float, touch: Callable[[], object]) -> Callable[[], None]:
