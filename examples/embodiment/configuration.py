@@ -47,6 +47,7 @@ class Runner:
     save_interval: int = 0  # training steps between checkpoints; 0: only one, at the end
     resume_dir: str | None = None  # a log path, or a checkpoint, to go on from
     only_eval: bool = False  # evaluate rollout.model.model_path and end
+    video: bool = False  # an MP4 of the evaluated policy's first episode, drawn without a screen
     eval: Evaluation = field(default_factory=Evaluation)
 
 

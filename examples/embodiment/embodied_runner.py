@@ -127,7 +127,12 @@ class EmbodiedRunner:
         seeds = evaluation_seeds(self.cfg.runner.eval.episodes)
         returns = await self._evaluate(seeds, version)
         logger.log({"eval/return": float(returns.mean())}, self.samples)
-        return self._report(seeds, returns)
+        result = self._report(seeds, returns)
+        if self.cfg.runner.video:
+            video = self._log_path.absolute() / "video.mp4"
+            await self._evaluate(seeds[:1], version, video)
+            print(f"video of the first episode: {video}", flush=True)
+        return result
 
     async def _train(self, logger: EmbodiedLogger) -> int:
         """Returns the version of the last weights."""
@@ -201,9 +206,9 @@ class EmbodiedRunner:
         metrics = {f"train/{name}": value for name, value in mean_over_ranks(await training).items()}
         return metrics, await advantages.consume_durations() | await training.consume_durations()
 
-    async def _evaluate(self, seeds: list[int], version: int) -> Floats:
-        """One episode for each seed, without noise.  Returns ``[len(seeds)]``."""
-        handles = [self.env.evaluate(each(np.array_split(seeds, len(self.env))), self._queues, version)]
+    async def _evaluate(self, seeds: list[int], version: int, video: Path | None = None) -> Floats:
+        """One episode for each seed, without noise; a video of it where there is one only.  Returns ``[len(seeds)]``."""
+        handles = [self.env.evaluate(each(np.array_split(seeds, len(self.env))), self._queues, version, video)]
         if self.rollout is not None:
             handles.append(self.rollout.generate_most_likely(self._queues, version))
         returns, *_ = await asyncio.gather(*handles)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import mujoco
 import numpy as np
 from configuration import Configuration
 from decisions import Decisions, OwnDecisions, RolloutGroupDecisions
+from film import Film, require_film
 from inference import PolicyInference
 from pipeline import Layout, Queues
 from rollouts import Actions, Floats, TaskShape, Transitions, share_envs, stack_steps
@@ -68,6 +71,8 @@ class EnvWorker(Worker):
         # The simulator warns of each robot model that it loads: once is enough, and in the log.
         mujoco.set_mju_user_warning(functools.cache(self.log_warning))
         env = self._cfg.env
+        if self._cfg.runner.video and self._rank == 0:
+            require_film(env.id)
         self._layout = layout
         share = env.total_num_envs // self._world_size
         mine = slice(self._rank * share, (self._rank + 1) * share)
@@ -105,8 +110,12 @@ class EnvWorker(Worker):
                     stages.create_task(self._roll_out(stage, queues, decisions, report.episodes))
             return report
 
-    async def evaluate(self, seeds: Sequence[int], queues: Queues, version: int) -> Floats:
-        """One episode for each seed, with a simulator of its own and no noise.  Returns ``[len(seeds)]``."""
+    async def evaluate(self, seeds: Sequence[int], queues: Queues, version: int, video: Path | None = None) -> Floats:
+        """One episode for each seed, with a simulator of its own and no noise.  Returns ``[len(seeds)]``.
+
+        Args:
+            video: the MP4 to make of the episode; there must be one seed only.
+        """
         async with self._turn:
             decisions: Decisions = RolloutGroupDecisions(queues, self._layout, self._rank)
             if self._inference is not None:
@@ -114,7 +123,7 @@ class EnvWorker(Worker):
                 decisions = OwnDecisions(self._inference, None, Counter())
             async with asyncio.TaskGroup() as stages:
                 tasks = [
-                    stages.create_task(self._run_episodes(stage, share.tolist(), decisions))
+                    stages.create_task(self._run_episodes(stage, share.tolist(), decisions, video))
                     for stage, share in enumerate(np.array_split(seeds, self._layout.stages))
                 ]
             return np.concatenate([task.result() for task in tasks])
@@ -144,13 +153,16 @@ class EnvWorker(Worker):
             await queues.experience.put(share_envs(batch, rows), key=(stage, self._rank, actor))
         await decisions.end(stage)
 
-    async def _run_episodes(self, stage: int, seeds: Sequence[int], decisions: Decisions) -> Floats:
-        simulators = Simulators(self._cfg.env.id, seeds, restart=False)
+    async def _run_episodes(self, stage: int, seeds: Sequence[int], decisions: Decisions, video: Path | None) -> Floats:
+        simulators = Simulators(self._cfg.env.id, seeds, restart=False, drawn=video is not None)
         returns = np.zeros(len(seeds))
         try:
-            while not simulators.finished.all():
-                decided = await decisions.decide(stage, simulators.observations)
-                returns += simulators.step(decided.actions).rewards
+            with Film(video, simulators) if video and len(seeds) else contextlib.nullcontext() as film:
+                while not simulators.finished.all():
+                    decided = await decisions.decide(stage, simulators.observations)
+                    returns += simulators.step(decided.actions).rewards
+                    if film is not None:
+                        film.add_frame()
         finally:
             simulators.close()
         await decisions.end(stage)

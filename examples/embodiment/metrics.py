@@ -21,8 +21,8 @@ OVERLAPPED = ("interact", "generate")
 
 class EmbodiedLogger(MetricLogger):
     def log_step(self, step: int, samples: int, metrics: Mapping[str, float]) -> None:
-        """One line, and all of ``metrics``: among them ``rollout/return`` and ``time/<phase>`` in seconds."""
-        self.log(metrics, step)
+        """One line, and all of ``metrics`` over samples: among them ``rollout/return`` and ``time/<phase>`` in seconds."""
+        self.log(metrics, samples)
         phases = "  ".join(f"{label} {metrics[f'time/{tag}']:.2f}" for tag, label in PHASES.items())
         seconds = {tag: metrics[f"time/{tag}"] for tag in OVERLAPPED}
         busy = "  ".join(f"{tag} {duration:.2f}" for tag, duration in seconds.items() if duration)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import gymnasium
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rollouts import Floats, TaskShape, Transitions
 from simulator_state import State, restore_state, state_of
 
@@ -22,14 +23,26 @@ class Simulators:
         reward_scale: rewards are multiplied by it; reported returns are not.
         restart: whether a simulator begins a new episode when one ends.  If not, it stands still from then
             on: its rewards are zero, and its entry in ``finished`` stays set.
+        drawn: the first simulator can be looked at by ``frame``.
 
     Attributes:
         observations: ``[envs, observation]``, what to act on next.
         finished: ``[envs]`` bool, the simulator has come to the end of an episode and does not restart.
     """
 
-    def __init__(self, env_id: str, seeds: Sequence[int], *, reward_scale: float = 1.0, restart: bool = True) -> None:
-        self._envs = [gymnasium.make(env_id, disable_env_checker=True) for _ in seeds]
+    def __init__(
+        self,
+        env_id: str,
+        seeds: Sequence[int],
+        *,
+        reward_scale: float = 1.0,
+        restart: bool = True,
+        drawn: bool = False,
+    ) -> None:
+        self._envs = [
+            gymnasium.make(env_id, disable_env_checker=True, render_mode="rgb_array" if drawn and index == 0 else None)
+            for index in range(len(seeds))
+        ]
         self._restart = restart
         self._reward_scale = reward_scale
         self._returns = np.zeros(len(seeds))
@@ -75,6 +88,15 @@ class Simulators:
             finished_returns=np.array([total for total, _ in finished], dtype=np.float32),
             finished_lengths=np.array([length for _, length in finished], dtype=np.int64),
         )
+
+    @property
+    def frames_per_second(self) -> int:
+        return int(self._envs[0].metadata["render_fps"])
+
+    def frame(self) -> NDArray[np.uint8]:
+        """The first simulator, ``[height, width, 3]``."""
+        picture: NDArray[np.uint8] = self._envs[0].render()
+        return picture
 
     def state(self) -> list[State | None]:
         """The state of each simulator in the middle of its episode; None where the task cannot be restored."""

@@ -14,6 +14,7 @@ ships it, with the checkout.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -35,11 +36,12 @@ def main(cfg: Configuration) -> None:
         cfg = fill_in(cfg, cluster.nodes)
         placement = HybridComponentPlacement(cfg, cluster)
 
-        def launch(worker: type[Worker], name: str) -> WorkerGroup:
-            return worker.create_group(cfg).launch(cluster, placement_strategy=placement.get_strategy(name), name=name)
+        def launch(worker: type[Worker], name: str, env: dict[str, str] | None = None) -> WorkerGroup:
+            strategy = placement.get_strategy(name)
+            return worker.create_group(cfg).launch(cluster, placement_strategy=strategy, name=name, env=env)
 
         actor = launch(EmbodiedFSDPActor, "actor")
-        env = launch(EnvWorker, "env")
+        env = launch(EnvWorker, "env", {"MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl")} if cfg.runner.video else None)
         rollout = launch(MultiStepRolloutWorker, "rollout") if cfg.rollout.placement == "workers" else None
         runner = EmbodiedRunner(cfg, actor, env, rollout)
         runner.init_workers()

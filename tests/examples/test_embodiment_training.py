@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+from ctypes.util import find_library
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import imageio.v2 as imageio
 import pytest
 import torch
 
@@ -273,3 +275,28 @@ def test_a_bad_configuration_ends_in_one_line_and_a_failure(tmp_path: Path) -> N
     ended = run_script(tmp_path / "run", "runner.sede=1")
     assert ended.returncode == 1
     assert ended.stderr == "error: command line, 'runner.sede=1': unknown key runner.sede: did you mean runner.seed?\n"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_library("EGL") is None, reason="draws without a screen: install libegl1 and libgl1-mesa-dri")
+@pytest.mark.parametrize("placement", ["with_env", "workers"])
+def test_a_video_shows_every_step_of_the_first_evaluated_episode(tmp_path: Path, placement: str) -> None:
+    ended = run_script(
+        tmp_path / "logs", "runner.max_steps=1", "runner.video=true", f"rollout.placement={placement}", MUJOCO_GL="egl"
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    evaluation = json.loads((tmp_path / "logs" / "evaluation.json").read_text())
+    with imageio.get_reader(tmp_path / "logs" / "video.mp4") as video:
+        assert video.count_frames() == evaluation["returns"][0]  # a reward of 1 for every step but the last
+        assert video.get_data(0).std() > 5  # and there is something to see
+
+
+@pytest.mark.slow
+def test_a_video_that_cannot_be_drawn_is_an_error_before_the_training(tmp_path: Path) -> None:
+    ended = run_script(
+        tmp_path / "logs", "runner.max_steps=1", "runner.video=true", MUJOCO_GL="osmesa", PYOPENGL_PLATFORM="osmesa"
+    )
+    if ended.returncode == 0:
+        pytest.skip("there is OSMesa here")
+    assert "runner.video: MuJoCo cannot draw with MUJOCO_GL=osmesa" in ended.stderr
+    assert "step 1/1" not in ended.stdout
