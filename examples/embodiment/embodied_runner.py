@@ -207,7 +207,7 @@ class EmbodiedRunner:
         return metrics, await advantages.consume_durations() | await training.consume_durations()
 
     async def _evaluate(self, seeds: list[int], version: int, video: Path | None = None) -> Floats:
-        """One episode for each seed, without noise; a video of it where there is one only.  Returns ``[len(seeds)]``."""
+        """One episode for each seed, without noise; a video of it where there is one.  Returns ``[len(seeds)]``."""
         handles = [self.env.evaluate(each(np.array_split(seeds, len(self.env))), self._queues, version, video)]
         if self.rollout is not None:
             handles.append(self.rollout.generate_most_likely(self._queues, version))

@@ -21,7 +21,7 @@ OVERLAPPED = ("interact", "generate")
 
 class EmbodiedLogger(MetricLogger):
     def log_step(self, step: int, samples: int, metrics: Mapping[str, float]) -> None:
-        """One line, and all of ``metrics`` over samples: among them ``rollout/return`` and ``time/<phase>`` in seconds."""
+        """One line, and all of ``metrics`` by samples: among them ``rollout/return``, ``time/<phase>`` in seconds."""
         self.log(metrics, samples)
         phases = "  ".join(f"{label} {metrics[f'time/{tag}']:.2f}" for tag, label in PHASES.items())
         seconds = {tag: metrics[f"time/{tag}"] for tag in OVERLAPPED}
