@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.envs.mujoco import MujocoEnv
 from numpy.typing import NDArray
 from rollouts import Floats, TaskShape, Transitions
 from simulator_state import State, restore_state, state_of
@@ -94,7 +95,10 @@ class Simulators:
         return int(self._envs[0].metadata["render_fps"])
 
     def frame(self) -> NDArray[np.uint8]:
-        """The first simulator, ``[height, width, 3]``."""
+        """The first simulator, ``[height, width, 3]``; by the camera of its model that goes with it, where it has one."""
+        task = self._envs[0].unwrapped
+        if isinstance(task, MujocoEnv) and task.model.ncam:
+            task.mujoco_renderer.camera_id = 0
         picture: NDArray[np.uint8] = self._envs[0].render()
         return picture
 
