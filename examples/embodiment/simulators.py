@@ -95,7 +95,7 @@ class Simulators:
         return int(self._envs[0].metadata["render_fps"])
 
     def frame(self) -> NDArray[np.uint8]:
-        """The first simulator, ``[height, width, 3]``, by its model's own camera, which goes with it, where it has one."""
+        """The first simulator, ``[height, width, 3]``; by its model's camera, which goes with it, if there is one."""
         task = self._envs[0].unwrapped
         if isinstance(task, MujocoEnv) and task.model.ncam:
             task.mujoco_renderer.camera_id = 0
