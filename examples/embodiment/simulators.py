@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -40,10 +41,11 @@ class Simulators:
         restart: bool = True,
         drawn: bool = False,
     ) -> None:
-        self._envs = [
-            gymnasium.make(env_id, disable_env_checker=True, render_mode="rgb_array" if drawn and index == 0 else None)
-            for index in range(len(seeds))
+        # Only the one that is drawn is told so: a task need not know of drawing.
+        drawings: list[dict[str, Any]] = [
+            {"render_mode": "rgb_array"} if drawn and not index else {} for index in range(len(seeds))
         ]
+        self._envs = [gymnasium.make(env_id, disable_env_checker=True, **drawing) for drawing in drawings]
         self._restart = restart
         self._reward_scale = reward_scale
         self._returns = np.zeros(len(seeds))
