@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,15 @@ class Curve:
         return float(np.interp(seconds, self.seconds, self.returns))
 
 
+def read_events(folder: Path) -> Any:
+    """TensorBoard's event files, with every value of every scalar."""
+    from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={SCALARS: 0})
+    events.Reload()
+    return events
+
+
 def read_curve(folder: Path, tag: str, samples: int) -> Curve:
     """Curve of scalar ``tag`` in the event files of ``folder``.
 
@@ -40,12 +50,10 @@ def read_curve(folder: Path, tag: str, samples: int) -> Curve:
     Raises:
         ValueError: there is no such scalar.
     """
-    from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
-
-    events = EventAccumulator(str(folder), size_guidance={SCALARS: 0})
-    events.Reload()
-    if tag not in events.Tags()[SCALARS]:
-        raise ValueError(f"{folder}: no scalar {tag} in its event files, only {events.Tags()[SCALARS]}")
+    events = read_events(folder)
+    tags = events.Tags()["scalars"]
+    if tag not in tags:
+        raise ValueError(f"{folder}: no scalar {tag} in its event files, only {tags}")
     scalars = events.Scalars(tag)
     started, scale = events.FirstEventTimestamp(), samples / scalars[-1].step
     return Curve(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from ..contestant import ROOT
+from .curves import read_events
 from .records import FOLDER
 from .runs import LOGS, run_program, today
 from .table import markdown
@@ -111,13 +112,10 @@ def run_reasoning(variant: str, seed: int, *, jobs: int, folder: Path = FOLDER) 
 
 def read_diagnostics(logs: Path) -> dict[str, tuple[float, float]]:
     """Means at the begin and the end of training, from the event files; empty where nothing was trained."""
-    from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
-
-    events = EventAccumulator(str(logs / "tensorboard"), size_guidance={SCALARS: 0})
-    events.Reload()
+    events = read_events(logs / "tensorboard")
     found = {}
     for name in DIAGNOSTICS:
-        if f"train/{name}" in events.Tags()[SCALARS]:
+        if f"train/{name}" in events.Tags()["scalars"]:
             values = [event.value for event in events.Scalars(f"train/{name}")]
             found[name] = (_mean(values[:ENDS]), _mean(values[-ENDS:]))
     return found
