@@ -1,17 +1,18 @@
 # make run    train the example job on this machine
 # make test   ruff, mypy, vulture and the tests; as root, with sshd and ip installed, also those across several fake hosts
-# The first of them makes .venv.  PYTHON=/path/to/python3.12 chooses the interpreter, ARGS="..." adds arguments.
+# The first of them makes .venv.  ARGS="..." adds arguments; make test PYTHON=python3.13 VENV=.venv-3.13 is with another Python.
 
 PYTHON ?= python3
-BIN := .venv/bin
-READY := .venv/.ready
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
 
 # Three processes share the test files, because tests wait as long as they compute; LONG_FILES in tests/conftest.py are first.
 # JOBS=0: one after the other.
 JOBS ?= 3
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test lint orphans histories faults fuzz museum slurm museum-healthy page stress training bench results clean
+.PHONY: run test lint orphans histories faults fuzz museum slurm museum-healthy page stress training bench results docs clean
 
 run: $(READY)
 	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
@@ -88,12 +89,16 @@ bench: $(READY)
 results: $(READY)
 	$(BIN)/python -m benches.results $(ARGS)
 
+# docs/api.md: the public names with their signatures and the first paragraphs of their docstrings.
+docs: $(READY)
+	$(BIN)/python -m docs.generate_api
+
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is %d.%d: make PYTHON=..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[test,examples]'
 	@touch $@

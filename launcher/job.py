@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async import settings
+from rlinf_async._recorder.run_files import bundle_name, usual_log_parent
 from rlinf_async._wire.lifeline import Lifeline
 from rlinf_async._wire.mesh import launch_error, start_nodes
 from rlinf_async._wire.node_config import NodeConfig
@@ -106,7 +108,7 @@ class Job:
         """
         self._main = asyncio.current_task()
         self._phase = "starting"
-        self._report.begin(self.run_id, self._nodes)
+        self._report.begin(self.run_id, self._nodes, self._expected_logs())
         try:
             await self._start()
         except BaseException:
@@ -149,8 +151,7 @@ class Job:
 
         The nodes that are still there are asked; of a run that has ended there is what this machine has.
         """
-        from .control.bundle_file import bundle_name  # a run that ends well needs none of it
-        from .control.run_bundle import keep_bundle
+        from .control.run_bundle import keep_bundle  # a run that ends well needs none of it
         from .control.snapshot_taking import VERDICT
 
         if (run := self._local_run()) is None or run.logs is None:
@@ -165,7 +166,7 @@ class Job:
         except Exception as error:  # whatever it is, the run ends as it would have
             self._report.warn(f"there is no bundle of the run: {type(error).__name__}: {error}")
         else:
-            self._report.note(f"a bundle of the run: {path} (rlinf-ctl page {path} shows it)")
+            self._report.bundle(path)
             if not wants_verdict:
                 missing.pop(VERDICT)  # nothing that more time would bring
             for name, reason in list(missing.items())[:1]:
@@ -246,10 +247,10 @@ class Job:
             await self._go(node)
 
         def progress(rank: int, state: str, told: Mapping[str, Any]) -> None:
-            columns = {}
+            columns: dict[str, str | float] = {}
             if state == "up":
                 gpus = len(told["facts"].get("gpus") or ())
-                columns = {"daemon": f"{time.monotonic() - began:.1f}s", "gpus": str(gpus)}
+                columns = {"daemon": round(time.monotonic() - began, 1), "gpus": gpus}
             self._report.node(rank, state, told.get("error") or told.get("address") or "", **columns)
 
         lifelines = [self._lifelines[node.rank] for node in self._nodes]
@@ -260,7 +261,13 @@ class Job:
             self._watchers[node.rank] = asyncio.create_task(self._watch(node.rank), name=f"watch {node.name}")
         for note, name in {peer["note"]: peer["name"] for peer in reversed(self._peers) if peer["note"]}.items():
             self._report.warn(f"{name}: {note}")
+        if (logs := self._here["log_dir"]) not in ("", self._expected_logs()) and not self._here["note"]:
+            self._report.note(f"logs in {logs}")  # a prologue or -e has named another $TMPDIR
         self._report.ready(self._shape())
+
+    def _expected_logs(self) -> str:
+        """The directory of this machine's logs, as far as that is known before its daemon is there."""
+        return str(self._options.log_dir or usual_log_parent(Path(tempfile.gettempdir())) / self.run_id)
 
     async def _pack(self) -> Archive | None:
         folder = self._options.sync
@@ -321,7 +328,11 @@ class Job:
     def _shape(self) -> dict[str, int]:
         visible = [peer for peer in self._peers if not peer["hidden"]]
         gpus = sum(len(peer["facts"].get("gpus") or ()) for peer in visible)
-        return {"node": len(visible), "GPU": gpus, "CPU": sum(peer["facts"].get("cpus", 0) for peer in visible)}
+        cpus = {}  # by machine: its nodes share them
+        for node, peer in zip(self._nodes, self._peers, strict=True):
+            if not node.hidden:
+                cpus["" if node.is_here else node.host.identity] = peer["facts"].get("cpus", 0)
+        return {"node": len(visible), "GPU": gpus, "CPU": sum(cpus.values())}
 
     async def _watch(self, rank: int) -> None:
         """Shows what a node has to say while the script runs, to the node's end."""
@@ -337,6 +348,8 @@ class Job:
                 return
             if message.get("event") == "node_lost":
                 await self._on_loss_reported(rank, int(message["node"]), str(message["reason"]))
+            elif message.get("event") == "cut_off":
+                self._show_loss(rank, f"it was cut off, and has ended itself: {message['reason']}")
             elif message.get("event") == "unobserved":
                 self.unobserved += map(str, message["failures"])
             elif message.get("event") == "end_run" and not self.was_interrupted:
@@ -443,3 +456,8 @@ def script_command(options: Options) -> list[str]:
 def script_is_missing(options: Options) -> bool:
     """Whether Python itself had better say so, before any node is started for nothing."""
     return options.script is not None and not options.module and not Path(options.script).exists()
+
+
+def missing_script_text(options: Options) -> str:
+    """What a check or a preview says of it."""
+    return f"script: there is no {options.script} here\nfix: check the path; it is seen from {Path.cwd()}"

@@ -65,5 +65,6 @@ class Options:
     check: bool = False
     sweep: str | None = None
     force: bool = False
+    print_completion: str | None = None
     version: bool = False
     help: bool = False

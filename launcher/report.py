@@ -1,7 +1,8 @@
 """Progress output of ``rlinf-launch`` on stderr: live table, plain lines or JSON; text tables for other reports.
 
 On a terminal it is one live table that collapses into a line; elsewhere one line per change, without colours; with
-``--json`` one JSON object per line.  Quiet leaves the errors.
+``--json`` one JSON object per line.  Quiet leaves the errors; of a run that has failed JSON has its exit code and its
+bundle, too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final, Protocol, TextIO
 
 _COLUMNS: Final = ("after", "daemon", "py", "torch", "gpus")
@@ -41,19 +43,29 @@ class Report:
         self._rows: list[dict[str, str]] = []
         self._began = time.monotonic()
 
-    def begin(self, run: str, nodes: Sequence[Named]) -> None:
-        """A run starts (or, without an id, a check); ``nodes`` in the order of ranks."""
+    def begin(self, run: str, nodes: Sequence[Named], logs: str = "") -> None:
+        """A run starts (or, without an id, a check).
+
+        Args:
+            nodes: in the order of ranks.
+            logs: the directory of this machine's logs.
+        """
         self._names = [node.name for node in nodes]
         self._rows = [dict.fromkeys(_COLUMNS, "-") | {"state": "starting"} for _ in nodes]
         if run:
             count = counted(sum(not node.hidden for node in nodes), "node")
             also = ", and a daemon here for the script" if any(node.hidden for node in nodes) else ""
-            self._header(run, f"{count}{also}")
+            self._header(run, f"{count}{also}, logs in {logs}", logs)
 
-    def node(self, rank: int, state: str, text: str = "", **columns: str) -> None:
-        """A node's state has changed: ``"reached"``, ``"up"``, ``"ready"``, ``"failed"``, ``"lost"``."""
-        self._rows[rank].update(columns, state=f"{state}: {text}" if text else state)
-        known = " ".join(f"{key} {value}" for key, value in columns.items())
+    def node(self, rank: int, state: str, text: str = "", **columns: str | float) -> None:
+        """A node's state has changed: ``"reached"``, ``"up"``, ``"ready"``, ``"failed"``, ``"lost"``.
+
+        Args:
+            columns: what is known of it; a float is in seconds.
+        """
+        told = {key: f"{each:.1f}s" if isinstance(each, float) else str(each) for key, each in columns.items()}
+        self._rows[rank].update(told, state=f"{state}: {text}" if text else state)
+        known = " ".join(f"{key} {value}" for key, value in told.items())
         self._changed(rank, state, text, known)
 
     def ready(self, facts: Mapping[str, int]) -> None:
@@ -83,17 +95,28 @@ class Report:
         """A line that a node's own processes wrote."""
         self._write(text)
 
-    def exit(self, script: str, code: int) -> None:
-        """The script has ended; 128 + n for signal n."""
-        if code > 128:
-            self.note(f"{script} was ended by signal {code - 128} (exit code {code})")
-        elif code:
-            self.note(f"{script} ended with exit code {code}")
+    def bundle(self, path: Path) -> None:
+        """The bundle of a run that has failed is written."""
+        self.note(f"a bundle of the run: {path} (rlinf-ctl page {path} shows it)")
+
+    def exit(self, script: str, code: int, script_code: int | None) -> None:
+        """The run has ended.
+
+        Args:
+            code: the launcher's.
+            script_code: the script's own, 128 + n for signal n; None where the launcher has ended it.
+        """
+        if script_code is None:
+            return
+        if script_code > 128:
+            self.note(f"{script} was ended by signal {script_code - 128} (exit code {script_code})")
+        elif script_code:
+            self.note(f"{script} ended with exit code {script_code}")
 
     def close(self) -> None:
         """Nothing more is to come."""
 
-    def _header(self, run: str, text: str) -> None:
+    def _header(self, run: str, text: str, logs: str) -> None:
         self.note(f"rlinf run {run}: {text}")
 
     def _changed(self, rank: int, state: str, text: str, known: str) -> None:
@@ -111,24 +134,26 @@ class Report:
 class JsonReport(Report):
     """One JSON object per line: ``{"event": …}``."""
 
-    def _header(self, run: str, text: str) -> None:
-        self._say("run", run=run, nodes=self._names)
+    def _header(self, run: str, text: str, logs: str) -> None:
+        self._say_unless_quiet("run", run=run, nodes=self._names, log_dir=logs)
 
-    def node(self, rank: int, state: str, text: str = "", **columns: str) -> None:
-        self._say("node", rank=rank, name=self._names[rank], state=state, text=text, **columns)
+    def node(self, rank: int, state: str, text: str = "", **columns: str | float) -> None:
+        say = self._say if state in ("failed", "lost") else self._say_unless_quiet
+        say("node", rank=rank, name=self._names[rank], state=state, text=text, **columns)
 
     def ready(self, facts: Mapping[str, int]) -> None:
-        self._say("ready", seconds=round(time.monotonic() - self._began, 3), **facts)
+        counts = {f"{noun.lower()}s": count for noun, count in facts.items()}
+        self._say_unless_quiet("ready", seconds=round(time.monotonic() - self._began, 3), **counts)
 
     def note(self, text: str) -> None:
-        self._say("note", text=text)
+        self._say_unless_quiet("note", text=text)
 
     def detail(self, text: str) -> None:
         if self.verbosity >= 1:
             self._say("detail", text=text)
 
     def warn(self, text: str) -> None:
-        self._say("warning", text=text)
+        self._say_unless_quiet("warning", text=text)
 
     def error(self, text: str) -> None:
         self._say("error", text=text)
@@ -136,8 +161,16 @@ class JsonReport(Report):
     def output(self, text: str) -> None:
         self._say("output", text=text)
 
-    def exit(self, script: str, code: int) -> None:
-        self._say("exit", script=script, code=code)
+    def bundle(self, path: Path) -> None:
+        self._say("bundle", path=str(path))
+
+    def exit(self, script: str, code: int, script_code: int | None) -> None:
+        say = self._say if code else self._say_unless_quiet
+        say("exit", script=script, code=code, script_code=script_code)
+
+    def _say_unless_quiet(self, event: str, **facts: Any) -> None:
+        if self.verbosity >= 0:
+            self._say(event, **facts)
 
     def _say(self, event: str, **facts: Any) -> None:
         self._write(json.dumps({"event": event, **facts}))
@@ -157,8 +190,8 @@ class LiveReport(Report):
         )
         self._drawn = False
 
-    def begin(self, run: str, nodes: Sequence[Named]) -> None:
-        super().begin(run, nodes)
+    def begin(self, run: str, nodes: Sequence[Named], logs: str = "") -> None:
+        super().begin(run, nodes, logs)
         if len(nodes) > 1:
             self._draw()
 

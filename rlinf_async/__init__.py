@@ -23,9 +23,9 @@
 #   outcome, handle, stream             one call on many ranks
 #   _transports/        tensors between two workers: Link and its kinds
 #   _messaging/         send, recv, broadcast: exchange, outbox, inbox, routes
-#   _group/             the processes of a group, arguments per rank, failure notices
+#   _group/, group      the processes of a group, arguments per rank, failure notices; many workers as one object
 #   _worker/, worker    inside a worker process; what users derive their classes from
-#   group, _cluster/, cluster           many workers as one object; launching; the way into a run
+#   _cluster/, cluster  launching; the way into a run
 #
 #   weights/            a trainer's weights at its rollout workers; loaded when one of its names is asked for
 #     state/, waiting/  versions, reports, words; threads, conditions and gates
@@ -35,6 +35,7 @@
 #     transports/       TorchRL's carriers      schemes/   TorchRL's interface
 #     publication, following              publish and follow, between worker groups
 #   rlinf/, torchrl/    the other systems' names, for ported code; RLinf's weight syncers, TorchRL's collectors
+#   __main__            python -m rlinf_async: usage and versions
 #
 # launcher/ (imported as rlinf_launcher) is the other package: how processes come to exist and stop.  Nothing here
 # imports it.  Importing this page loads none of all that: a node's daemon imports a third of it.
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from rlinf_async._group.each import each as each
     from rlinf_async._group.wait_all import wait_all as wait_all
     from rlinf_async._trace.tracer import Tracer as Tracer
+    from rlinf_async._worker.methods import concurrent as concurrent
     from rlinf_async.address import NodeInfo as NodeInfo, WorkerAddress as WorkerAddress, WorkerInfo as WorkerInfo
     from rlinf_async.channel import Channel as Channel, WeightedItem as WeightedItem
     from rlinf_async.cluster import Cluster as Cluster

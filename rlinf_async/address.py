@@ -46,6 +46,7 @@ class WorkerAddress:
         return self.rank_path[-1] if self.rank_path else 0
 
     def get_name(self) -> str:
+        """The name, ``"rollout:2:0"``: the group and the ranks."""
         return ":".join((self.root_group_name, *map(str, self.rank_path)))
 
     def get_parent_rank(self) -> int:
@@ -53,20 +54,24 @@ class WorkerAddress:
         return self.rank_path[-2] if len(self.rank_path) > 1 else 0
 
     def get_parent_address(self) -> WorkerAddress | None:
+        """The address one level up; None of a root group's own."""
         if not self.rank_path:
             return None
         return WorkerAddress(self.root_group_name, self.rank_path[:-1])
 
     def get_child_address(self, rank: int) -> WorkerAddress:
+        """The address of one rank below this one."""
         return WorkerAddress(self.root_group_name, (*self.rank_path, rank))
 
     @classmethod
     def from_name(cls, name: str) -> WorkerAddress:
+        """The address of a name such as ``"rollout:2:0"``; ``ValueError`` where a rank is no number."""
         root, *ranks = name.split(":")
         return cls(root, [int(rank) for rank in ranks])
 
     @classmethod
     def from_parent_name_rank(cls, parent_name: str, rank: int) -> WorkerAddress:
+        """The address of a rank below the one of that name."""
         return cls.from_name(parent_name).get_child_address(rank)
 
     def __eq__(self, other: object) -> bool:

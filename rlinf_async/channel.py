@@ -8,9 +8,9 @@ import os
 import threading
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal, overload
 
 from rlinf_async._channels import registration
 from rlinf_async._channels.arguments import MAX_INTEGER, RequestArguments, seconds, switch, whole_number
@@ -26,9 +26,11 @@ from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async._trace import recorder
 from rlinf_async._waits.thread_gate import may_wait
 from rlinf_async.errors import EndOfChannel
-from rlinf_async.work import Work, blocking
+from rlinf_async.work import BoolOrWork, IntOrWork, NoneOrWork, Work, blocking
 
 _DEFAULT_KEY: Final = "default_queue"
+_PUT: Final = EventKind.PUT
+_GET: Final = EventKind.GET
 
 
 @dataclass(order=True)
@@ -59,9 +61,10 @@ class Channel:
     at most; then they have what it had not acknowledged, flagged as redelivered.
 
     In a coroutine the methods return a ``Work``, started already, to be awaited; elsewhere they block and return the
-    result, unless ``async_op=True``.  An item must not be changed until its put is done.  Tensors on a GPU travel by
-    way of the CPU and arrive on the consumer's current device; the channel holds a copy, so the producer may free
-    its own as soon as the put is done.
+    result, unless ``async_op=True``.  To type checkers that is ``Any``, and with ``async_op=True`` a ``Work``.
+
+    An item must not be changed until its put is done.  Tensors on a GPU travel by way of the CPU and arrive on the
+    consumer's current device; the channel holds a copy, so the producer may free its own as soon as the put is done.
 
     Example:
         channel = Channel.create("obs", maxsize=8)
@@ -69,7 +72,19 @@ class Channel:
 
         await channel.put(obs)                   # in a worker's coroutine; with key=rank: get(key=rank) takes it
         async for obs in channel: ...            # until somebody calls channel.close() and it is empty
+        for obs in channel: ...                  # the same in a def method or a script
+
+    Replay buffer:
+        Producers put transitions; the learner moves what has come into a buffer of its own, which forgets the oldest,
+        and never waits for more than the first ones.  At the end of the channel ``EndOfChannel`` ends it::
+
+            replay = collections.deque(await channel.get_many(1_000), maxlen=100_000)
+            while True:
+                replay.extend(await channel.drain())
+                train(random.sample(replay, 256))
     """
+
+    __contains__ = None  # it would take items out in search of one
 
     def __init__(self, name: str, maxsize: int, client: NodeClient | None, local: LocalQueue | None = None) -> None:
         """Not for users: ``create`` or ``connect``."""
@@ -259,6 +274,7 @@ class Channel:
 
     @property
     def name(self) -> str:
+        """The name that others connect by."""
         return self._name
 
     @property
@@ -268,6 +284,7 @@ class Channel:
 
     @property
     def is_local(self) -> bool:
+        """Whether it is a queue in this process only."""
         return self._local is not None
 
     # -- in -----------------------------------------------------------------------------------------------------
@@ -280,7 +297,7 @@ class Channel:
         async_op: bool = False,
         *,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> NoneOrWork:
         """Puts an item behind what is queued under its key, and waits while there is no room for it.
 
         Args:
@@ -300,7 +317,8 @@ class Channel:
             ValueError: the item alone is larger than ``max_bytes``; at once, the weight or the timeout is negative.
             TypeError: at once, the weight is no whole number, the timeout no number or the key not hashable.
         """
-        return _finish(self._start(self._arguments.put(item, weight, key, timeout)), async_op)
+        accepted: NoneOrWork = _finish(self._start(self._arguments.put(item, weight, key, timeout)), async_op)
+        return accepted
 
     def put_nowait(self, item: Any, weight: int = 0, key: Any = _DEFAULT_KEY) -> Any:
         """As ``put``, but where there is no room at once it raises ``asyncio.QueueFull``; in a coroutine, awaited."""
@@ -308,6 +326,10 @@ class Channel:
 
     # -- out ----------------------------------------------------------------------------------------------------
 
+    @overload
+    def get(self, key: Any = _DEFAULT_KEY, *, async_op: Literal[True], timeout: float | None = None) -> Work[Any]: ...
+    @overload
+    def get(self, key: Any = _DEFAULT_KEY, async_op: bool = False, *, timeout: float | None = None) -> Any: ...
     def get(self, key: Any = _DEFAULT_KEY, async_op: bool = False, *, timeout: float | None = None) -> Any:
         """Takes the next item of a key, and waits while there is none.
 
@@ -330,6 +352,24 @@ class Channel:
         """As ``get``, but where there is nothing it raises ``asyncio.QueueEmpty``; in a coroutine, awaited."""
         return _finish(self._start(self._arguments.get_nowait(key)), False)
 
+    @overload
+    def get_batch(
+        self,
+        target_weight: int = 0,
+        key: Any = _DEFAULT_KEY,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work[list[Any]]: ...
+    @overload
+    def get_batch(
+        self,
+        target_weight: int = 0,
+        key: Any = _DEFAULT_KEY,
+        async_op: bool = False,
+        *,
+        timeout: float | None = None,
+    ) -> Any: ...
     def get_batch(
         self,
         target_weight: int = 0,
@@ -360,6 +400,70 @@ class Channel:
         """
         return _finish(self._start(self._arguments.get_batch(target_weight, key, timeout)), async_op)
 
+    @overload
+    def get_many(
+        self,
+        n: int,
+        key: Any = _DEFAULT_KEY,
+        *,
+        async_op: Literal[True],
+        wait: bool = True,
+        timeout: float | None = None,
+    ) -> Work[list[Any]]: ...
+    @overload
+    def get_many(
+        self,
+        n: int,
+        key: Any = _DEFAULT_KEY,
+        async_op: bool = False,
+        *,
+        wait: bool = True,
+        timeout: float | None = None,
+    ) -> Any: ...
+    def get_many(
+        self,
+        n: int,
+        key: Any = _DEFAULT_KEY,
+        async_op: bool = False,
+        *,
+        wait: bool = True,
+        timeout: float | None = None,
+    ) -> Any:
+        """Takes the next ``n`` items of a key in order, and waits while there are fewer.
+
+        At the end of the channel it takes what is left, and only after that ``EndOfChannel`` is raised.
+
+        Args:
+            n: at least 1; items count one each, whatever they weigh.
+            async_op: return a ``Work`` where the call would block.
+            wait: with False it takes what is there at once, at most ``n`` items and perhaps none.
+            timeout: seconds; what had been gathered by then stays in the channel.  With 0 ``n`` items are taken that
+                are there at once.  Only where it waits.
+
+        Returns:
+            A list, in a coroutine or with ``async_op`` a ``Work`` of it.
+
+        Raises:
+            EndOfChannel: the channel is closed, and nothing is left under this key; also with ``wait=False``.
+            ValueError: what it has gathered fills ``max_bytes``.  The items stay in the channel.
+            TypeError, ValueError: at once, ``n`` is no whole number, or less than 1; ``wait`` is no bool, or False with
+                a ``timeout``.
+            Exception: as ``get``.
+        """
+        return _finish(self._start(self._arguments.get_many(n, key, wait, timeout)), async_op)
+
+    @overload
+    def drain(self, key: Any = _DEFAULT_KEY, *, async_op: Literal[True]) -> Work[list[Any]]: ...
+    @overload
+    def drain(self, key: Any = _DEFAULT_KEY, async_op: bool = False) -> Any: ...
+    def drain(self, key: Any = _DEFAULT_KEY, async_op: bool = False) -> Any:
+        """Takes everything that is queued under a key, in order, perhaps nothing; as many as ``qsize`` would say.
+
+        Returns, Raises:
+            As ``get_many`` with ``wait=False``.
+        """
+        return _finish(self._start(self._arguments.drain(key)), async_op)
+
     async def __aiter__(self) -> AsyncIterator[Any]:
         """The items of the default key, until the channel is closed and empty."""
         while True:
@@ -369,16 +473,33 @@ class Channel:
                 return
             yield item
 
+    def __iter__(self) -> Iterator[Any]:
+        """The same where no loop runs.
+
+        Raises:
+            TypeError: one does.
+        """
+        while True:
+            if not may_wait():
+                raise TypeError(f"channel '{self._name}': write `async for item in channel` in a coroutine, not `for`")
+            try:
+                item = self.get()
+            except EndOfChannel:
+                return
+            yield item
+
     # -- questions ----------------------------------------------------------------------------------------------
 
-    def qsize(self, key: Any = _DEFAULT_KEY) -> Any:
+    def qsize(self, key: Any = _DEFAULT_KEY) -> IntOrWork:
         """Items queued under a key; in a coroutine a ``Work`` of it, as of all these."""
-        return self._ask("qsize()", key, "size", lambda found: found[0])
+        size: IntOrWork = self._ask("qsize()", key, "size", lambda found: found[0])
+        return size
 
-    def empty(self, key: Any = _DEFAULT_KEY) -> Any:
+    def empty(self, key: Any = _DEFAULT_KEY) -> BoolOrWork:
+        """Whether nothing is queued under a key."""
         return self._ask("empty()", key, "size", lambda found: not found[0])
 
-    def full(self, key: Any = _DEFAULT_KEY) -> Any:
+    def full(self, key: Any = _DEFAULT_KEY) -> BoolOrWork:
         """Whether a put would wait."""
         return self._ask("full()", key, "size", lambda found: found[1])
 
@@ -480,9 +601,9 @@ class Channel:
     def _start(self, request: Any) -> Any:
         if recording.admits():
             if isinstance(request, Put):
-                recording.follow(request, EventKind.PUT, self._name, request.nbytes)
+                request._event = recording.begin(_PUT, self._name, request.nbytes)
             elif isinstance(request, Get):
-                recording.follow(request, EventKind.GET, self._name)
+                request._event = recording.begin(_GET, self._name)
         if recorder.recorder is not None:
             self._trace(request)
         if self._local is not None:

@@ -14,7 +14,7 @@ import sys
 import time
 from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar, cast
 
 from rlinf_async import settings
 from rlinf_async._client import registry
@@ -41,6 +41,7 @@ from rlinf_async._core import codec, operations, process
 from rlinf_async._core.descriptors import explained_shortage
 from rlinf_async._core.frames import PROTOCOL
 from rlinf_async._group.members import Members
+from rlinf_async._group.wait_all import fold
 from rlinf_async._inspection import responder
 from rlinf_async._recorder.user_metrics import METRICS, Metrics
 from rlinf_async._trace import recorder
@@ -57,9 +58,11 @@ from rlinf_async.group import WorkerGroup, public_methods, start_closing
 from rlinf_async.handle import Handle
 from rlinf_async.hardware import load_extension
 from rlinf_async.outcome import CallDeadline
-from rlinf_async.placement import default_strategy
+from rlinf_async.placement import check_strategy, default_strategy
 from rlinf_async.profiling import ProfileConfig, get_profiling_env_vars_for_worker, modify_profile_context
-from rlinf_async.work import Work, blocking
+from rlinf_async.work import DictOrWork, IntOrWork, NoneOrWork, ValueOrWork, Work, blocking
+
+W = TypeVar("W")
 
 _DRIVER_DESCRIPTORS: Final = 32
 """What a driver has open with a cluster of its own, about: its loop, a node's lifeline, a socket."""
@@ -110,6 +113,7 @@ class Cluster:
         LaunchError: the node could not be started, with what it said.
         ConfigError: the configuration or a setting in the environment has a mistake, or there are fewer nodes than
             ``num_nodes``.
+        RuntimeError: a child that multiprocessing spawns calls this while it imports the script.
     """
 
     metrics: ClassVar[Metrics] = METRICS
@@ -129,6 +133,7 @@ class Cluster:
         fail_fast: bool | None = None,
         metrics: str | None = None,
     ) -> None:
+        process.check_is_no_import("Cluster() was called")
         settings.check()
         load_extension(os.environ)  # its kinds of hardware may stand in the configuration
         if cluster_cfg is None and context.identity is not None and context.identity.config:
@@ -224,8 +229,10 @@ class Cluster:
         if self._wanted and len(nodes) < self._wanted:
             raise ConfigError(
                 f"num_nodes={self._wanted}, but this run has {len(nodes)} ({', '.join(node.name for node in nodes)}): "
-                f"start it with `rlinf-launch --hosts FILE` (or --local-nodes {self._wanted} to try it on one machine)"
+                f"start it with `rlinf-launch --hosts FILE` (to try it on one machine: `rlinf-launch --local-nodes "
+                f"{self._wanted}`, or Cluster(local_nodes={self._wanted}))"
             )
+        await self._set_lease([node["node"] for node in welcome["nodes"]])
         nodes = await described(self._client, nodes[: self._wanted] if self._wanted else nodes, self._config)
         self._node_groups = groups_of(self._config, nodes)
         self._nodes = nodes
@@ -240,6 +247,15 @@ class Cluster:
             return ""
         operation = operations.ServeMetrics(self._metrics.address)
         return await self._client.request(operation, node=0, what="the address of the metrics")
+
+    async def _set_lease(self, nodes: list[int]) -> None:
+        """Tells every node for how long another one may be silent, where the configuration says so."""
+        if self._attached or self._config is None or self._config.lease_s is None:
+            return
+        operation = operations.SetLease(self._config.lease_s)
+        told = [self._client.request(operation, node=node, what="the lease of nodes") for node in nodes]
+        for answer in told:
+            await answer
 
     def _introduce_run(self, notes: list[str], metrics: str) -> None:
         """Tells the user of a run its id, and where its logs and metrics are."""
@@ -274,13 +290,51 @@ class Cluster:
             raise
 
     async def __aexit__(self, *exc_info: object) -> None:
+        if exc_info[:1] == (None,):
+            self._warn_of_forgotten_calls()
         await self.aclose()
 
     def __enter__(self) -> Cluster:
+        if running_loop() is not None:
+            self._undo()
+            raise RuntimeError(
+                "`with Cluster(...)` would block the event loop that runs on this thread: write "
+                "`async with Cluster(...) as cluster:` here"
+            )
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        if exc_info[:1] == (None,):
+            self._warn_of_forgotten_calls()
         self.close()
+
+    def _warn_of_forgotten_calls(self) -> None:
+        """Calls that are cancelled now without anybody's having awaited them may have been meant to be."""
+        if self._client.pid != process.pid or self._client.closed is not None:
+            return
+        calls = [call for members in self._groups if not members.closed for call in members.forgotten_calls()]
+        if calls:
+            are = "1 call is still open and is" if len(calls) == 1 else f"{len(calls)} calls are still open and are"
+            logger.warning(
+                "%s cancelled, as the cluster closes: %s (`await` or `.wait()` for what is to end before; "
+                "`.cancel()` ends a call without this warning)",
+                are,
+                fold(calls, most=3),
+            )
+
+    def _undo(self) -> None:
+        """Closes an unused cluster from within its loop; at once where its start has not come to a step.
+
+        The loop may end right behind this, as ``asyncio.run`` does of an error, and would cancel a task that closes it
+        before that has begun: tests/test_messages.py::test_with_cluster_in_a_coroutine_says_async_with
+        """
+        if self._attached or self._lifelines or self._client.endpoint:
+            self.close()
+            return
+        self._started.cancel()
+        self._client.close()
+        if self._terminal is not None:
+            self._terminal.close()
 
     # -- facts --------------------------------------------------------------------------------------------------
 
@@ -299,10 +353,12 @@ class Cluster:
 
     @property
     def num_nodes(self) -> int:
+        """How many nodes may hold workers."""
         return len(self.nodes)
 
     @property
     def num_accelerators(self) -> int:
+        """The accelerators of all nodes together."""
         return sum(node.num_accelerators for node in self.nodes)
 
     @property
@@ -317,6 +373,7 @@ class Cluster:
 
     @property
     def run_id(self) -> str:
+        """The name of the run: of its logs, and for ``rlinf-ctl --run``."""
         return str(self._client.welcome.get("run", ""))
 
     @property
@@ -325,8 +382,10 @@ class Cluster:
         return str(self._client.welcome.get("log_dir", ""))
 
     def get_node_info(self, node_rank: int) -> NodeInfo:
-        """Raises:
-        ValueError: there is no such node.
+        """The facts about a node.
+
+        Raises:
+            ValueError: there is no such node.
         """
         if not 0 <= node_rank < len(self.nodes):
             raise ValueError(f"there is no node {node_rank}: the cluster has {len(self.nodes)}")
@@ -347,17 +406,18 @@ class Cluster:
         return next((group for group in self.node_groups if group.label == label), None)
 
     def get_node_ip(self, node_rank: int) -> str:
+        """The address by which other nodes reach a node."""
         return self.get_node_info(node_rank).node_ip
 
     def get_alive_nodes(self) -> list[NodeInfo]:
         """The nodes that are not lost."""
         return [node for node in self.nodes if node.node_rank not in self._client.lost_nodes]
 
-    def find_free_port(self, max_port_num: int | None = None) -> Any:
+    def find_free_port(self, max_port_num: int | None = None) -> IntOrWork:
         """A port that is free on this node, at most ``max_port_num``; in a coroutine a ``Work`` of it."""
-        if max_port_num is None:
-            return blocking(self._client.request(operations.FreePort()))
-        return blocking(self._client.request(operations.LeasePort(max_port_num), what="a free port"))
+        operation = operations.FreePort() if max_port_num is None else operations.LeasePort(max_port_num)
+        port: IntOrWork = blocking(self._client.request(operation, what="a free port"))
+        return port
 
     @staticmethod
     def has_initialized() -> bool:
@@ -369,11 +429,13 @@ class Cluster:
     merge_worker_env_vars = staticmethod(merge_worker_env_vars)
     get_path_env_merge_mode = staticmethod(get_path_env_merge_mode)
 
-    def status(self, node: int | None = None) -> Any:
+    def status(self, node: int | None = None) -> DictOrWork[Any]:
         """What a node's daemon has at the moment, as plain data; in a coroutine a ``Work`` of it."""
-        return blocking(self._client.request(operations.NodeStatus(), node=OWN_NODE if node is None else node))
+        request = self._client.request(operations.NodeStatus(), node=OWN_NODE if node is None else node)
+        status: DictOrWork[Any] = blocking(request)
+        return status
 
-    def why(self) -> Any:
+    def why(self) -> ValueOrWork:
         """The verdict on this run, a ``Verdict``: who waits for whom, and whether that ends; in a coroutine a ``Work``.
 
         Takes a second or two.  ``print(await cluster.why())`` prints what ``rlinf-ctl stuck`` does.
@@ -391,7 +453,7 @@ class Cluster:
             with contextlib.suppress(ClosedError, ForkedProcessError, LoopNotRunning):
                 self._verdict = self._client.run(tell(self._client), what=VERDICT)
 
-    def find_group(self, worker_cls: type, name: str, timeout: float | None = None) -> Any:
+    def find_group(self, worker_cls: type[W], name: str, timeout: float | None = None) -> WorkerGroup[W]:
         """The group of that name, whoever launched it; see ``WorkerGroup.from_group_name``."""
         return WorkerGroup.from_group_name(worker_cls, name, cluster=self, timeout=timeout)
 
@@ -399,7 +461,7 @@ class Cluster:
 
     def _launch(
         self,
-        spec: GroupSpec,
+        spec: GroupSpec[W],
         *,
         placement: Any = None,
         name: str | None = None,
@@ -411,7 +473,7 @@ class Cluster:
         seed: int | None = None,
         profiling: ProfileConfig | None = None,
         call_timeout: float | None = None,
-    ) -> WorkerGroup:
+    ) -> WorkerGroup[W]:
         """What ``create_group(...).launch(cluster, ...)`` does; see there."""
         if self._closing is not None:
             raise ClosedError("this cluster is closed: no group can be launched on it")
@@ -430,7 +492,7 @@ class Cluster:
             describe=f"argument of {spec.worker_cls.__name__}.create_group()",
             root=("args", "kwargs"),
         )
-        strategy = placement if placement is not None else default_strategy(self)
+        strategy = check_strategy(placement) if placement is not None else default_strategy(self)
         placements = strategy.get_placement(self, isolate_accelerator=isolate_gpu)
         plan = Plan(
             name=title,
@@ -560,8 +622,11 @@ class Cluster:
         if self._thread is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._end_thread, self._thread)
 
-    def close(self) -> Any:
-        """The same; blocks without a running loop, and returns a ``Work`` inside a coroutine."""
+    def close(self) -> NoneOrWork:
+        """Closes it as ``aclose`` does; blocks without a running loop, and returns a ``Work`` inside a coroutine."""
+        return cast(NoneOrWork, self._close_here())
+
+    def _close_here(self) -> Work[None] | None:
         if self._client.pid != process.pid:
             return None
         running = running_loop()

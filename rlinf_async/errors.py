@@ -33,15 +33,15 @@ from typing import Any
 
 
 class RLinfAsyncError(Exception):
-    """Root of the framework's own exceptions."""
+    """Base class of all exceptions of the framework."""
 
 
 class PeerLost(RLinfAsyncError):
-    """Somebody whom we waited for, or talked to, is gone."""
+    """End of a worker or node that something waited for or talked to."""
 
 
 class WorkerDied(PeerLost):
-    """A worker process ended.
+    """End of a worker process, with its status, its last words and its log.
 
     Attributes:
         group, rank, node, pid: who.
@@ -96,6 +96,7 @@ class NodeLost(PeerLost):
 
     @classmethod
     def from_facts(cls, node: str, node_rank: int, reason: str) -> NodeLost:
+        """Builds the exception from the name and rank of the node, and why it is lost."""
         error = cls(f"node {node_rank} ({node}) is lost: {reason}")
         error.node, error.node_rank, error.reason = node, node_rank, reason
         return error
@@ -154,7 +155,8 @@ class StaleVersion(RLinfAsyncError, ValueError):
 
     @classmethod
     def of(cls, version: int, latest: int, what: str) -> StaleVersion:
-        """
+        """Builds the exception from both versions.
+
         Args:
             what: of the latest one: ``"which is here"``.
         """
@@ -170,45 +172,48 @@ class StaleVersion(RLinfAsyncError, ValueError):
 
 
 class DeadlineExceeded(RLinfAsyncError, TimeoutError):
-    """The user's deadline passed before the awaited thing happened."""
+    """Passing of a deadline, ``timeout=`` or a setting's, before the awaited thing happened."""
 
 
 class LaunchError(RLinfAsyncError):
-    """Nodes or workers could not be started."""
+    """Failure to start nodes or workers, with what they said."""
 
 
 class ConfigError(RLinfAsyncError, ValueError, AssertionError):
-    """Bad configuration.  Also a ``ValueError`` and an ``AssertionError``, which RLinf raises in its place."""
+    """A mistake in a configuration, a placement or a setting.
+
+    Also a ``ValueError`` and an ``AssertionError``, which RLinf raises in its place.
+    """
 
 
 class ClosedError(RLinfAsyncError):
-    """The caller's own code has closed the cluster or group that it now uses."""
+    """Use of a cluster, group, channel or call that is closed or cancelled."""
 
 
 class EndOfChannel(ClosedError):
-    """A channel was closed, and everything in it has been taken: what ``async for`` ends with."""
+    """End of a closed channel, of which everything has been taken: what ``async for`` ends with."""
 
 
 class UnobservedFailure(RLinfAsyncError):
-    """With ``fail_fast``: a plain ``wait()`` was ended, because another call has failed and nothing awaits its error.
+    """End of a plain ``wait()``, with ``fail_fast``, because another call has failed and nothing awaits its error.
 
     That error is the ``__cause__``.  What was waited for goes on.
     """
 
 
 class LoopNotRunning(ClosedError, RuntimeError):
-    """The event loop that a cluster lives on was closed, or is not run any more, and somebody waits elsewhere for it.
+    """Wait for a cluster whose event loop was closed, or does not run any more.
 
     The message shows how one loop can serve all.
     """
 
 
 class ForkedProcessError(RLinfAsyncError, RuntimeError):
-    """A forked child uses a handle, a channel, a group or a worker of its parent's; says what to do instead."""
+    """Use of a parent's handle, channel, group or worker in a forked child; says what to do instead."""
 
 
 class AuthError(RLinfAsyncError):
-    """The other side could not prove who it is."""
+    """Refusal of a process that has not the credentials of the run."""
 
 
 class VersionMismatch(RLinfAsyncError):
@@ -232,6 +237,7 @@ class RemoteError(RLinfAsyncError):
 
     @classmethod
     def from_facts(cls, type_name: str, text: str, remote_traceback: str) -> RemoteError:
+        """Builds the exception from what the other process tells of the original."""
         error = cls(f"{type_name}: {text}" if text else type_name)
         error.type_name, error.remote_traceback = type_name, remote_traceback
         return error

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import logging
 import operator
-from collections.abc import Generator, Sequence
+from asyncio import _get_running_loop as running_loop
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from types import MethodType
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
 
 from rlinf_async import settings
 from rlinf_async._client import registry
@@ -17,20 +20,28 @@ from rlinf_async._client.client import NodeClient
 from rlinf_async._client.name_lookup import find_name
 from rlinf_async._core import codec, frames, operations
 from rlinf_async._core.root_cause import fold_ranks
+from rlinf_async._core.type_variables import R, W_co
 from rlinf_async._core.worker_facts import read_worker
 from rlinf_async._group.each import per_rank
 from rlinf_async._group.members import Members
 from rlinf_async.address import WorkerInfo
+from rlinf_async.configuration import did_you_mean
 from rlinf_async.errors import ClosedError, NodeLost
 from rlinf_async.handle import Handle
 from rlinf_async.outcome import CallDeadline
 from rlinf_async.stream import Stream
-from rlinf_async.work import Work, blocking
+from rlinf_async.work import NoneOrWork, Work, blocking
+
+P = ParamSpec("P")
+W = TypeVar("W")
 
 logger = logging.getLogger(__name__)
 
 _CLOSE_ANSWER_S: Final = 3.0
 """Beyond the grace, for the daemons to say that it is done."""
+
+_SHADOWED: Final = frozenset({"call"})
+"""Names of the group's that a worker class may have too: then ``group.call`` is the worker's method."""
 
 _NO_ARGUMENTS: Final = (codec.encode_arguments((), {}, describe="no argument", root="args"),)
 
@@ -43,10 +54,11 @@ class WorkerRank:
     rank: int
 
 
-class WorkerGroup:
+class WorkerGroup(Generic[W_co]):
     """A launched group.  Every public method of the worker class is a method of the group.
 
     Calling one sends the call to all ranks and returns a ``Handle``; an async generator method returns a ``Stream``.
+    ``group.call(Rollout.rollout, 3)`` is the same as ``group.rollout(3)``, and known to type checkers.
 
     Example:
         group = Rollout.create_group(config).launch(cluster, name="rollout")
@@ -58,8 +70,9 @@ class WorkerGroup:
     """
 
     def __init__(
-        self, members: Members, worker_cls: type, ranks: Sequence[int] | None = None, ready: Handle | None = None
+        self, members: Members, worker_cls: type[W_co], ranks: Sequence[int] | None = None, ready: Handle | None = None
     ) -> None:
+        """Not for users: ``Worker.create_group(...).launch(cluster)``, or ``from_group_name``."""
         self._members = members
         self._worker_cls = worker_cls
         self._ranks = range(members.size) if ranks is None else ranks
@@ -87,7 +100,7 @@ class WorkerGroup:
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
-    def __await__(self) -> Generator[Any, Any, WorkerGroup]:
+    def __await__(self) -> Generator[Any, Any, WorkerGroup[W_co]]:
         """Waits until every worker is constructed.
 
         Raises:
@@ -97,13 +110,18 @@ class WorkerGroup:
             yield from self._ready.async_wait().__await__()
         return self
 
-    def wait_ready(self, timeout: float | None = None) -> WorkerGroup:
-        """The same without a running loop."""
+    def wait_ready(self, timeout: float | None = None) -> WorkerGroup[W_co]:
+        """Blocks until every worker is constructed, as ``await group`` waits in a coroutine; gives the group.
+
+        Raises:
+            DeadlineExceeded: they were not within ``timeout`` seconds.
+            Exception: what a constructor raised, or why the workers could not be started.
+        """
         if self._ready is not None:
             self._ready.wait(timeout)
         return self
 
-    async def __aenter__(self) -> WorkerGroup:
+    async def __aenter__(self) -> WorkerGroup[W_co]:
         try:
             return await self
         except BaseException:
@@ -113,9 +131,29 @@ class WorkerGroup:
     async def __aexit__(self, *exc_info: object) -> None:
         await start_closing(self._members).async_wait()
 
+    def __enter__(self) -> WorkerGroup[W_co]:
+        """The same in plain code: ``with group:`` waits until it is ready, and closes it at the end.
+
+        Raises:
+            RuntimeError: in a coroutine, where it is ``async with``.
+        """
+        if running_loop() is not None:
+            raise RuntimeError(
+                f"`with group` would block the event loop that runs on this thread (group '{self._members.name}'): "
+                "write `async with group:` here"
+            )
+        try:
+            return self.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
     # -- views --------------------------------------------------------------------------------------------------
 
-    def execute_on(self, *ranks: int) -> WorkerGroup:
+    def execute_on(self, *ranks: int) -> WorkerGroup[W_co]:
         """A view of some ranks, in the given order; this group stays as it is.
 
         Raises:
@@ -130,13 +168,31 @@ class WorkerGroup:
             raise AssertionError(f"execute_on() needs different ranks, got {ranks}")
         return WorkerGroup(self._members, self._worker_cls, list(ranks), self._ready)
 
-    def __getitem__(self, index: int | slice) -> WorkerGroup:
+    def __getitem__(self, index: int | slice) -> WorkerGroup[W_co]:
         """A view of the ranks that a list of this view's ranks would give."""
-        chosen = list(self._ranks)[index]
+        try:
+            chosen = list(self._ranks)[index]
+        except IndexError:
+            raise IndexError(f"there is no [{index}]: {self._whose_ranks()}") from None
+        except TypeError:
+            raise TypeError(
+                f"[{index!r}] is no rank: {self._whose_ranks()}; write group[2], group[0:2], or group.execute_on(0, 3)"
+            ) from None
         ranks = chosen if isinstance(chosen, list) else [chosen]
         if not ranks:
-            raise IndexError(f"{index} selects no rank of {self!r}")
+            assert isinstance(index, slice)
+            steps = (index.start, index.stop) if index.step is None else (index.start, index.stop, index.step)
+            wanted = ":".join("" if step is None else str(step) for step in steps)
+            raise IndexError(f"[{wanted}] selects no rank: {self._whose_ranks()}")
         return WorkerGroup(self._members, self._worker_cls, ranks, self._ready)
+
+    def _whose_ranks(self) -> str:
+        """The group and its ranks, for errors."""
+        whole, name = self._members.size, self._members.name
+        if len(self._ranks) == whole:
+            return f"group '{name}' has rank{'s' * (whole > 1)} {fold_ranks(self._ranks)}"
+        places = f"places 0-{len(self._ranks) - 1}" if len(self._ranks) > 1 else "place 0"
+        return f"this view of group '{name}' has {places}, which are of ranks {fold_ranks(self._ranks)}"
 
     def __len__(self) -> int:
         return len(self._ranks)
@@ -145,10 +201,12 @@ class WorkerGroup:
 
     @property
     def worker_cls_name(self) -> str:
+        """The name of the worker class."""
         return self._worker_cls.__name__
 
     @property
     def worker_group_name(self) -> str:
+        """The name that others call the group by."""
         return self._members.name
 
     @property
@@ -163,6 +221,37 @@ class WorkerGroup:
         return [self._members.logs[rank] for rank in self._ranks] if self._members.logs else []
 
     # -- calls --------------------------------------------------------------------------------------------------
+
+    @overload
+    def call(  # type: ignore[overload-overlap]
+        self, method: Callable[Concatenate[W_co, P], AsyncIterator[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Stream[R]: ...
+    @overload
+    def call(
+        self, method: Callable[Concatenate[W_co, P], Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Handle[R]: ...
+    @overload
+    def call(self, method: Callable[Concatenate[W_co, P], R], /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]: ...
+    def call(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Calls a method, which is given as the worker class has it: ``group.call(Rollout.step, x)``.
+
+        Does what ``group.step(x)`` does, of which type checkers know nothing: so they check the arguments and know the
+        result.  A class with a public method ``call`` has that as ``group.call``; then this one is
+        ``WorkerGroup.call(group, Rollout.step, x)``.
+
+        Args:
+            method: a public method of the worker class, or of one that it is derived from; what the worker class has
+                under that name is called.
+
+        Returns:
+            A ``Handle``; of an async generator a ``Stream``.
+
+        Raises:
+            TypeError: it is no method of the worker class.
+            ValueError: it is a hidden one.
+        """
+        found = _name_of(self._worker_cls, method)
+        return self._call(found.name, found.streams, args, kwargs)
 
     def _call(self, method: str, streams: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handle | Stream:
         if not args and not kwargs and not streams:
@@ -184,34 +273,40 @@ class WorkerGroup:
             raise AttributeError(name)
         if name.startswith("_") and callable(getattr(self._worker_cls, name, None)):
             raise ValueError(f"{name} of {self._worker_cls.__name__} is hidden: only public methods can be called")
-        methods = ", ".join(public_methods(self._worker_cls))
-        raise AttributeError(f"{self._worker_cls.__name__} has no public method {name!r}; it has {methods}")
+        own, inherited = _own_methods_first(self._worker_cls)
+        others = [*inherited, *(known for known in dir(WorkerGroup) if not known.startswith("_"))]
+        hint = did_you_mean(name, own) or did_you_mean(name, others)
+        raise AttributeError(
+            f"{self._worker_cls.__name__} has no public method {name!r}{hint}; it has {', '.join(own) or 'none'}, "
+            f"and as every Worker {', '.join(inherited)}"
+        )
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def close(self, grace: float | None = None) -> Any:
+    def close(self, grace: float | None = None) -> NoneOrWork:
         """Ends the workers: open calls are cancelled, and after ``grace`` seconds (``RLINF_CLOSE_GRACE_S``) what still
         runs is killed.
 
         Idempotent.  In a coroutine it returns a ``Work`` to await, elsewhere it blocks.  The name is free afterwards.
         """
-        return blocking(start_closing(self._members, grace))
+        done: NoneOrWork = blocking(start_closing(self._members, grace))
+        return done
 
     _close = close
 
     @classmethod
     def from_group_name(
         cls,
-        worker_cls: type,
+        worker_cls: type[W],
         group_name: str,
         *,
         cluster: registry.HasClient | None = None,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> WorkerGroup[W]:
         """The group of that name, launched elsewhere; waits for it if it does not exist yet.
 
         Returns:
-            The group; in a coroutine a ``Work`` of it.
+            The group; in a coroutine a ``Work`` of it.  To a type checker a group, which can be awaited as well.
 
         Raises:
             RuntimeError: no ``cluster=`` was given, and not exactly one is open in this process.
@@ -221,7 +316,9 @@ class WorkerGroup:
         """
         client = registry.client_of(cluster)
         what = f"a group named '{group_name}'"
-        return blocking(client.run(_find(cls, client, worker_cls, group_name, timeout), what=what, abandonable=True))
+        finding = _find(cls, client, worker_cls, group_name, timeout)
+        group: WorkerGroup[W] = blocking(client.run(finding, what=what, abandonable=True))
+        return group
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -231,8 +328,8 @@ class WorkerGroup:
 
 
 async def _find(
-    cls: type[WorkerGroup], client: NodeClient, worker_cls: type, name: str, timeout: float | None
-) -> WorkerGroup:
+    cls: type[WorkerGroup[Any]], client: NodeClient, worker_cls: type[W], name: str, timeout: float | None
+) -> WorkerGroup[W]:
     roster = await find_name(client, "group", name, timeout)
     members = Members(client, name, len(roster))
     members.limit_calls(CallDeadline.of(None), None)
@@ -289,12 +386,15 @@ class PublicMethod:
     name: str
     streams: bool
 
+    is_plain_generator: bool = False
+
     def bind(self, group: WorkerGroup) -> GroupMethod:
-        return GroupMethod(group, self.name, self.streams)
+        kind = _PlainGenerator if self.is_plain_generator else GroupMethod
+        return kind(group, self.name, self.streams)
 
 
 class GroupMethod:
-    """``group.step``: calling it calls ``step`` on every rank of the group."""
+    # ``group.step``: calling it calls ``step`` on every rank of the group.  Its docstring is the method's.
 
     __slots__ = ("_group", "_name", "_streams")
 
@@ -308,6 +408,53 @@ class GroupMethod:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._group._call(self._name, self._streams, args, kwargs)
+
+    @property
+    def __name__(self) -> str:
+        return self._name
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The method of the worker class."""
+        method: Callable[..., Any] = getattr(self._group._worker_cls, self._name)
+        return method
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        return self.__wrapped__.__doc__
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The method's, without ``self``."""
+        method = self.__wrapped__
+        static = inspect.getattr_static(self._group._worker_cls, self._name)
+        if inspect.isfunction(method) and not isinstance(static, staticmethod):
+            method = MethodType(method, self._group)
+        return inspect.signature(method)
+
+
+class _PlainGenerator(GroupMethod):
+    # A ``def`` generator method, whose result could not travel.  No docstring: it would hide the property ``__doc__``.
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise _no_stream(f"{self._group.worker_group_name}.{self._name}()")
+
+
+def _no_stream(what: str) -> TypeError:
+    return TypeError(f"{what} is a plain generator: make it `async def`, and its items are streamed")
+
+
+def _own_methods_first(worker_cls: type) -> tuple[list[str], list[str]]:
+    """The public methods that the user has written, and those that every ``Worker`` has."""
+    base = next((cls for cls in worker_cls.__mro__ if cls.__module__ == "rlinf_async.worker"), object)
+    own: list[str] = []
+    inherited: list[str] = []
+    for name in public_methods(worker_cls):
+        owner = next(cls for cls in worker_cls.__mro__ if name in vars(cls))
+        (inherited if owner in base.__mro__ else own).append(name)
+    return own, inherited
 
 
 _methods: dict[type, dict[str, PublicMethod]] = {}
@@ -330,11 +477,51 @@ def public_methods(worker_cls: type) -> dict[str, PublicMethod]:
         member = getattr(worker_cls, name)
         if not callable(member) or name in ("timer", "create_group"):
             continue
-        if hasattr(WorkerGroup, name):
+        if hasattr(WorkerGroup, name) and name not in _SHADOWED:
+            taken = [each for each in dir(WorkerGroup) if not each.startswith("_") and each not in _SHADOWED]
             raise ValueError(
                 f"{worker_cls.__name__}.{name} has the name of a method of WorkerGroup: rename it "
-                f"(taken are {', '.join(taken for taken in dir(WorkerGroup) if not taken.startswith('_'))})"
+                f"(taken are {', '.join(taken)})"
             )
-        found[name] = PublicMethod(name, inspect.isasyncgenfunction(member))
+        found[name] = PublicMethod(name, inspect.isasyncgenfunction(member), inspect.isgeneratorfunction(member))
     _methods[worker_cls] = found
     return found
+
+
+@functools.cache
+def _functions(worker_cls: type) -> dict[Any, PublicMethod]:
+    """The public methods by the functions that ``WorkerClass.name`` gives, of the class and of those below it."""
+    return {
+        function: method
+        for name, method in public_methods(worker_cls).items()
+        if not method.is_plain_generator
+        for owner in worker_cls.__mro__
+        if inspect.isroutine(function := getattr(owner, name, None))
+    }
+
+
+def _name_of(worker_cls: type, method: Any) -> PublicMethod:
+    """Finds the public method that a function of the worker class is.
+
+    Raises:
+        TypeError, ValueError: as ``WorkerGroup.call``.
+    """
+    try:
+        return _functions(worker_cls)[method]
+    except (KeyError, TypeError):  # TypeError: it has no hash
+        pass
+    name = getattr(method, "__name__", None)
+    known = public_methods(worker_cls)
+    if isinstance(name, str) and name.startswith("_") and getattr(worker_cls, name, None) is method:
+        raise ValueError(f"{name} of {worker_cls.__name__} is hidden: only public methods can be called")
+    given = f"{method.__module__}.{method.__qualname__}" if inspect.isfunction(method) else repr(method)
+    wanted = next((each for each in (name, method) if isinstance(each, str) and each in known), None)
+    if wanted is None:
+        hint = did_you_mean(method, known) if isinstance(method, str) else ""
+        fix = f"it has {', '.join(known)}"
+    elif known[wanted].is_plain_generator:
+        raise _no_stream(f"{worker_cls.__name__}.{wanted}()")
+    else:
+        hint = ""
+        fix = f"write {worker_cls.__name__}.{wanted}, of the class that this group was launched or found with"
+    raise TypeError(f"call() takes a public method of {worker_cls.__name__}, and {given} is none{hint}: {fix}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal, overload
 
 from rlinf_async import settings
 from rlinf_async._client.requests import Request
@@ -13,7 +13,8 @@ from rlinf_async._core import codec, frames, operations
 from rlinf_async._core.frames import Status
 from rlinf_async._core.payload import Body, pack_body
 from rlinf_async._core.pending_calls import Tally, TallyStep
-from rlinf_async._core.root_cause import fold_ranks
+from rlinf_async._core.root_cause import name_ranks
+from rlinf_async._core.type_variables import R
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
 from rlinf_async._waits.unobserved_errors import UnobservedError
@@ -28,7 +29,7 @@ from rlinf_async.outcome import (
     unobserved,
     unobserved_refusal,
 )
-from rlinf_async.work import Part, Work
+from rlinf_async.work import DictOrWork, FloatOrWork, Part, ValueOrWork, Work
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ _SETTLE_S: Final = 0.1
 """For which the first failure waits for the others' word: a death that caused it outranks it."""
 
 
-class Handle(Work[list[Any]]):
+class Handle(Work[list[R]]):
     """A call that has been sent to the ranks of a group; awaiting it gives their results in rank order.
 
     The wait ends at the first failure: the other ranks' calls are cancelled, and the root cause is raised (a death
@@ -59,6 +60,7 @@ class Handle(Work[list[Any]]):
     _expired = False
 
     def __init__(self, callee: Callee, method: str) -> None:
+        """Not for users: a call of a ``WorkerGroup`` gives one."""
         super().__init__()
         self._callee = callee
         self._method = method
@@ -89,15 +91,18 @@ class Handle(Work[list[Any]]):
         state = "done" if self._done else f"{self._tally.missing} of {len(self._callee.ranks)} open"
         return f"<Handle {self._callee.name}.{self._method}() [{state}]>"
 
+    def _title(self) -> str:
+        ranks = len(self._callee.ranks)
+        return f"{self._callee.name}.{self._method}() on {ranks} rank{'s' * (ranks != 1)}"
+
     def _describe(self) -> str:
         missing = [self._callee.ranks[slot] for slot in self._tally.unanswered()]
-        late = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {fold_ranks(missing)} have"
-        ranks = "1 rank" if len(self._callee.ranks) == 1 else f"{len(self._callee.ranks)} ranks"
-        return f"{self._callee.name}.{self._method}() on {ranks}{f', {late} not answered' if missing else ''}"
+        late = f", {name_ranks(missing)} {'has' if len(missing) == 1 else 'have'} not answered" if missing else ""
+        return self._title() + late
 
     def _whom(self) -> str:
         missing = [self._callee.ranks[slot] for slot in self._tally.unanswered()]
-        return f"ranks {fold_ranks(missing)} of '{self._callee.name}'"
+        return f"{name_ranks(missing)} of '{self._callee.name}'"
 
     def _far_side(self) -> slow_waits.FarSide | None:
         return self._callee.far_side(self._tally.unanswered())
@@ -198,6 +203,12 @@ class Handle(Work[list[Any]]):
             return None
         return unobserved(self._callee, self._method, self._describe(), failed, awaited=awaited)
 
+    def _is_forgotten(self) -> bool:
+        """It is open, and nobody has awaited it, or asked for its outcomes."""
+        if self._done or self._cancelled or self._retrieved or self._iterated or self._tally.failed:
+            return False
+        return not any(work._waiters or work._was_awaited for work in (self, *self._views))
+
     def _stop_others(self) -> None:
         """One has failed."""
         if not self._keep_going and not self._done:
@@ -234,11 +245,12 @@ class Handle(Work[list[Any]]):
         slots = self._tally.unanswered()
         if not slots:
             return
-        ranks = fold_ranks(self._callee.ranks[slot] for slot in slots)
+        ranks = name_ranks(self._callee.ranks[slot] for slot in slots)
+        are, they, wait, them = ("is", "it", "waits", "it") if len(slots) == 1 else ("are", "they", "wait", "them")
         self._note(
-            f"ranks {ranks} of '{self._callee.name}' are still inside {self._method}() {settings.ABORT_GRACE_S():g} s "
-            "after the failure; if they wait for the failed rank in a collective of torch, that is aborted "
-            f"{settings.COLLECTIVE_TIMEOUT_S():g} s after it; closing the group ends them"
+            f"{ranks} of '{self._callee.name}' {are} still inside {self._method}() {settings.ABORT_GRACE_S():g} s "
+            f"after the failure; if {they} {wait} for the failed rank in a collective of torch, that is aborted "
+            f"{settings.COLLECTIVE_TIMEOUT_S():g} s after it; closing the group ends {them}"
         )
         for node, numbers in frames.route_to(self._callee.targets, slots):
             request = self._callee.client.request(operations.FindStopped(numbers[::2]), node=node)
@@ -247,9 +259,11 @@ class Handle(Work[list[Any]]):
     def _name_stopped(self, request: Request[list[int]]) -> None:
         stopped = {frames.endpoint(request.node, number) for number in request.wait()}
         called = zip(self._callee.ranks, self._callee.targets, strict=True)
-        ranks = fold_ranks(rank for rank, target in called if target in stopped)
+        ranks = [rank for rank, target in called if target in stopped]
         if ranks:
-            self._note(f"ranks {ranks} of '{self._callee.name}' are stopped (state T: by SIGSTOP or a debugger)")
+            are = "is" if len(ranks) == 1 else "are"
+            who = f"{name_ranks(ranks)} of '{self._callee.name}'"
+            self._note(f"{who} {are} stopped (state T: by SIGSTOP or a debugger)")
 
     def _note(self, text: str) -> None:
         logger.warning("%s", text)
@@ -300,7 +314,7 @@ class Handle(Work[list[Any]]):
         if self._cause is not None:
             self._callee.client.unobserved.observed(self._cause)
 
-    def _result(self) -> list[Any]:
+    def _result(self) -> list[R]:
         self._mark_retrieved()
         if self._outcome is None:
             with self._lock:
@@ -365,7 +379,7 @@ class Handle(Work[list[Any]]):
     def __len__(self) -> int:
         return len(self._callee.ranks)
 
-    def __getitem__(self, index: int) -> Work[Any]:
+    def __getitem__(self, index: int) -> Work[R]:
         """One rank's result, by its place among the ranks that were called."""
         self._check_process()
         slot = range(len(self._callee.ranks))[index]
@@ -383,7 +397,7 @@ class Handle(Work[list[Any]]):
             self._settle_part(part, slot)
         return part
 
-    async def as_completed(self) -> AsyncIterator[tuple[int, Any]]:
+    async def as_completed(self) -> AsyncIterator[tuple[int, R]]:
         """(rank, value) in the order in which the ranks answer.
 
         Raises:
@@ -472,11 +486,20 @@ class Handle(Work[list[Any]]):
         if not any(view._waiters for view in self._views):
             super()._lose_interest()
 
-    def consume_duration(self, reduction_type: str = "max") -> Any:
+    def consume_duration(self, reduction_type: str = "max") -> FloatOrWork:
         """Seconds under the called method's own timer tag, reduced over the ranks (``max``, ``min``, ``mean``)."""
-        return self._durations(lambda times: _reduce(reduction_type, _only(times, self._method)))
+        duration: FloatOrWork = self._durations(lambda times: _reduce(reduction_type, _only(times, self._method)))
+        return duration
 
-    def consume_durations(self, reduction_type: str = "max", return_per_rank: bool = False) -> Any:
+    @overload
+    def consume_durations(
+        self, reduction_type: str = "max", return_per_rank: Literal[False] = False
+    ) -> DictOrWork[float]: ...
+    @overload
+    def consume_durations(self, reduction_type: str = "max", *, return_per_rank: Literal[True]) -> ValueOrWork: ...
+    @overload
+    def consume_durations(self, reduction_type: str, return_per_rank: bool) -> ValueOrWork: ...
+    def consume_durations(self, reduction_type: str = "max", return_per_rank: bool = False) -> ValueOrWork:
         """Seconds by timer tag, reduced over the ranks; then the workers' timers are empty.
 
         Returns:
@@ -528,6 +551,10 @@ class _OfRank(Part[Any]):
         super().__init__(handle)
         self._handle = handle
         self._slot = slot
+
+    def _title(self) -> str:
+        callee = self._handle._callee
+        return f"{self._handle._method}() on rank {callee.ranks[self._slot]} of '{callee.name}'"
 
     def _needs(self) -> slow_waits.Needs:
         return self._handle._answers_of([self._slot]), True

@@ -14,7 +14,7 @@ from rlinf_async._client.client import NodeClient
 from rlinf_async._core import failures, frames
 from rlinf_async._core.frames import Status
 from rlinf_async._core.payload import Body
-from rlinf_async._core.root_cause import choose_root_cause, fold_ranks, is_death, root_cause
+from rlinf_async._core.root_cause import choose_root_cause, is_death, name_ranks, root_cause
 from rlinf_async._waits import slow_waits
 from rlinf_async._waits.unobserved_errors import UnobservedError, cause_of
 from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost, WorkerDied
@@ -145,7 +145,7 @@ def overdue(callee: Callee, method: str, slots: Sequence[int], doing: str) -> De
     assert callee.deadline is not None
     clock = time.strftime("%H:%M:%S")
     limit = f"{callee.deadline.seconds:g} s ({callee.deadline.origin})"
-    ranks = f"ranks {fold_ranks(callee.ranks[slot] for slot in slots)} of '{callee.name}'"
+    ranks = f"{name_ranks(callee.ranks[slot] for slot in slots)} of '{callee.name}'"
     named = [callee.describe_slot(slot) for slot in slots[:_MAX_NAMED]]
     more = [f"and {len(slots) - _MAX_NAMED} more"] if len(slots) > _MAX_NAMED else []
     lines = [

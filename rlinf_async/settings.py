@@ -171,15 +171,12 @@ WORKER_JOIN_TIMEOUT_S: Final = Setting(
 
 DIRECT_ACK_S: Final = Setting(0.05, 0.001, 10, "how long a receiver may keep an acknowledgement that rides on no frame")
 GREETING_TIMEOUT_S: Final = Setting(10, 0.01, 1e4, "how long a connection may take to say who it is")
+LEASE_S: Final = Setting(
+    15, 3, 3600, "how long nothing may come from a node until it is lost, and until one that is cut off ends itself"
+)
 NODE_LINK_TIMEOUT_S: Final = Setting(20, 0.05, 86400, "how long a node may take at its start to reach all other nodes")
 NODE_PIECE_BYTES: Final = Setting(
     256 << 10, 1 << 12, 1 << 19, "size of the pieces in which large contents travel between nodes"
-)
-NODE_SILENCE_S: Final = Setting(
-    5,
-    0.1,
-    3600,
-    "after how long a silent node is asked for a sign of life, and how long that may take; then it is lost",
 )
 UNAUTHENTICATED_CONNECTIONS: Final = Setting(
     256, 1, 100_000, "how many of a node's connections may not have said yet who they are"
@@ -198,7 +195,12 @@ NODE_STOP_GRACE_S: Final = Setting(5, 0.05, 86400, "how long nodes have for an o
 
 # Output, logs and traces
 
-KEPT_RUNS: Final = Setting(20, 1, 1_000_000, "how many runs' logs stay in the temporary directory")
+KEPT_RUNS: Final = Setting(
+    20,
+    1,
+    1_000_000,
+    "how many runs' logs stay in the temporary directory: the newest with a bundle, and as many of the others",
+)
 OUTPUT_BUFFER_BYTES: Final = Setting(1 << 20, 1 << 12, 1 << 30, "lines that wait for a terminal that is not read")
 OUTPUT_END_S: Final = Setting(2, 0, 3600, "what the end of a cluster gives lines that wait for a terminal")
 TRACE_BUFFER_SPANS: Final = Setting(

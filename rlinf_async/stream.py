@@ -7,25 +7,27 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from rlinf_async import settings
 from rlinf_async._core import codec, process
 from rlinf_async._core.frames import Status
 from rlinf_async._core.payload import Body
 from rlinf_async._core.pending_calls import Tally, TallyStep
-from rlinf_async._core.root_cause import fold_ranks
+from rlinf_async._core.root_cause import name_ranks
+from rlinf_async._core.type_variables import R
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
 from rlinf_async._waits.unobserved_errors import cause_of
 from rlinf_async.errors import DeadlineExceeded
+from rlinf_async.handle import Handle
 from rlinf_async.outcome import Callee, overdue, root_error, unobserved
 from rlinf_async.work import Work
 
 logger = logging.getLogger(__name__)
 
 
-class Stream:
+class Stream(Generic[R]):
     """The items that an ``async def`` generator method yields on every rank, merged as they arrive.
 
     Each rank may run at most a window of items ahead of the consumer.  Leaving the loop, however it is left, closes
@@ -38,6 +40,7 @@ class Stream:
     """
 
     def __init__(self, callee: Callee, method: str) -> None:
+        """Not for users: a call of an async generator method of a ``WorkerGroup`` gives one."""
         self._callee = callee
         self._method = method
         self._pid = process.pid
@@ -173,11 +176,11 @@ class Stream:
             raise RuntimeError(f"{self!r} has been iterated over before; call {self._method}() again for a new stream")
         self._iterated = True
 
-    def __aiter__(self) -> AsyncIterator[tuple[int, Any]]:
+    def __aiter__(self) -> AsyncIterator[tuple[int, R]]:
         self._begin_iterating()
         return _Items(self)
 
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
+    def __iter__(self) -> Iterator[tuple[int, R]]:
         """The same without a running loop; blocks the thread between items."""
         self._begin_iterating()
         return _BlockingItems(self)
@@ -208,20 +211,32 @@ class Stream:
         try:
             await self._ended.async_wait(settings.ABORT_GRACE_S())
         except DeadlineExceeded:
-            stuck = fold_ranks(self._callee.ranks[slot] for slot in self._tally.unanswered())
-            logger.warning("ranks %s have not closed %s.%s()", stuck, self._callee.name, self._method)
+            slots = self._tally.unanswered()
+            have = "has" if len(slots) == 1 else "have"
+            stuck = name_ranks(self._callee.ranks[slot] for slot in slots)
+            logger.warning("%s %s not closed %s.%s()", stuck, have, self._callee.name, self._method)
 
-    async def __aenter__(self) -> Stream:
+    async def __aenter__(self) -> Stream[R]:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
-    def __await__(self) -> Any:
-        raise TypeError(
-            f"{self._callee.name}.{self._method}() is an async generator: iterate over it with "
-            "`async for rank, item in ...`"
-        )
+    if not TYPE_CHECKING:  # a checker says so by itself
+
+        def __await__(self) -> Any:
+            raise TypeError(
+                f"{self._callee.name}.{self._method}() is an async generator: iterate over it with "
+                "`async for rank, item in ...`"
+            )
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_") or not hasattr(Handle, name):
+                raise AttributeError(f"'Stream' object has no attribute {name!r}", name=name, obj=self)
+            raise AttributeError(
+                f"{self._callee.name}.{self._method}() is an async generator, and its Stream has no {name}(): loop "
+                "over it with `async for rank, item in ...`, or `for` in plain code"
+            )
 
 
 class _NextItem(Work[None]):
@@ -241,15 +256,15 @@ class _NextItem(Work[None]):
 
     def _describe(self) -> str:
         stream = self._stream
-        return f"the next item of {stream._callee.name}.{stream._method}(), {self._whom()} have not ended"
+        have = "has" if len(stream._unanswered()) == 1 else "have"
+        return f"the next item of {stream._callee.name}.{stream._method}(), {self._whom()} {have} not ended"
 
     def _user_loop(self) -> asyncio.AbstractEventLoop | None:
         return self._stream._callee.client.user_loop
 
     def _whom(self) -> str:
         callee = self._stream._callee
-        open_ranks = fold_ranks(callee.ranks[slot] for slot in self._stream._unanswered())
-        return f"ranks {open_ranks} of '{callee.name}'"
+        return f"{name_ranks(callee.ranks[slot] for slot in self._stream._unanswered())} of '{callee.name}'"
 
     def _far_side(self) -> slow_waits.FarSide | None:
         return self._stream._callee.far_side(self._stream._unanswered())

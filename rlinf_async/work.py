@@ -7,9 +7,9 @@ import logging
 import threading
 from asyncio import _get_running_loop as running_loop  # None where there is none, and no exception
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from rlinf_async._core import process
 from rlinf_async._inspection.state.run_report import Target
@@ -29,8 +29,9 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     It may be awaited several times, by several tasks, in several loops and threads, before or after it is done; every
     waiter gets the same result or the same error.  When the last waiter of an unfinished operation is cancelled, so is
     the operation; ``asyncio.shield(work)`` and ``work.async_wait()`` protect it.  It is a ``Coroutine``, so that
-    ``TaskGroup.create_task`` takes it.  Its truth value is an error until it is done, so that a forgotten ``await``
-    cannot pass for a result.
+    ``TaskGroup.create_task`` takes it.  A forgotten ``await`` does not pass for a result: to compare it with one, to
+    calculate with it, to index or iterate over it is a ``TypeError`` that says what to write, and so is its truth value
+    until it is done.
 
     Example:
         work = worker.recv("actor", 0)       # in a coroutine: started, not waited for
@@ -45,6 +46,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     _timeout: float | None = None
     """Seconds from ``_since`` on, by the monotonic clock, after which it is given up; None for no deadline."""
     _since = 0.0
+    _was_awaited = False
+    """A wait for it has ended without the result."""
     _event = 0
     """Its number in the flight recorder, where its begin was recorded."""
 
@@ -59,11 +62,23 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         """Called at the end as waiters are, but they do not count as interest in the result."""
         self._drivers: dict[Any, Generator[Any, Any, T]] | None = None
 
+    def __repr__(self) -> str:
+        state = "done" if self._done else "not done"
+        return f"<{self._title()} [{state}: {self._awaiting()}, or `.wait()`]>"
+
     # -- what subclasses say ------------------------------------------------------------------------------------
 
     def _describe(self) -> str:
         """What is awaited and from whom, for deadlines and warnings."""
         return "an operation"
+
+    def _title(self) -> str:
+        """What it is the result of that was not awaited."""
+        return self._describe()
+
+    def _awaiting(self) -> str:
+        """The code by which a coroutine waits for the result, for messages about a wait that was forgotten."""
+        return "`await` it"
 
     def _whom(self) -> str:
         """Who has to do something for it to end, for the table of waits; empty where that is not known."""
@@ -150,7 +165,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             waiters, self._waiters = self._waiters, []
             followers, self._followers = self._followers, None
         if self._event:
-            recording.ended(self, self._has_failed())
+            recording.end(self._event, self._has_failed())
         for wake in (*waiters, *followers) if followers else waiters:
             try:
                 wake()
@@ -159,6 +174,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return True
 
     def done(self) -> bool:
+        """Whether the operation has ended, by a result or an error."""
         return self._done
 
     def _follow(self, callback: Callable[[], None]) -> None:
@@ -223,6 +239,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
                 wakeups.waits.arm()
             yield from future
         except BaseException:
+            self._was_awaited = True
             with self._lock:
                 if wake in self._waiters:
                     self._waiters.remove(wake)
@@ -298,6 +315,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         if timeout is not None:
             timeout = min(timeout, threading.TIMEOUT_MAX)
         gate = new_gate()
+        began = monotonic()
         with self._lock:
             if self._done:
                 return
@@ -312,10 +330,12 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
                 self._expire()
                 slow_waits.wait_on(self, gate, None)  # until the error is explained
         except BaseException as error:
+            self._was_awaited = True
             if not self._forget_waiter(gate.open):
                 self._left()
             if isinstance(error, KeyboardInterrupt):
-                error.add_note(f"while waiting for {self._describe()}{unobserved_errors.word()}")
+                told = slow_waits.told_since(began, monotonic())
+                error.add_note(f"while waiting for {self._describe()}, {told}{unobserved_errors.word()}")
             raise
 
     def _wait_unless_others_fail(self, gate: Gate) -> None:
@@ -363,12 +383,36 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     def __bool__(self) -> bool:
         if not self._done:
-            raise TypeError(f"{self._describe()} is not done: `await` it (or `.wait()`) before asking for its truth")
+            raise TypeError(
+                f"{self._describe()} is not done: {self._awaiting()} (or `.wait()`) before asking for its truth"
+            )
         return bool(self._result())
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, int | float | str | bytes | list | tuple | dict):
+            raise self._unawaited("comparing it")
+        return NotImplemented  # by identity: works stand in lists and are looked for there
+
+    __hash__ = object.__hash__
+
+    def __reduce__(self) -> Any:
+        raise self._unawaited("sending it")
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise self._unawaited(f"writing it as {spec!r}")
+        return str(self)
+
+    def _unawaited(self, use: str) -> TypeError:
+        """The error of one who takes the work for its result."""
+        return TypeError(
+            f"{self._title()} is a Work and not its result: {self._awaiting()} (or `.wait()`) before {use}"
+        )
 
     # -- the coroutine protocol, one generator per task that drives this object -----------------------------------
 
     def send(self, value: Any) -> Any:
+        """Runs the current task's wait on, as the coroutine protocol has it; ``await`` calls it."""
         task = asyncio.current_task()
         if self._drivers is None:
             self._drivers = {}
@@ -382,6 +426,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             raise
 
     def throw(self, *error: Any) -> Any:
+        """Raises an error in the current task's wait, as the coroutine protocol has it; cancellation calls it."""
         drivers = self._drivers or {}
         task = asyncio.current_task()
         driver = drivers.get(task)
@@ -395,9 +440,32 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             raise
 
     def close(self) -> None:
+        """Ends the waits of all tasks, as the coroutine protocol has it; the operation goes on."""
         drivers, self._drivers = self._drivers or {}, None
         for driver in drivers.values():
             driver.close()
+
+
+def _refuse(use: str) -> Callable[..., Any]:
+    """A method in the place of one that a result may have: its caller has forgotten to wait."""
+
+    def refuse(self: Work[Any], *_: Any) -> Any:
+        raise self._unawaited(use)
+
+    return refuse
+
+
+# Not in the class, for type checkers are to find the same mistakes.  Where there is no ``__iter__``, ``__getitem__`` is
+# what a loop comes to; a ``Handle`` has one of its own.
+for _methods, _use in {
+    "lt le gt ge": "comparing it",
+    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod": "calculating with it",
+    "int float index": "taking it for a number",
+    "len": "asking for its length",
+    "getitem": "indexing it or looping over it",
+}.items():
+    for _method in _methods.split():
+        setattr(Work, f"__{_method}__", _refuse(_use))
 
 
 class _Wakeups:
@@ -470,6 +538,9 @@ class Part(Work[T]):
         self._pid = whole._pid
         self._whole = whole
 
+    def _title(self) -> str:
+        return self._whole._title()
+
     def _describe(self) -> str:
         return self._whole._describe()
 
@@ -513,6 +584,36 @@ def needs_of(works: Iterable[Work[Any]]) -> slow_waits.Needs:
     every = all(every or len(targets) == 1 for targets, every in found)
     targets: dict[Target, None] = dict.fromkeys(target for targets, _ in found for target in targets)
     return list(targets), every
+
+
+# Types of what a method returns that gives its result where it may block, and a ``Work`` of it in coroutines.  A
+# checker does not know where it is called, so the type can be used as the value, and awaited for the value.  No object
+# is of one of these classes.  Of a bool, or of an object of any kind, that cannot be said: there it is ``Any``.
+
+NoneOrWork: TypeAlias = Work[None]
+"""None, after the wait; in a coroutine, and with ``async_op``, a ``Work``.  Only there it has methods."""
+
+BoolOrWork: TypeAlias = Any
+"""A bool, of which there are no subclasses; in a coroutine a ``Work`` of it."""
+
+ValueOrWork: TypeAlias = Any
+"""Any object; in a coroutine, and with ``async_op``, a ``Work`` of it."""
+
+
+class IntOrWork(int, Awaitable[int]):
+    """An int; in a coroutine a ``Work`` of it."""
+
+
+class FloatOrWork(float, Awaitable[float]):
+    """A float; in a coroutine a ``Work`` of it."""
+
+
+class ListOrWork(list[T], Awaitable[list[T]]):
+    """A list; in a coroutine a ``Work`` of it."""
+
+
+class DictOrWork(dict[str, T], Awaitable[dict[str, T]]):
+    """A dict; in a coroutine a ``Work`` of it."""
 
 
 def blocking(work: Work[T]) -> Any:

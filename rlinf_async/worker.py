@@ -6,11 +6,11 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 
 from rlinf_async._client import registry
 from rlinf_async._core import operations
-from rlinf_async._group.each import each
+from rlinf_async._group.each import PerRank
 from rlinf_async._recorder.user_metrics import METRICS, Metrics
 from rlinf_async._worker import context
 from rlinf_async._worker.accelerator_util import AcceleratorUtil
@@ -26,9 +26,11 @@ from rlinf_async._worker.spec import GroupSpec
 from rlinf_async._worker.timers import Span, Timers, caller_name, timed
 from rlinf_async.address import WorkerAddress, WorkerInfo
 from rlinf_async.hardware import is_rehearsal
-from rlinf_async.work import blocking
+from rlinf_async.work import BoolOrWork, IntOrWork, blocking
 
 F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+W = TypeVar("W", bound="Worker")
 
 
 class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
@@ -37,7 +39,8 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
     Derive from it, call ``super().__init__()`` without arguments, and launch a group; every public method can then be
     called on all ranks at once.  User code has the process's main thread: ``def`` methods run one at a time in the
     order in which they were called, ``async def`` methods start in that order and run concurrently, ``async def``
-    generators stream.
+    generators stream.  While a ``def`` method runs no coroutine goes on, and one that is called begins after it, unless
+    it is marked with ``concurrent``.
 
     The process has MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, LOCAL_RANK and the like in its environment, so that
     ``torch.distributed.init_process_group()`` works without arguments.
@@ -69,7 +72,41 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
     global_accelerator_ids: list[int]
     """The worker's devices, counted over the whole cluster."""
     _rank: int
+    """Its rank in the group."""
     _world_size: int
+    """How many ranks the group has."""
+    _group_name: str
+    """The name that the group was launched with."""
+    _worker_name: str
+    """Its own name, ``rollout:3``."""
+    _logger: logging.Logger
+    """Its logger, whose lines have the worker's name."""
+    _lock: threading.Lock
+    """A lock between the threads of this worker, for user code; the framework does not take it."""
+    _cluster_node_rank: int
+    """The rank of its node in the cluster."""
+    _node_group: str
+    """The label of the node group that it was placed in, ``cluster`` by default."""
+    _local_rank: int
+    """``LOCAL_RANK``: which of the devices that it sees is its own."""
+    _local_world_size: int
+    """``LOCAL_WORLD_SIZE``, the counterpart of that."""
+    _node_local_rank: int
+    """Its place among the group's ranks on its node."""
+    _node_local_world_size: int
+    """How many ranks of the group are on its node."""
+    _local_accelerator_rank: int
+    """The position of its first device on its node; -1 where the node has none."""
+    _accelerator_type: str
+    """``NV_GPU`` and the like, or ``NO_ACCEL``."""
+    _accelerator_model: str
+    """The model of its devices, as their driver says."""
+    _isolate_gpu: bool
+    """Whether it sees only its own devices."""
+    _master_address: str
+    """``MASTER_ADDR``, the address of the group's store for ``torch.distributed``."""
+    _master_port: int
+    """``MASTER_PORT``, the port of that."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Worker:
         worker = super().__new__(cls)
@@ -161,11 +198,23 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
     # -- groups -------------------------------------------------------------------------------------------------
 
     @classmethod
-    def create_group(cls, *args: Any, **kwargs: Any) -> GroupSpec:
-        """A group of this class, to be launched; the arguments are those of the class's constructor."""
-        if any(isinstance(value, each) for value in (*args, *kwargs.values())):
+    def create_group(cls: Callable[P, W], *args: P.args, **kwargs: P.kwargs) -> GroupSpec[W]:
+        """A group of this class, to be launched; the arguments are those of the class's constructor.
+
+        Type checkers hold them to it, and know the ``WorkerGroup`` of this class that ``launch`` returns.
+
+        Args:
+            args, kwargs: what every rank's constructor gets, the same for all.
+
+        Returns:
+            A ``GroupSpec``, whose ``launch(cluster, ...)`` starts the workers; it may launch several groups.
+
+        Raises:
+            TypeError: an argument is ``each(...)``, which is for calls of a launched group.
+        """
+        if any(isinstance(value, PerRank) for value in (*args, *kwargs.values())):
             raise TypeError("each() is for calls of a group: every rank's constructor gets the same arguments")
-        return GroupSpec(cls, args, kwargs)
+        return GroupSpec(cast(type[W], cls), args, kwargs)
 
     # -- who am I -----------------------------------------------------------------------------------------------
 
@@ -177,10 +226,12 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
 
     @property
     def worker_address(self) -> WorkerAddress:
+        """The address of this worker: its group and ranks."""
         return self._worker_address
 
     @property
     def worker_info(self) -> WorkerInfo:
+        """The facts about this worker: its node, process and devices."""
         return self._worker_info
 
     @property
@@ -194,10 +245,11 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
         return list(self._worker_info.hardware_infos)
 
     def get_name(self) -> str:
+        """The name of this worker, ``"rollout:2"``."""
         return self._worker_name
 
     @staticmethod
-    def check_worker_alive(worker_name: str) -> Any:
+    def check_worker_alive(worker_name: str) -> BoolOrWork:
         """Whether the worker of that name, such as ``"rollout:3"``, has been launched and has not ended.
 
         Raises:
@@ -216,6 +268,7 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
         return blocking(client.request(operation, node=0, what=f"whether worker {worker_name} lives"))
 
     def get_parent_rank(self) -> int:
+        """The rank of the worker that has launched this one; 0 where a driver has."""
         return self._worker_address.get_parent_rank()
 
     # -- what is shared -----------------------------------------------------------------------------------------
@@ -227,7 +280,7 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
             self._device_lock = DeviceLock(context.require_client(), self._worker_name, self.global_accelerator_ids)
         return self._device_lock
 
-    def acquire_free_port(self, max_port_num: int | None = None) -> Any:
+    def acquire_free_port(self, max_port_num: int | None = None) -> IntOrWork:
         """A port of this node that nobody listens on, and that is given to nobody else while this worker lives.
 
         Args:
@@ -240,7 +293,9 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
             ValueError: ``max_port_num`` is no port, or one below 1024.
             RuntimeError: none is free.
         """
-        return blocking(context.require_client().request(operations.LeasePort(max_port_num), what="a free port"))
+        request = context.require_client().request(operations.LeasePort(max_port_num), what="a free port")
+        port: IntOrWork = blocking(request)
+        return port
 
     # -- time ---------------------------------------------------------------------------------------------------
 

@@ -161,7 +161,7 @@ async def test_a_stopped_rank_is_named_and_lives(ring: Any) -> None:
                 await ring[2].hello()
     finally:
         os.kill(pids[1], signal.SIGCONT)
-    assert "ranks 1 of 'ring' are stopped (state T" in notes_of(caught.value)
+    assert "rank 1 of 'ring' is stopped (state T" in notes_of(caught.value)
     assert await ring.pid() == pids
 
 

@@ -67,7 +67,12 @@ def test_a_deadline_a_death_and_a_pulled_cable_in_mid_transfer_leave_the_next_ex
     nodes.write_text("node0\nnode1\n")
     command = [sys.executable, "-m", "rlinf_launcher", "--ssh-args", " ".join(hosts.ssh_args), "--hosts", nodes]
     process = hosts.driver.popen(
-        [*command, "--sync", str(tmp_path), "--", script], cwd=CHECKOUT, stdout=-1, stderr=-1, text=True
+        [*command, "--sync", str(tmp_path), "--", script],
+        cwd=CHECKOUT,
+        env={"RLINF_LEASE_S": "3"},
+        stdout=-1,
+        stderr=-1,
+        text=True,
     )
     assert process.stdout is not None
     said = ""

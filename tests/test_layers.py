@@ -51,9 +51,9 @@ STOREYS = (
     "_transports",
     "_messaging",
     "_group",
+    "group",
     "_worker",
     "worker",
-    "group",
     "_cluster",
     "cluster",
     "weights.state weights.waiting",
@@ -68,6 +68,7 @@ STOREYS = (
     "rlinf torchrl",
     "weights",
     "__init__",
+    "__main__",
     "_worker.template",  # a program: what user code imports is there before workers are forked
 )
 HEIGHT = {room: height for height, line in enumerate(STOREYS) for room in rooms(line)}
@@ -77,6 +78,7 @@ OPEN_TO_LAUNCHER = (
     *("errors", "settings", "address", "_core", "_channels.state", "_messaging.state", "_trace.state"),
     *("_inspection.state", "_recorder.state", "_recorder"),
     *("hardware", "configuration", "_wire", "placement"),
+    "__version__",
 )
 # The near side runs beside the user, bottom first; the far side is each node's daemon.
 NEAR = ("source_text report options driver orphans die_with_parent", "remote control", "job", "cli", "__main__")
@@ -372,16 +374,16 @@ def first_lines_name_a_thing(source: Source) -> Broken:
 
 @functools.cache
 def documented(head: str) -> frozenset[str]:
-    """First column of a table of docs/names.md."""
-    table = (CHECKOUT / "docs/names.md").read_text().partition(f"| {head} |")[2].partition("\n\n")[0]
-    return frozenset(re.findall(r"^\| `([\w.]+)` \|", table, re.MULTILINE))
+    """First column of a table of docs/api.md."""
+    table = (CHECKOUT / "docs/api.md").read_text().partition(f"| {head} |")[2].partition("\n\n")[0]
+    return frozenset(re.findall(r"^\| \[?`([\w.]+)`", table, re.MULTILINE))
 
 
 def internal_paths_have_an_underscore(source: Source) -> Broken:
     """At the top of the package: what lies below a public package may be internal."""
     module = ".".join(source.module.split(".")[:2])
     if module.startswith("rlinf_async.") and module[12] != "_" and module not in documented("module"):
-        yield 1, f"{module} is public and not in docs/names.md: document it, or begin its name with an underscore"
+        yield 1, f"{module} is public and not in docs/api.md: `make docs`, or begin its name with an underscore"
 
 
 def the_root_shows_what_is_documented(source: Source) -> Broken:
@@ -389,9 +391,9 @@ def the_root_shows_what_is_documented(source: Source) -> Broken:
     if source.module == "rlinf_async":
         shown = {found.name.rpartition(".")[2]: found.line for found in source.imports if found.for_annotations}
         for name in shown.keys() - documented("name") - {"*"}:
-            yield shown[name], f"docs/names.md does not list {name}: document it, or move it to rlinf or torchrl"
+            yield shown[name], f"docs/api.md does not list {name}: `make docs`, or move it to rlinf or torchrl"
         for name in documented("name") - shown.keys():
-            yield 1, f"docs/names.md lists {name}, which is not there"
+            yield 1, f"docs/api.md lists {name}, which is not there: `make docs`"
 
 
 RULES: tuple[Callable[[Source], Broken], ...] = (

@@ -110,7 +110,8 @@ def a_zombie() -> Iterator[str]:
 @contextlib.contextmanager
 def an_orphan_of_a_run() -> Iterator[str]:
     """A grandchild in a session of its own, whose parent has ended."""
-    script = "RLINF_RUN_ID=0badcafe setsid sleep 60 >/dev/null 2>&1 & echo $!"
+    # It tells its number when it has the variable.
+    script = "RLINF_RUN_ID=0badcafe setsid sh -c 'echo $$; exec sleep 60 >/dev/null 2>&1' &"
     pid = int(subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout)
     yield f"process {pid} .*: "
     assert leaks.wait_ended([pid], 5) == []

@@ -153,7 +153,7 @@ def test_a_stream_that_brings_nothing_says_so(group: Any) -> None:
     go_on = stop(group.pid().wait()[0])
     with Listener("stopped (T)", go_on) as listener:
         next(iter(group[0].stream_and_clean_up(0)))
-    assert "the next item of waiting.stream_and_clean_up(), ranks 0 of 'waiting' have not ended" in listener.word
+    assert "the next item of waiting.stream_and_clean_up(), rank 0 of 'waiting' has not ended" in listener.word
 
 
 def test_a_daemon_that_does_not_answer_either_is_named(group: Any, daemon: psutil.Process) -> None:

@@ -109,9 +109,17 @@ def test_a_death_on_another_node_is_told_within_a_second(cluster: Cluster) -> No
     group.close()
 
 
+def test_the_configuration_says_for_how_long_a_node_may_be_silent() -> None:
+    with Cluster(cluster_cfg={"lease_s": 4}, local_nodes=2, log_to_driver=False) as cluster:
+        assert cluster.status(0)["leases"] == {"1": 4.0}
+        assert cluster.status(1)["leases"] == {"0": 4.0}
+        assert cluster.status(1)["links_down"] == {}
+
+
 def test_more_nodes_than_there_are_is_an_error_not_a_wait() -> None:
     since = time.monotonic()
-    with pytest.raises(ConfigError, match=r"num_nodes=3, but this run has 1 \(localhost\): start it with `rlinf-l"):
+    said = r"num_nodes=3, but this run has 1 \(localhost\): start it with `rlinf-l.* or Cluster\(local_nodes=3\)"
+    with pytest.raises(ConfigError, match=said):
         Cluster(num_nodes=3)
     assert time.monotonic() - since < 15
 

@@ -133,6 +133,19 @@ def test_what_it_asks_for_besides_comes_in_order(channel: Channel, readers: Any)
 
 
 @WAYS
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_that_is_there_includes_what_a_process_has_read_ahead(
+    channel: Channel, readers: Any, rank: int, way: str
+) -> None:
+    reader = readers[rank]
+    assert getattr(reader, way)(channel, COUNT).wait() == [list(range(COUNT))]
+    assert reader.call(channel, "get_many", 10, wait=False).wait() == [list(range(COUNT, COUNT + 10))]
+    assert getattr(reader, way)(channel, COUNT).wait() == [list(range(COUNT + 10, 2 * COUNT + 10))]
+    assert channel.drain() == list(range(2 * COUNT + 10, 200))
+    assert reader.acall(channel, "drain").wait() == [[]]
+
+
+@WAYS
 def test_two_under_one_key_have_everything_once_and_each_in_order(channel: Channel, readers: Any, way: str) -> None:
     both = getattr(readers, way)(channel, 100).wait()
     assert sorted([*both[0], *both[1]]) == list(range(200))

@@ -1,10 +1,11 @@
-"""The public names: what docs/names.md documents is what completion shows, in modules and on objects."""
+"""The public names: what docs/api.md documents is what completion shows, in modules and on objects."""
 
 from __future__ import annotations
 
 import compileall
 import dataclasses
 import importlib
+import inspect
 import re
 import shutil
 import subprocess
@@ -17,15 +18,26 @@ import pytest
 import rlinf_async.rlinf
 import rlinf_async.torchrl
 import rlinf_async.weights
+from docs import generate_api
+from rlinf_async._worker.spec import GroupSpec
 
-PAGE = (Path(__file__).parents[1] / "docs" / "names.md").read_text()
+PAGE = generate_api.PAGE.read_text()
+PORTING = generate_api.PAGE.with_name("porting-from-rlinf.md")
+SECTIONS = {part.partition("`")[0]: part for part in re.split(r"\n### `", PAGE)[1:]}
 TABLES = [rlinf_async, rlinf_async.rlinf, rlinf_async.torchrl, rlinf_async.weights]
 
 
-def documented(head: str) -> dict[str, list[str]]:
-    """By the first column of a table, the names in its second."""
+def documented(head: str) -> dict[str, str]:
+    """By the names in the first column of a table, what its second says of them."""
     table = PAGE.partition(f"| {head} |")[2].partition("\n\n")[0]
-    return {row[0]: re.findall(r"`(\w+)`", row[1]) for row in re.findall(r"^\| `([\w.]+)` \| (.*) \|$", table, re.M)}
+    return dict(re.findall(r"^\| \[?`([\w.]+)`(?:\]\(#\w+\))? \| (.*) \|$", table, re.M))
+
+
+def documented_attributes(section: str) -> set[str]:
+    """Names in the lists of a section, and in those of the base class that it points to."""
+    bases = re.findall(r"^- and what \[`(\w+)`\]", section, re.M)
+    own = set(re.findall(r"^- `(?:async )?(\w+)", section, re.M))
+    return own.union(*(documented_attributes(SECTIONS[base]) for base in bases))
 
 
 def attributes(cls: type) -> set[str]:
@@ -67,9 +79,47 @@ def test_every_documented_module_is_there() -> None:
         importlib.import_module(module)
 
 
-@pytest.mark.parametrize("name", documented("class"))
+def test_the_page_is_what_the_code_says() -> None:
+    assert generate_api.make_page() == PAGE, "docs/api.md is older than the code: run `make docs`"
+
+
+def test_a_workers_attributes_that_are_rlinfs_are_listed() -> None:
+    rlinfs = re.findall(r"^\| `Worker\.(_\w+)` \| same \|.*\| attribute \|", PORTING.read_text(), re.M)
+    listed = re.findall(r"^\| `self\.(\w+): [^`]+` \| \S", SECTIONS["Worker"], re.M)
+    assert len(rlinfs) > 10
+    assert {*rlinfs, "_worker_name"} == set(listed)
+
+
+@pytest.mark.parametrize("name", ["GroupSpec", "Cluster", "Worker", "Channel", "publish", "follow"])
+def test_what_is_needed_most_is_explained_in_full(name: str) -> None:
+    assert re.search(r"```text\n.*\bArgs:\n.*\bRaises:\n.*```", SECTIONS[name], re.DOTALL)
+
+
+def test_every_argument_of_launch_is_explained() -> None:
+    text = inspect.getdoc(GroupSpec.launch) or ""
+    for argument in list(inspect.signature(GroupSpec.launch).parameters)[1:]:
+        assert f"\n    {argument}: " in text, argument
+
+
+def test_every_public_name_is_explained() -> None:
+    assert all(documented("name").values())
+    for name, section in SECTIONS.items():
+        prose = re.sub(r"```.*?```", "", section, flags=re.DOTALL).splitlines()[1:]
+        assert any(line and not line.startswith("-") for line in prose), f"{name} has no docstring"
+
+
+@pytest.mark.parametrize("name", [name for name in rlinf_async.__all__ if name[0].isupper()])
 def test_an_object_shows_what_is_documented(name: str) -> None:
-    assert attributes(getattr(rlinf_async, name)) == set(documented("class")[name])
+    cls = getattr(rlinf_async, name)
+    built_in = attributes(TimeoutError)  # of exceptions
+    assert attributes(cls) - built_in == documented_attributes(SECTIONS[name]) - built_in
+
+
+def test_a_name_without_a_subject_is_an_error_that_says_where_to_put_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = {subject: homes for subject, homes in generate_api.SUBJECTS.items() if subject != "Channels"}
+    monkeypatch.setattr(generate_api, "SUBJECTS", others)
+    with pytest.raises(LookupError, match=r"Channel of rlinf_async.channel has no subject: add 'channel' to"):
+        generate_api.make_page()
 
 
 def test_an_attribute_that_is_not_documented_would_be_found() -> None:

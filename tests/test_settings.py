@@ -59,9 +59,9 @@ def test_every_setting_is_read_somewhere() -> None:
 
 def test_a_daemon_adopts_the_settings_of_its_driver_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(settings.KEPT_RUNS.variable, "3")
-    monkeypatch.delenv(settings.NODE_SILENCE_S.variable, raising=False)
-    settings.adopt({settings.NODE_SILENCE_S.variable: "7", "PATH": "/of/the/driver"})
-    assert (settings.NODE_SILENCE_S(), settings.KEPT_RUNS()) == (7, 3)
+    monkeypatch.delenv(settings.LEASE_S.variable, raising=False)
+    settings.adopt({settings.LEASE_S.variable: "7", "PATH": "/of/the/driver"})
+    assert (settings.LEASE_S(), settings.KEPT_RUNS()) == (7, 3)
     assert os.environ["PATH"] != "/of/the/driver"
     with pytest.raises(ConfigError, match="RLINF_KEPT_RUNS='none'"):
         settings.adopt({settings.KEPT_RUNS.variable: "none"})

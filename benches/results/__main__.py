@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from .page import write_page
-from .reasoning import VARIANTS, load_reasoning, run_reasoning
+from .reasoning import VARIANTS, ReasoningRun, load_reasoning, run_reasoning
 from .records import FOLDER, Failure, Key, append, load, missing
 from .runs import run_all
+from .single_files import EXAMPLES, SingleFileRun, load_single_files, run_single_file
 from .speed import measure_speed
 from .tasks import TASKS
 from .trainers import TRAINERS
@@ -26,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = 0
     if flags.reasoning is not None:
         failed = _run_reasoning(flags)
+    elif flags.single_files:
+        failed = _run_single_files(flags)
     elif not (flags.speed or flags.page):
         failed = _run_missing(flags)
     print(f"written: {write_page(flags.records)}")
@@ -64,19 +68,38 @@ def _run_missing(flags: argparse.Namespace) -> int:
 
 
 def _run_reasoning(flags: argparse.Namespace) -> int:
-    """The number of runs that failed."""
-    have, failed = load_reasoning(flags.records), 0
-    for seed, variant in itertools.product(flags.seeds, flags.reasoning or VARIANTS):
-        if (variant, seed) in have and not (flags.alone and have[variant, seed].jobs > 1):
+    def tell(run: ReasoningRun) -> str:
+        return f"pass@1 {run.evaluation['pass@1_before']:.1%} -> {run.evaluation['pass@1']:.1%}"
+
+    return _run_seeds(flags, flags.reasoning or VARIANTS, load_reasoning(flags.records), run_reasoning, tell)
+
+
+def _run_single_files(flags: argparse.Namespace) -> int:
+    def tell(run: SingleFileRun) -> str:
+        return f"{run.measure}: {run.result}"
+
+    return _run_seeds(flags, EXAMPLES, load_single_files(flags.records), run_single_file, tell)
+
+
+def _run_seeds(
+    flags: argparse.Namespace,
+    names: Iterable[str],
+    have: Mapping[tuple[str, int], Any],
+    run: Callable[..., Any],
+    tell: Callable[[Any], str],
+) -> int:
+    """Runs each name with each seed that has no record yet; the number of runs that failed."""
+    failed = 0
+    for seed, name in itertools.product(flags.seeds, names):
+        if (name, seed) in have and not (flags.alone and have[name, seed].jobs > 1):
             continue
         try:
-            run = run_reasoning(variant, seed, jobs=1 + flags.beside, folder=flags.records)
+            told = tell(run(name, seed, jobs=1 + flags.beside, folder=flags.records))
         except RuntimeError as error:
             failed += 1
-            print(f"{variant} seed {seed}: FAILED, {error}", file=sys.stderr, flush=True)
+            print(f"{name} seed {seed}: FAILED, {error}", file=sys.stderr, flush=True)
         else:
-            told = run.evaluation
-            print(f"{variant} seed {seed}: pass@1 {told['pass@1_before']:.1%} -> {told['pass@1']:.1%}", flush=True)
+            print(f"{name} seed {seed}: {told}", flush=True)
     return failed
 
 
@@ -92,6 +115,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--page", action="store_true", help="no runs: write the page from the records")
     parser.add_argument("--speed", action="store_true", help="samples per second, in alternating runs on HalfCheetah")
     parser.add_argument("--reasoning", nargs="*", choices=VARIANTS, help="runs of the reasoning example instead")
+    parser.add_argument("--single-files", action="store_true", help="runs of the one-file examples instead")
     parser.add_argument("--rounds", type=int, default=5, help="of --speed (default %(default)s)")
     return parser.parse_args(arguments)
 

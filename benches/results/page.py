@@ -11,6 +11,7 @@ from .intervals import RESAMPLES
 from .plot import save_plot
 from .reasoning import load_reasoning, reasoning_section
 from .records import FOLDER, Failure, Key, Run, finished, load
+from .single_files import load_single_files, single_files_section
 from .speed import speeds
 from .table import by_contestant, final_returns, markdown, number, timed_returns
 from .tasks import EVALUATION_SEEDS, TASKS, read_settings
@@ -35,10 +36,10 @@ its schedule, discount, clipping, networks and their initial weights, scale of r
   (`DummyVecEnv`) or in one process each (`SubprocVecEnv`).
 - **single file** is [a PPO in the manner of CleanRL's](../benches/results/references/single_file_ppo.py): one process.
 
-Remaining differences: the example normalises observations by all rollouts before, the others by all until now; without
-a rollout group it infers in the env workers, of which there is one on each core. SB3 ends its passes once a minibatch's
-KL divergence is above 1.5 times `target_kl`; the example after a pass whose mean is above it; the single file after a
-pass whose last minibatch's is.
+Remaining differences: the example normalises observations by all rollouts before (the first, which acts on them as they
+are, by itself when it is learnt from), the others by all until now; without a rollout group it infers in the env
+workers, of which there is one on each core. SB3 ends its passes once a minibatch's KL divergence is above 1.5 times
+`target_kl`; the example after a pass whose mean is above it; the single file after a pass whose last minibatch's is.
 
 A **final return** is the mean of {len(EVALUATION_SEEDS)} episodes with the most likely actions, on seeds that are the
 same for every contestant and were not trained on. A **training return** is the mean of the last 20
@@ -63,6 +64,7 @@ def write_page(folder: Path = FOLDER) -> Path:
     every = [record for found in records.values() for record in found]
     parts += [_speed(folder / "speed.json"), _failures(every), _machine(list(finished(every).values()))]
     parts.append(reasoning_section(list(load_reasoning(folder).values())))
+    parts.append(single_files_section(list(load_single_files(folder).values())))
     path = folder.with_suffix(".md")
     path.write_text("\n".join(part for part in parts if part))
     return path

@@ -13,7 +13,7 @@ from common.data_parallel import DataParallel
 from common.devices import pick_device
 from configuration import Configuration
 from pipeline import Layout, Queues
-from policy import GaussianPolicy
+from policy import make_policy
 from ppo import (
     approximate_kl,
     clip_fraction,
@@ -53,14 +53,15 @@ class EmbodiedFSDPActor(Worker):
         self._sizes, self._layout = sizes, layout
         self._device = pick_device(self._cfg.actor.device)
         self._ranks = DataParallel(self._world_size, self._device)
-        self._policy = GaussianPolicy.of(model, shape).to(self._device)
+        self._moments_have_batch = False
+        self._policy = make_policy(model, shape).to(self._device)
         self._optimizer = torch.optim.Adam(self._policy.parameters(), lr=optim.lr, eps=optim.eps, fused=True)
         if checkpoint is not None:
             self._policy.load_state_dict(checkpoint["policy"])
             # The optimiser keeps the tensors that it is given, and those of a call's argument are not ours.
             self._optimizer.load_state_dict(copy.deepcopy(checkpoint["optimizer"]))
         elif model.model_path is not None:
-            self._policy.load_state_dict(load_policy(model.model_path))
+            self._policy.load_state_dict(load_policy(model.model_path, self._cfg, ("actor.model.hidden_sizes",)))
         self._ranks.share_weights(self._policy)
         self._weights = publish(self._policy, to="env" if self._cfg.rollout.placement == "with_env" else "rollout")
 
@@ -89,10 +90,16 @@ class EmbodiedFSDPActor(Worker):
     def compute_advantages_and_returns(self) -> None:
         """Values, advantages and returns of the batch.
 
+        The first observations were seen as they are.  They fill the moments before anything is learnt from them, or
+        the first update would be of a policy that sees another world than all later ones.
+
         In an asynchronous run the weights that learn are not those that acted: the ratio that is clipped is the one to
         the former, as they are now, and each action has an importance weight (:mod:`ppo`).
         """
         algorithm, batch = self._cfg.algorithm, self._batch
+        self._moments_have_batch = self._policy.moments.count.item() == 0
+        if self._moments_have_batch:
+            self._policy.moments.merge(*self._ranks.moments(batch["observations"].flatten(0, 1)))
         values = self._policy.state_value(batch["observations"])
         advantages = generalized_advantage_estimation(
             rewards=batch["rewards"],
@@ -107,9 +114,10 @@ class EmbodiedFSDPActor(Worker):
         batch["advantages"] = advantages
         batch["values"] = values
         batch["weights"] = torch.ones_like(advantages)
-        if self._cfg.runner.mode == "async":
-            acted_by = batch["log_probabilities"]
+        acted_by = batch["log_probabilities"]
+        if self._moments_have_batch or self._cfg.runner.mode == "async":
             batch["log_probabilities"], _ = self._policy.judge(batch["observations"], batch["actions"])
+        if self._cfg.runner.mode == "async":
             batch["weights"] = truncated_importance_weights(
                 batch["log_probabilities"], acted_by, algorithm.importance_cap
             )
@@ -118,7 +126,8 @@ class EmbodiedFSDPActor(Worker):
     def run_training(self, step: int, lr_factor: float) -> dict[str, float]:
         """Several passes over the batch in random minibatches, then the moments of its observations.
 
-        The moments change only afterwards: until then, the policy must see what it saw when it acted.
+        The moments change only afterwards, but for the first batch's: until then, the policy must see what it saw
+        when it acted.
 
         Args:
             step: the training step: it seeds the order of the minibatches.
@@ -147,13 +156,14 @@ class EmbodiedFSDPActor(Worker):
             kl = epoch[_METRICS.index("approximate_kl")].item() / len(minibatches)
             if algorithm.target_kl is not None and kl > algorithm.target_kl:
                 break
-        self._policy.moments.merge(*self._ranks.moments(batch["observations"]))
+        if not self._moments_have_batch:
+            self._policy.moments.merge(*self._ranks.moments(batch["observations"]))
         return dict(zip(_METRICS, (sums / updates).tolist(), strict=True)) | {
             "updates": float(updates),
             "learning_rate": self._cfg.actor.optim.lr * lr_factor,
-            "action_deviation": self._policy.log_std.exp().mean().item(),
             "explained_variance": explained_variance(self._batch["values"], self._batch["returns"]).item(),
             "importance_weight": batch["weights"].mean().item(),
+            **self._policy.spread(),
         }
 
     def _normalized(self, minibatches: Sequence[Tensor]) -> list[Tensor]:
@@ -184,7 +194,7 @@ class EmbodiedFSDPActor(Worker):
             policy_term = clipped_policy_loss(log_probabilities, old, advantages, clip_ratio)
             value_term = value_loss(values, taken["returns"])
             loss = policy_term + algorithm.value_loss_coefficient * value_term
-            loss = loss - algorithm.entropy_bonus * self._policy.entropy()
+            loss = loss - algorithm.entropy_bonus * self._policy.entropy(taken["observations"])
             (loss * share).backward()
             with torch.no_grad():
                 kl = approximate_kl(log_probabilities, old)
@@ -193,7 +203,9 @@ class EmbodiedFSDPActor(Worker):
         self._ranks.average_gradients(self._policy.parameters())
         norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters(), self._cfg.actor.optim.clip_grad)
         self._optimizer.step()
-        return torch.cat([means, torch.stack([norm, self._policy.entropy().detach()])])
+        with torch.no_grad():
+            entropy = self._policy.entropy(minibatch["observations"])
+        return torch.cat([means, torch.stack([norm, entropy])])
 
 
 def _on_cpu(state: Any) -> Any:

@@ -24,7 +24,6 @@ from rollouts import Floats
 from seeding import evaluation_seeds, selection_seeds
 
 from rlinf_async import Channel, Handle, WorkerGroup, each
-from rlinf_async.errors import ConfigError
 
 EPISODE_WINDOW = 20
 """Episodes that the reported training return and length are means of."""
@@ -262,7 +261,7 @@ class EmbodiedRunner:
         (state,), simulators = await asyncio.gather(
             self.actor.execute_on(0).training_state(), self.env.simulator_states()
         )
-        state |= {"step": self.step, "samples": self.samples, "env": self.cfg.env.id}
+        state |= {"step": self.step, "samples": self.samples}
         state["episodes"] = list(self._episodes)
         state["simulators"] = [state for rank in simulators for state in rank]
         state["config"] = OmegaConf.to_yaml(OmegaConf.structured(self.cfg))
@@ -272,14 +271,7 @@ class EmbodiedRunner:
         place = self.cfg.runner.resume_dir
         if place is None:
             return None
-        checkpoint = load_checkpoint(place)
-        if checkpoint["env"] != self.cfg.env.id:
-            raise ConfigError(f"runner.resume_dir: {place} is of {checkpoint['env']}, env.id is {self.cfg.env.id}")
-        if len(checkpoint["simulators"]) != self.cfg.env.total_num_envs:
-            raise ConfigError(
-                f"runner.resume_dir: {place} has {len(checkpoint['simulators'])} simulators, env.total_num_envs is "
-                f"{self.cfg.env.total_num_envs}"
-            )
+        checkpoint = load_checkpoint(place, self.cfg, ("env.id", "env.total_num_envs", "actor.model.hidden_sizes"))
         self.step, self.samples = checkpoint["step"], checkpoint["samples"]
         self._samples_before = self.samples
         self._episodes.extend(checkpoint["episodes"])

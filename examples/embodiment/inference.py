@@ -8,7 +8,7 @@ import torch
 from common.checkpoint import load_policy
 from common.devices import pick_device
 from configuration import Configuration
-from policy import GaussianPolicy
+from policy import make_policy
 from rollouts import Actions, Floats, TaskShape
 from seeding import generator_for
 
@@ -29,12 +29,11 @@ class PolicyInference:
     def __init__(self, cfg: Configuration, shape: TaskShape, rank: int) -> None:
         torch.set_num_threads(1)
         self._seed, self._rank = cfg.runner.seed, rank
-        self._action_size = shape.action_size
         self._device = pick_device(cfg.rollout.device)
-        self._policy = GaussianPolicy.of(cfg.actor.model, shape).to(self._device)
+        self._policy = make_policy(cfg.actor.model, shape).to(self._device)
         path = cfg.rollout.model.model_path
         if path is not None:
-            self._policy.load_state_dict(load_policy(path))
+            self._policy.load_state_dict(load_policy(path, cfg, ("actor.model.hidden_sizes",)))
         # Where nothing is trained, no weights come, and the policy is the one that was loaded.
         self._weights = None if cfg.runner.only_eval else follow(self._policy, of="actor")
 
@@ -59,9 +58,6 @@ class PolicyInference:
 
     @torch.inference_mode()
     def _act(self, observations: Floats, generator: torch.Generator | None) -> Actions:
-        noise = None
-        if generator is not None:
-            size = (len(observations), self._action_size)
-            noise = torch.randn(size, generator=generator, device=self._device)
+        noise = None if generator is None else self._policy.noise(len(observations), generator)
         actions, log_probabilities = self._policy.act(torch.from_numpy(observations).to(self._device), noise)
         return Actions(actions.cpu().numpy(), log_probabilities.cpu().numpy())

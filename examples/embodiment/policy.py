@@ -1,9 +1,10 @@
-"""Actor-critic policy: two small networks for actions and values, on observations with running normalisation."""
+"""Actor-critic policies: two small networks for actions and values, on observations with running normalisation."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -44,8 +45,46 @@ class RunningMoments(nn.Module):
         return ((vectors - self.mean.float()) * scale).clamp(-limit, limit)
 
 
-class GaussianPolicy(nn.Module):
-    """A Gaussian over actions and a value of states, both from normalised observations.
+class Policy(nn.Module, ABC):
+    """A distribution over actions and a value of states, both from normalised observations."""
+
+    value: nn.Sequential
+
+    def __init__(self, observation_size: int) -> None:
+        super().__init__()
+        self.moments = RunningMoments(observation_size)
+
+    @abstractmethod
+    def noise(self, batch: int, generator: torch.Generator) -> Tensor:
+        """What ``act`` samples ``batch`` actions by, ``[batch, action]``; on the generator's device."""
+
+    @abstractmethod
+    def act(self, observations: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Actions for ``[batch, observation]`` and their log-probabilities, ``[batch]``.
+
+        Args:
+            noise: samples; none gives the most likely action.
+        """
+
+    @abstractmethod
+    def judge(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of the ``actions`` taken, and values of the states: both ``[batch]``."""
+
+    @abstractmethod
+    def entropy(self, observations: Tensor) -> Tensor:
+        """The mean entropy of the actions for ``[batch, observation]``, in nats: a scalar."""
+
+    def state_value(self, observations: Tensor) -> Tensor:
+        """``[..., observation]`` → ``[...]``."""
+        return self.value(self.moments.normalize(observations)).squeeze(-1)
+
+    def spread(self) -> dict[str, float]:
+        """Metrics of how far actions scatter."""
+        return {}
+
+
+class GaussianPolicy(Policy):
+    """A Gaussian over actions.
 
     Actions are in units of the simulator's range: -1 is its lowest, 1 its highest.  The Gaussian reaches
     beyond; the simulator clips, the probabilities do not know of it.  Its width is learnt, and the same in
@@ -59,43 +98,78 @@ class GaussianPolicy(nn.Module):
         hidden_sizes: Sequence[int] = (64, 64),
         initial_log_std: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.moments = RunningMoments(observation_size)
+        super().__init__(observation_size)
         self.action_mean = _perceptron([observation_size, *hidden_sizes, action_size], last_gain=0.01)
         self.value = _perceptron([observation_size, *hidden_sizes, 1], last_gain=1.0)
         self.log_std = nn.Parameter(torch.full((action_size,), float(initial_log_std)))
 
-    @classmethod
-    def of(cls, model: Model, shape: TaskShape) -> GaussianPolicy:
-        """The policy that ``actor.model`` describes, for a task of that shape."""
-        return cls(shape.observation_size, shape.action_size, model.hidden_sizes, model.initial_log_std)
+    def noise(self, batch: int, generator: torch.Generator) -> Tensor:
+        """Standard normal."""
+        return torch.randn((batch, len(self.log_std)), generator=generator, device=generator.device)
 
     def act(self, observations: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Actions for ``[batch, observation]`` and their log-probabilities.
-
-        Args:
-            noise: ``[batch, action]`` standard normal samples; none gives the most likely action.
-
-        Returns:
-            ``[batch, action]`` and ``[batch]``.
-        """
+        """``[batch, action]`` and ``[batch]``."""
         mean = self.action_mean(self.moments.normalize(observations))
         actions = mean if noise is None else mean + noise * self.log_std.exp()
         return actions, gaussian_log_probability(actions, mean, self.log_std)
 
     def judge(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of the ``actions`` taken, and values of the states: both ``[batch]``."""
+        """Of ``actions [batch, action]``."""
         seen = self.moments.normalize(observations)
         log_probabilities = gaussian_log_probability(actions, self.action_mean(seen), self.log_std)
         return log_probabilities, self.value(seen).squeeze(-1)
 
-    def state_value(self, observations: Tensor) -> Tensor:
-        """``[..., observation]`` → ``[...]``."""
-        return self.value(self.moments.normalize(observations)).squeeze(-1)
-
-    def entropy(self) -> Tensor:
-        """Of the Gaussian, in nats: a scalar, for its width depends on no state."""
+    def entropy(self, observations: Tensor) -> Tensor:
+        """That of the Gaussian, whose width depends on no state."""
         return (self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum()
+
+    def spread(self) -> dict[str, float]:
+        return {"action_deviation": self.log_std.exp().mean().item()}
+
+
+class CategoricalPolicy(Policy):
+    """Probabilities of ``actions`` choices, which are counted from 0."""
+
+    def __init__(self, observation_size: int, actions: int, hidden_sizes: Sequence[int] = (64, 64)) -> None:
+        super().__init__(observation_size)
+        self.logits = _perceptron([observation_size, *hidden_sizes, actions], last_gain=0.01)
+        self.value = _perceptron([observation_size, *hidden_sizes, 1], last_gain=1.0)
+        self._actions = actions
+
+    def noise(self, batch: int, generator: torch.Generator) -> Tensor:
+        """Of Gumbel's distribution: the largest of logits with such noise is a sample of their softmax."""
+        times = torch.empty((batch, self._actions), device=generator.device).exponential_(generator=generator)
+        return -times.log()
+
+    def act(self, observations: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """``[batch]`` whole numbers, and ``[batch]``."""
+        likelihoods = self._log_probabilities(self.moments.normalize(observations))
+        actions = (likelihoods if noise is None else likelihoods + noise).argmax(-1)
+        return actions, _of_choices(likelihoods, actions)
+
+    def judge(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Of ``actions [batch]``."""
+        seen = self.moments.normalize(observations)
+        return _of_choices(self._log_probabilities(seen), actions), self.value(seen).squeeze(-1)
+
+    def entropy(self, observations: Tensor) -> Tensor:
+        likelihoods = self._log_probabilities(self.moments.normalize(observations))
+        return -(likelihoods.exp() * likelihoods).sum(-1).mean()
+
+    def _log_probabilities(self, seen: Tensor) -> Tensor:
+        return torch.log_softmax(self.logits(seen), dim=-1)
+
+
+def make_policy(model: Model, shape: TaskShape) -> Policy:
+    """The policy that ``actor.model`` describes, for a task of that shape."""
+    if shape.discrete:
+        return CategoricalPolicy(shape.observation_size, shape.action_size, model.hidden_sizes)
+    return GaussianPolicy(shape.observation_size, shape.action_size, model.hidden_sizes, model.initial_log_std)
+
+
+def _of_choices(log_probabilities: Tensor, actions: Tensor) -> Tensor:
+    """``[..., actions]`` and ``[...]`` choices → ``[...]``."""
+    return log_probabilities.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
 
 def gaussian_log_probability(actions: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:

@@ -16,21 +16,33 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 Flags = NDArray[np.bool_]
+Choices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class TaskShape:
-    """Sizes of an observation and of an action."""
+    """Sizes of an observation and of an action.
+
+    Attributes:
+        action_size: numbers in an action, or where ``discrete`` the actions that there are to choose from.
+        discrete: whether an action is a choice.
+    """
 
     observation_size: int
     action_size: int
+    discrete: bool = False
 
 
 @dataclass(frozen=True)
 class Actions:
-    """The policy's decisions: ``actions [envs, action]`` in [-1, 1], ``log_probabilities [envs]``."""
+    """The policy's decisions.
 
-    actions: Floats
+    Attributes:
+        actions: ``[envs, action]`` in [-1, 1], or choices ``[envs]``.
+        log_probabilities: ``[envs]``.
+    """
+
+    actions: Floats | Choices
     log_probabilities: Floats
 
 
@@ -60,7 +72,7 @@ class RolloutBatch:
     """A stretch of experience, every field ``[steps, envs, ...]``."""
 
     observations: Floats
-    actions: Floats
+    actions: Floats | Choices
     log_probabilities: Floats
     next_observations: Floats
     rewards: Floats

@@ -9,18 +9,19 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium.envs.mujoco import MujocoEnv
+from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
-from rollouts import Floats, TaskShape, Transitions
+from rollouts import Choices, Floats, TaskShape, Transitions
 from simulator_state import State, restore_state, state_of
 
 
 class Simulators:
     """``len(seeds)`` simulators of ``env_id`` in one process; none is a legal number of them.
 
-    Actions are taken in [-1, 1] and stretched to the range of the task.
+    Actions are taken in [-1, 1] and stretched to the range of the task, or are choices counted from 0.
 
     Args:
-        env_id: a gymnasium task with vectors as observations and bounded vectors as actions.
+        env_id: a gymnasium task with vectors as observations, and bounded vectors or choices as actions.
         seeds: one for each simulator, drawn on for all its episodes.
         reward_scale: rewards are multiplied by it; reported returns are not.
         restart: whether a simulator begins a new episode when one ends.  If not, it stands still from then
@@ -50,16 +51,16 @@ class Simulators:
         self._reward_scale = reward_scale
         self._returns = np.zeros(len(seeds))
         self._lengths = np.zeros(len(seeds), dtype=np.int64)
-        self.shape, self._low, self._high = _task(env_id)
+        self.shape, self._actions = _task(env_id)
         self.finished = np.zeros(len(seeds), dtype=bool)
         self.observations = np.zeros((len(seeds), self.shape.observation_size), dtype=np.float32)
         for index, (env, seed) in enumerate(zip(self._envs, seeds, strict=True)):
             self.observations[index], _ = env.reset(seed=int(seed))
 
-    def step(self, actions: Floats) -> Transitions:
-        """One step with ``actions [envs, action]``."""
+    def step(self, actions: Floats | Choices) -> Transitions:
+        """One step with ``actions [envs, action]``, or choices ``[envs]``."""
         envs = len(self._envs)
-        forces = self._low + (np.clip(actions, -1.0, 1.0) + 1.0) * 0.5 * (self._high - self._low)
+        taken = self._in_units_of_the_task(actions)
         rewards = np.zeros(envs, dtype=np.float32)
         terminated = np.zeros(envs, dtype=bool)
         truncated = np.zeros(envs, dtype=bool)
@@ -69,7 +70,7 @@ class Simulators:
         for index, env in enumerate(self._envs):
             if self.finished[index]:
                 continue
-            next_observations[index], reward, terminated[index], truncated[index], _ = env.step(forces[index])
+            next_observations[index], reward, terminated[index], truncated[index], _ = env.step(taken[index])
             observations[index] = next_observations[index]
             rewards[index] = float(reward) * self._reward_scale
             self._returns[index] += float(reward)
@@ -91,6 +92,12 @@ class Simulators:
             finished_returns=np.array([total for total, _ in finished], dtype=np.float32),
             finished_lengths=np.array([length for _, length in finished], dtype=np.int64),
         )
+
+    def _in_units_of_the_task(self, actions: Floats | Choices) -> Any:
+        if isinstance(self._actions, Discrete):
+            return [int(self._actions.start + choice) for choice in actions]
+        low, high = (bound.astype(np.float32) for bound in (self._actions.low, self._actions.high))
+        return low + (np.clip(actions, -1.0, 1.0) + 1.0) * 0.5 * (high - low)
 
     @property
     def frames_per_second(self) -> int:
@@ -127,22 +134,18 @@ class Simulators:
             env.close()
 
 
-def _task(env_id: str) -> tuple[TaskShape, Floats, Floats]:
+def _task(env_id: str) -> tuple[TaskShape, Box | Discrete]:
     env = gymnasium.make(env_id, disable_env_checker=True)
     try:
         states, actions = env.observation_space, env.action_space
-        if not (
-            isinstance(states, gymnasium.spaces.Box)
-            and isinstance(actions, gymnasium.spaces.Box)
-            and len(states.shape) == len(actions.shape) == 1
-            and np.isfinite(actions.low).all()
-            and np.isfinite(actions.high).all()
-        ):
-            raise ValueError(
-                f"env.id: {env_id} has observations {states} and actions {actions}; "
-                "this example needs vectors, and bounds on the actions"
-            )
-        shape = TaskShape(observation_size=states.shape[0], action_size=actions.shape[0])
-        return shape, actions.low.astype(np.float32), actions.high.astype(np.float32)
+        if isinstance(states, Box) and len(states.shape) == 1:
+            if isinstance(actions, Discrete):
+                return TaskShape(states.shape[0], int(actions.n), discrete=True), actions
+            if isinstance(actions, Box) and len(actions.shape) == 1 and actions.is_bounded():
+                return TaskShape(states.shape[0], actions.shape[0]), actions
+        raise ValueError(
+            f"env.id: {env_id} has observations {states} and actions {actions}; "
+            "this example needs vectors, and as actions bounded vectors or a Discrete"
+        )
     finally:
         env.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,13 +48,13 @@ def generate(
 
     mask = prompts != pad_id
     cache = DynamicCache()
+    cached = {_cache_argument(model): cache, "use_cache": True}
     read = model(
         input_ids=prompts,
         attention_mask=mask,
         position_ids=positions_of(mask),
-        past_key_values=cache,
-        use_cache=True,
         logits_to_keep=1,
+        **cached,
     )
     cache.batch_repeat_interleave(samples)
     logits = read.logits[:, -1].repeat_interleave(samples, dim=0)
@@ -74,12 +75,11 @@ def generate(
         if len(tokens) == max_new_tokens or bool(ended.all()):
             return Generated(torch.stack(tokens, dim=1), torch.stack(log_probabilities, dim=1))
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-        step = model(
-            input_ids=token,
-            attention_mask=mask,
-            position_ids=positions[:, None],
-            past_key_values=cache,
-            use_cache=True,
-        )
+        step = model(input_ids=token, attention_mask=mask, position_ids=positions[:, None], **cached)
         logits = step.logits[:, -1]
         positions = positions + 1
+
+
+def _cache_argument(model: Any) -> str:
+    """Name of the cache in ``forward``: ``cache`` from transformers 5.24 on."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

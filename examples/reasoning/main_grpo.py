@@ -20,22 +20,18 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # for common/
 
 from generation_worker import GenerationWorker
 from grpo_actor import GRPOActor
+from placing import declared_gpus, place
 from reasoning_config import SCHEMA, Configuration
 from reasoning_runner import ReasoningRunner
 from reward_worker import RewardWorker
 
-from rlinf_async import Cluster, ModelParallelComponentPlacement
+from rlinf_async import Cluster
 from rlinf_async.errors import ConfigError
 
 
 def main(cfg: Configuration) -> None:
-    with Cluster(num_nodes=cfg.cluster.num_nodes, fake_gpus=cfg.cluster.fake_gpus) as cluster:
-        placement = ModelParallelComponentPlacement(cfg, cluster)
-        if placement.is_collocated and cfg.rollout.max_staleness:
-            raise ConfigError(
-                "rollout.max_staleness must be 0 where actor and rollout share their accelerators, which they use in "
-                "turn: place them apart, or set it to 0"
-            )
+    with Cluster(num_nodes=cfg.cluster.num_nodes, fake_gpus=declared_gpus(cfg)) as cluster:
+        placement = place(cfg, cluster)
         actor = GRPOActor.create_group(cfg).launch(
             cluster, placement_strategy=placement.get_strategy("actor"), name="actor"
         )

@@ -13,13 +13,23 @@ from omegaconf import MISSING, DictConfig
 from rlinf_async.configuration import Claim
 
 TASKS = ("arithmetic", "countdown")
+MODEL_SIZES = tuple(
+    f"actor.model.{key}"
+    for key in (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "max_position_embeddings",
+    )
+)
 
 
 @dataclass(frozen=True)
 class Cluster:
     num_nodes: int = 1
-    fake_gpus: int | None = None  # GPUs to declare that are not there: everything computes on the CPU
-    component_placement: dict[str, Any] = MISSING  # read by ModelParallelComponentPlacement
+    fake_gpus: int | None = None  # GPUs to declare on a machine without any: everything computes on the CPU
+    component_placement: dict[str, Any] = MISSING  # with two accelerators or more: see placing.py
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,15 @@ from batches import Batches
 from common.checkpoint import load_checkpoint, save_checkpoint
 from common.metric_logger import mean_over_ranks
 from experience import ProblemBatch, Queues
+from omegaconf import OmegaConf
 from pass_at_k import mean_pass_at_k
 from problem_sets import ProblemSets
 from progress import PHASES, Progress
-from reasoning_config import Configuration, last_step, steps_per_epoch
+from reasoning_config import MODEL_SIZES, Configuration, last_step, steps_per_epoch
 from task import make_task
 
 from rlinf_async import Channel, WorkerGroup, each
+from rlinf_async.errors import ConfigError
 
 Durations = dict[str, float]
 
@@ -246,13 +248,21 @@ class ReasoningRunner:
     async def _save(self) -> None:
         (state,) = await self.actor.execute_on(0).training_state()
         state |= {"step": self.step, "before": self._before}
+        state["config"] = OmegaConf.to_yaml(OmegaConf.structured(self.cfg))
         save_checkpoint(self._log_path / "checkpoints", self.step, state)
 
     def _checkpoint_to_resume(self) -> dict[str, Any] | None:
         place = self.cfg.runner.resume_dir
         if place is None:
             return None
-        checkpoint = load_checkpoint(place)
+        # A model that is read from a folder has the sizes that it has there.
+        sizes = MODEL_SIZES if self.cfg.actor.model.model_path is None else ()
+        checkpoint = load_checkpoint(place, self.cfg, ("data.task", *sizes))
+        if self.cfg.algorithm.kl_beta and "reference" not in checkpoint:
+            raise ConfigError(
+                f"runner.resume_dir: {place} has no reference model: it was saved with algorithm.kl_beta=0, and this "
+                f"run has {self.cfg.algorithm.kl_beta}: write algorithm.kl_beta=0, or begin without this checkpoint"
+            )
         self.step, self._before = checkpoint["step"], checkpoint["before"]
         print(f"resuming at step {self.step} from {place}", flush=True)
         return checkpoint

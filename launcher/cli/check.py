@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..job import fresh_run_id
+from ..job import fresh_run_id, missing_script_text, script_is_missing
 from ..options import Options
 from ..remote.host_check import HostCheck
 from ..remote.plan import Node
@@ -16,27 +16,44 @@ from ..report import Report, grid
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result of ``--check``.  ``answers`` and ``binds`` (the addresses for the other nodes) are by rank."""
+    """Result of ``--check``.  ``answers``, ``binds`` (the addresses for the other nodes) and ``checked`` are by rank.
+
+    Attributes:
+        checked: what each host was looked at for, in words.
+    """
 
     nodes: Sequence[Node]
     answers: Mapping[int, Mapping[str, Any]]
     binds: Mapping[int, str | None]
     failures: Mapping[int, str]
+    checked: Mapping[int, Sequence[str]]
 
     def text(self) -> str:
-        """A table, then what is wrong with each host that failed."""
+        """A table, then what is wrong with each host that failed, then what was checked."""
         titles = ["NODE", "STATE", "HOSTNAME", "PY", "TORCH", "RLINF-ASYNC", "ADDRESS", "CLOCK"]
         out = [grid(titles, [self._row(node) for node in self.nodes])]
         for rank, text in sorted(self.failures.items()):
             out += ["", self.nodes[rank].name, *(f"  {line}" for line in text.splitlines())]
-        return "\n".join(out)
+        return "\n".join([*out, *self._told_checks()])
+
+    def _told_checks(self) -> Iterator[str]:
+        """The checks of each host, those of hosts with the same ones once."""
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for node in self.nodes:
+            if checks := self.checked[node.rank]:
+                alike.setdefault(tuple(checks), []).append(node.name)
+        for checks, names in alike.items():
+            yield from ("", f"checked on {', '.join(names)}:", *(f"  {check}" for check in checks))
+        unchecked = ["GPUs", *["whether the hosts reach each other"][: len(self.nodes) > 1]]
+        yield from ("", f"not checked: {', '.join(unchecked)}")
 
     def facts(self) -> Iterator[dict[str, Any]]:
         """One JSON object per host."""
         for node in self.nodes:
             failure = self.failures.get(node.rank)
             answer = self.answers.get(node.rank)
-            yield {"event": "check", "rank": node.rank, "name": node.name, "failure": failure, "answer": answer}
+            told = {"failure": failure, "checked": self.checked[node.rank], "answer": answer}
+            yield {"event": "check", "rank": node.rank, "name": node.name, **told}
 
     def _row(self, node: Node) -> list[str]:
         state = "failed" if node.rank in self.failures else "ok"
@@ -58,4 +75,18 @@ async def check(nodes: Sequence[Node], options: Options, python_path: str, repor
     finally:
         await inspection.close()
         report.close()
-    return CheckResult(nodes, inspection.answers, inspection.binds(), failures)
+    checked = {node.rank: inspection.checked(node.rank) for node in nodes}
+    _look_for_script(nodes, options, failures, checked)
+    return CheckResult(nodes, inspection.answers, inspection.binds(), failures, checked)
+
+
+def _look_for_script(
+    nodes: Sequence[Node], options: Options, failures: dict[int, str], checked: Mapping[int, list[str]]
+) -> None:
+    """Looks for the script on this machine, where it runs, and Python itself complains of it in a run."""
+    here = next(node.rank for node in nodes if node.is_here)
+    if options.script is None or options.module or not checked[here]:
+        return
+    checked[here].append(f"script {options.script}")
+    if script_is_missing(options):
+        failures[here] = "\n".join(filter(None, [failures.get(here), missing_script_text(options)]))

@@ -16,7 +16,7 @@ from typing import Final
 from rlinf_async.errors import ConfigError, RLinfAsyncError
 
 from ..control.attachment import Attachment, attached
-from ..control.log_files import show_logs
+from ..control.log_files import show_kept_logs, show_logs
 from ..control.recorded_places import choose_recorded, find_recorded
 from ..control.run_bundle import show_bundle
 from ..control.run_end import down, kill
@@ -72,7 +72,8 @@ def _run(options: argparse.Namespace) -> int:
         fix = f"write it first: rlinf-ctl {options.command} ..."
         raise ConfigError(f"{options.command} is `rlinf-launch --{options.command}`, and takes its words\n  fix: {fix}")
     if options.command == "bundle":
-        asyncio.run(show_bundle(choose_recorded(wanted, places), output, options.output, timeout))
+        run = choose_recorded(wanted, places, _usage(options.command))
+        asyncio.run(show_bundle(run, output, options.output, timeout))
         return 0
     if options.command == "page":
         asyncio.run(show_page(wanted, places, output, options.output, options.port, timeout))
@@ -81,8 +82,19 @@ def _run(options: argparse.Namespace) -> int:
         runs = find_runs(places)
         asyncio.run(show_runs([run for run in runs if run.run.startswith(wanted or "")], output, timeout))
         return 0
-    runs = find_runs(places) if wanted is None else find_recorded(places)  # of those, one may have ended
-    return asyncio.run(_on_run(choose(runs, wanted, places), options, output, timeout))
+    if options.command == "logs":
+        run = choose_recorded(wanted, places, _usage(options.command))
+        if not run.is_alive:
+            show_kept_logs(run, output, options.ranks, tail=options.tail)
+            return 0
+    else:
+        runs = find_runs(places) if wanted is None else find_recorded(places)  # of those, one may have ended
+        run = choose(runs, wanted, places, _usage(options.command))
+    return asyncio.run(_on_run(run, options, output, timeout))
+
+
+def _usage(command: str) -> str:
+    return f"rlinf-ctl {command} {'--run ' if command in ('logs', 'stack', 'kill') else ''}RUN"
 
 
 def _wanted(options: argparse.Namespace) -> str | None:
@@ -139,7 +151,11 @@ def _the_ended_one(runs: Sequence[LocalRun]) -> str:
     ended = [run for run in runs if not run.is_alive]
     if len(ended) == 1:
         return ended[0].run
-    raise NoSuchRun(f"{len(ended)} runs have ended here and left something: name the one to sweep", runs)
+    if not ended:
+        raise NoSuchRun("there is nothing to sweep: no run that has ended has left anything here", runs)
+    raise NoSuchRun(
+        f"{len(ended)} runs have ended here and left something: name one of them: `rlinf-ctl sweep RUN`", runs
+    )
 
 
 def _fail(error: Exception | str, code: int) -> int:

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
+import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NoReturn
+
+from rlinf_async import __version__
+
+from ..source_text import suggestion
+from .completion import SHELLS, completion_script
 
 DEFAULT_TIMEOUT_S: Final = 10.0
 DEFAULT_TAIL: Final = 20
+
+_UNKNOWN_COMMAND: Final = re.compile(r"argument COMMAND: invalid choice: '([^']*)' \(choose from (.*)\)")
 
 _EXIT_CODES: Final = """\
 exit code: 0; 1 the run is stuck (`stuck`), or what was asked for was not done;
@@ -18,13 +27,21 @@ exit code: 0; 1 the run is stuck (`stuck`), or what was asked for was not done;
 def parser() -> argparse.ArgumentParser:
     """The parser; ``command`` is the command's name in what it reads."""
     everywhere = _options_of_all()
-    root = argparse.ArgumentParser(
+    root: argparse.ArgumentParser = _Parser(
         prog="rlinf-ctl",
         description="Look at the runs of this user that have a node on this machine, and end them.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[everywhere],
         allow_abbrev=False,
+    )
+    root.add_argument("--version", action="version", version=f"rlinf-ctl {__version__}", help="print the version")
+    root.add_argument(
+        "--print-completion",
+        action=_PrintCompletion,
+        choices=SHELLS,
+        metavar="|".join(SHELLS),
+        help="print a script with which that shell completes these words",
     )
     commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
@@ -38,16 +55,16 @@ def parser() -> argparse.ArgumentParser:
         ("down", "end a run in order."),
     ):
         command(name, about).add_argument("run_id", nargs="?", metavar="RUN", help=_RUN_HELP)
-    logs = command("logs", "show what ranks have written.")
-    logs.add_argument("ranks", metavar="GROUP[:RANKS]", help=_RANKS_HELP)
+    logs = command("logs", "show what ranks have written, also those of a run that has ended.")
+    logs.add_argument("ranks", nargs="?", metavar="GROUP[:RANKS]", help=_RANKS_HELP + "; without it all groups")
     logs.add_argument("-f", "--follow", action="store_true", help="go on with what they write, to the end of the run")
     logs.add_argument(
         "--tail", type=_tail, default=DEFAULT_TAIL, metavar="N|all", help=f"last lines of each log ({DEFAULT_TAIL})"
     )
     stack = command("stack", "show what threads and tasks of ranks do, those that do not answer as well.")
-    which = stack.add_mutually_exclusive_group(required=True)
+    which = stack.add_mutually_exclusive_group()
     which.add_argument("ranks", nargs="?", metavar="GROUP[:RANKS]|driver", help=_RANKS_HELP + ", or the script")
-    which.add_argument("--all", action="store_true", help="all processes of the run")
+    which.add_argument("--all", action="store_true", help="all processes of the run, as without a group")
     kill = command("kill", "end ranks with SIGKILL; their callers get WorkerDied.")
     kill.add_argument("ranks", metavar="GROUP[:RANKS]", help=_RANKS_HELP)
     bundle = command("bundle", "keep all that is known of a run, alive or ended, in one file.")
@@ -99,6 +116,26 @@ def _options_of_all() -> argparse.ArgumentParser:
         help="look for runs in this folder (a run's $XDG_RUNTIME_DIR or $TMPDIR)",
     )
     return options
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says of an unknown command which one was probably meant."""
+
+    def error(self, message: str) -> NoReturn:
+        if match := _UNKNOWN_COMMAND.match(message):
+            there = re.findall(r"\w+", match[2])
+            message = (
+                f"there is no command {match[1]!r}{suggestion(match[1], there)}\n  fix: write one of {', '.join(there)}"
+            )
+        super().error(message)
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints the completion script in place of a command."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: Any, shell: Any, __: str | None = None) -> None:
+        sys.stdout.write(completion_script(parser, shell) + "\n")
+        parser.exit()
 
 
 def _seconds(text: str) -> float:

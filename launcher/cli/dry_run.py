@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
-from ..job import script_command
+from ..job import missing_script_text, script_command, script_is_missing
 from ..options import Options
 from ..remote.exported_env import shown
 from ..remote.host import describe
@@ -17,7 +17,9 @@ def preview(nodes: Sequence[Node], source: str, options: Options, exported: Mapp
     """Hosts and how they were understood, ranks, variables with secrets masked, the exact command lines."""
     visible = [node for node in nodes if not node.hidden]
     out = [f"hosts from {source}", ""]
-    out.append(grid(["RANK", "HOST"], [[str(node.rank), _understood(node)] for node in visible]))
+    out.append(
+        grid(["RANK", "HOST"], [[str(node.rank), describe(node.host, is_here=node.is_here)] for node in visible])
+    )
     if len(visible) < len(nodes):
         out.append("\nthis machine is not among them: a daemon without slots runs here, for the script")
     out += ["", f"variables for every node ({len(exported)})"]
@@ -28,12 +30,9 @@ def preview(nodes: Sequence[Node], source: str, options: Options, exported: Mapp
     out += [f"  {shlex.join(node.connector.argv)}" for node in nodes if not node.is_here]
     if options.script is not None:
         out.append(f"  {shlex.join(script_command(options))}")
+    if script_is_missing(options):
+        out += ["", *missing_script_text(options).split("\n")]
     return "\n".join(out)
-
-
-def _understood(node: Node) -> str:
-    named = " = this machine, so without ssh" if node.is_here and not node.host.is_local else ""
-    return describe(node.host) + named
 
 
 def preview_facts(
@@ -47,7 +46,7 @@ def preview_facts(
             {
                 "rank": node.rank,
                 "name": node.name,
-                "host": describe(node.host),
+                "host": describe(node.host, is_here=node.is_here),
                 "here": node.is_here,
                 "hidden": node.hidden,
                 "argv": None if node.is_here else list(node.connector.argv),
@@ -57,4 +56,5 @@ def preview_facts(
         "env": {name: shown(name, value) for name, value in exported.items()},
         "sync": str(options.sync) if options.sync else None,
         "script": script_command(options) if options.script else None,
+        "failure": missing_script_text(options) if script_is_missing(options) else None,
     }

@@ -121,7 +121,11 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("start-timeout", "SECONDS", "until every node must be up (default 60; 0 waits for ever)."),
     ),
     "output": (
-        Flag("log-dir", "DIR", "where the log of every rank goes (default: $TMPDIR/rlinf-logs-UID/RUN; 20 runs stay)."),
+        Flag(
+            "log-dir",
+            "DIR",
+            "where the log of every rank goes (default: $TMPDIR/rlinf-logs-UID/RUN; 20 failed runs and 20 more stay).",
+        ),
         Flag("trace", "FILE", "write what the run does when to FILE, here, for https://ui.perfetto.dev."),
         Flag("tee", "all|none|0,3", "ranks of each group whose output is shown here (default all)."),
         Flag("json", "", "one JSON object per line instead of the table."),
@@ -138,13 +142,19 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "it, the one that the script's words name (--config FILE).",
         ),
         Flag("placement-svg", "FILE", "where --show-placement draws (default: placement.svg here)."),
-        Flag("check", "", "look at every host, say what is missing, start nothing."),
+        Flag("check", "", "look at every host, say what was checked and what is missing, start nothing."),
         Flag(
             "sweep",
             "RUN",
             "kill what a run has left on the hosts, and remove its directories; refused while a daemon of it answers.",
         ),
         Flag("force", "", "--sweep a run that is alive, too.", has_twin=False),
+        Flag(
+            "print-completion",
+            "bash|zsh|fish",
+            "print a script with which that shell completes these flags; rlinf-ctl has the same flag.",
+            has_twin=False,
+        ),
         Flag("version", "", "print the version.", has_twin=False),
         Flag("help", "", "print this.", short="h", has_twin=False),
     ),
@@ -185,8 +195,8 @@ def help_text() -> str:
             names = ", ".join(flag.spellings) + (f" {flag.metavar}" if flag.metavar else "")
             out.append(f"  {names}")
             out += textwrap.wrap(flag.help, 92, initial_indent=" " * 8, subsequent_indent=" " * 8)
-    out += ["", "- and _ are the same inside a flag's name. Every flag but --help and --version has a variable,"]
-    out += ["RLINF_<FLAG> (RLINF_LOG_DIR=logs, RLINF_JSON=1); the flag wins.", ""]
+    out += ["", "- and _ are the same inside a flag's name. Every flag but --force, --print-completion, --version and"]
+    out += ["--help has a variable, RLINF_<FLAG> (RLINF_LOG_DIR=logs, RLINF_JSON=1); the flag wins.", ""]
     out += ["These variables of your shell reach every node, where they are set:"]
     out += textwrap.wrap(" ".join(EXPORTED), 92, initial_indent="  ", subsequent_indent="  ")
     out += ["", "exit code: the script's own; 1 also when a rank's failure or a node's loss went unnoticed;"]

@@ -1,7 +1,8 @@
 """Entry point of ``rlinf-launch``: chooses run, check, preview or sweep; signals, ``--timeout`` and exit codes.
 
 What the launcher has to say goes to stderr: stdout is the script's.  Only what was asked for in place of a run
-(``--help``, ``--version``, ``--dry-run``, ``--show-placement``, ``--check``, ``--sweep``) is printed on stdout.
+(``--help``, ``--version``, ``--print-completion``, ``--dry-run``, ``--show-placement``, ``--check``, ``--sweep``) is
+printed on stdout.
 
 Exit codes: the script's own; 1 also when a rank failed, or a node with ranks was lost, and the script did not notice;
 2 wrong usage; 124 when ``--timeout`` has passed; 130 after Ctrl-C, SIGTERM or SIGHUP; 255 when nodes could not be
@@ -20,22 +21,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from rlinf_async import settings
+from rlinf_async import __version__, settings
 from rlinf_async._wire.terminal import Terminal, TerminalStream
 from rlinf_async.errors import ConfigError, LaunchError, RLinfAsyncError
 
 from ..driver import Driver
 from ..job import INTERRUPTED, Job, script_command, script_is_missing
 from ..options import Options
-from ..remote.host_check import own_version
 from ..remote.plan import Node, found_here, plan
 from ..remote.sweep import sweep
-from ..report import Report, counted, make_report
+from ..report import JsonReport, Report, counted, make_report
 from .allocation import find_hosts, with_launcher
 from .check import check
 from .dry_run import preview, preview_facts
 from .flags import help_text
-from .parsing import exported, parse
+from .parsing import exported, flags_behind, parse
 from .show_placement import DEFAULT_DRAWING, picture, save
 
 _USAGE_ERROR_CODE: Final = 2
@@ -50,12 +50,19 @@ _MAX_LINES: Final = 20
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs ``rlinf-launch`` with the words after its name; returns the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
+    as_json = "--json" in words  # until they are read, and where they are too wrong for that
     try:
         options = parse(words, os.environ)
+        as_json = options.json
         if options.help:
             return _print(help_text())
         if options.version:
-            return _print(f"rlinf-launch {own_version() or '(from a checkout)'}")
+            told = {"event": "version", "version": __version__}
+            return _print(json.dumps(told) if options.json else f"rlinf-launch {__version__}")
+        if options.print_completion is not None:
+            from .completion import launch_script  # argparse: a run does without
+
+            return _print(launch_script(options.print_completion))
         settings.check()
         is_preview = options.dry_run or options.show_placement is not None
         is_run = not (options.sweep or options.check or is_preview)
@@ -65,16 +72,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         hosts, source = find_hosts(options.hosts, os.environ, sys.stdin, options.allow_duplicate_hosts)
         if options.local_nodes is None:
             hosts = with_launcher(hosts, options.launcher, os.environ)
+        else:
+            source = f"--local-nodes {options.local_nodes}"
         nodes = plan(hosts, options)
         if is_preview:
             return _preview(nodes, source, options, variables)
     except ConfigError as error:
-        return _fail(f"rlinf-launch: {error}", _USAGE_ERROR_CODE)
+        return _refuse(str(error), as_json=as_json)
     terminal = Terminal()  # a stderr that is not read must not keep signals and losses from being heard
     frame = ('{"event": "note", "text": "', '"}') if options.json else ("rlinf-launch: ", "")
     stream: Any = TerminalStream(terminal, sys.stderr, *frame)
     report = make_report(as_json=options.json, verbosity=options.verbosity, stream=stream)
     report.detail(f"hosts from {source}")
+    if is_run and (stray := flags_behind(options.args)):
+        these, are = (stray[0], "stands") if len(stray) == 1 else (", ".join(stray), "stand")
+        report.note(
+            f"note: {these} {are} after the script, and so for it; rlinf-launch's flags stand before the script"
+        )
     try:
         if options.sweep:
             return asyncio.run(_interruptible(_sweep(nodes, options)))
@@ -106,7 +120,7 @@ def _preview(nodes: Sequence[Node], source: str, options: Options, variables: Ma
             _print(json.dumps({**drawn.facts(), "drawing": str(path)}))
         else:
             _print("\n" * options.dry_run + f"{drawn.text()}\n\ndrawn in {path}")
-    return 0
+    return _LAUNCH_FAILED_CODE if options.dry_run and script_is_missing(options) else 0
 
 
 async def _launch(nodes: Sequence[Node], options: Options, variables: Mapping[str, str], report: Report) -> int:
@@ -127,14 +141,17 @@ async def _launch(nodes: Sequence[Node], options: Options, variables: Mapping[st
             if not job.was_interrupted:
                 raise
     if job.was_interrupted:
-        return _TIMEOUT_CODE if limit.has_passed else INTERRUPTED
-    report.exit(str(options.script), code)
-    if code == 0 and (failures := job.unobserved):
+        code = _TIMEOUT_CODE if limit.has_passed else INTERRUPTED
+        report.exit(str(options.script), code, None)
+        return code
+    script_code = code
+    if script_code == 0 and (failures := job.unobserved):
         told = failures[:_MAX_LINES]
         told += [f"and {len(failures) - _MAX_LINES} more"] if len(failures) > _MAX_LINES else []
         await job.keep_bundle()
         report.error("the script ended well, but did not notice these failures:\n  " + "\n  ".join(told))
-        return _UNNOTICED_FAILURE_CODE
+        code = _UNNOTICED_FAILURE_CODE
+    report.exit(str(options.script), code, script_code)
     return code
 
 
@@ -245,9 +262,13 @@ def _print(text: str) -> int:
     return 0
 
 
-def _fail(text: str, code: int) -> int:
-    sys.stderr.write(text + "\n")
-    return code
+def _refuse(text: str, *, as_json: bool) -> int:
+    """Says why nothing is begun."""
+    if as_json:
+        JsonReport().error(text)
+    else:
+        sys.stderr.write(f"rlinf-launch: {text}\n")
+    return _USAGE_ERROR_CODE
 
 
 if __name__ == "__main__":

@@ -16,6 +16,10 @@ from ..options import DEFAULT_START_TIMEOUT_S, Options
 from ..remote.exported_env import chosen, is_name
 from ..remote.host import MAX_FAKE_GPUS
 from .command_line import ArgumentWords, Value, read_words, split_shell
+from .flags import GROUPS
+
+_PLACES = ("where", "the way to the hosts")
+"""Groups of flags that a script hardly has itself."""
 
 _RANKS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", re.ASCII)
 _RUN = re.compile(r"[0-9a-f]{8}")
@@ -67,11 +71,19 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         check=words.count("check") > 0,
         sweep=words.last("sweep", _run),
         force=words.count("force") > 0,
+        print_completion=words.last("print-completion", _text),
         version=words.count("version") > 0,
         help=words.count("help") > 0,
     )
     _check_together(options)
     return options
+
+
+def flags_behind(args: Sequence[str]) -> list[str]:
+    """Words of a script that say where a run is, as long flags of the launcher do: maybe meant for it."""
+    where = {spelling for group in _PLACES for flag in GROUPS[group] for spelling in flag.spellings}
+    words = dict.fromkeys(word.partition("=")[0] for word in args)
+    return [word for word in words if word.startswith("--") and word in where]
 
 
 def exported(environ: Mapping[str, str], options: Options) -> dict[str, str]:
@@ -80,7 +92,7 @@ def exported(environ: Mapping[str, str], options: Options) -> dict[str, str]:
 
 
 def _check_together(options: Options) -> None:
-    if options.help or options.version:
+    if options.help or options.version or options.print_completion is not None:
         return
     if options.hosts is not None and options.local_nodes is not None:
         raise ConfigError(
@@ -199,7 +211,9 @@ def _interface(value: Value) -> str:
 
 def _run(value: Value) -> str:
     if not _RUN.fullmatch(value.text):
-        raise value.error(f"{value.text!r} is not a run's id", "write the 8 letters after 'run' in its first line")
+        raise value.error(
+            f"{value.text!r} is not a run's id", "write the id, 8 of 0-9 and a-f, that follows 'run' in its first line"
+        )
     return value.text
 
 

@@ -78,7 +78,7 @@ class Attachment:
         try:
             self.welcome = await self._in_time(self._greeted, str(self), self.node)
         except (DeadlineExceeded, ClosedError, LaunchError) as error:
-            self.silent[self.node] = str(error)
+            self.silent[self.node] = str(error).replace(" of the driver (", " of rlinf-ctl (", 1)
             return False
         if "nodes" not in self.welcome:  # the nodes of a run come up one after the other
             self.silent[self.node] = f"{self} does not know of the other nodes yet: the run is being started"

@@ -39,10 +39,6 @@ class BadBundle(RLinfAsyncError):
     """A file is no bundle of a run, or not a whole one."""
 
 
-def bundle_name(run: str) -> str:
-    return f"rlinf-{run}.zip"
-
-
 def write_bundle(snapshot: RunSnapshot, path: Path, deadline: float = float("inf")) -> None:
     """Writes a bundle at once or not at all; what is there under that name is replaced.
 

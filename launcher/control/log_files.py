@@ -1,23 +1,26 @@
-"""``rlinf-ctl logs``: the last lines of ranks' logs, and what is written there from then on."""
+"""``rlinf-ctl logs``: the last lines of ranks' logs, of ended runs too, and what is written there from then on."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from rlinf_async._recorder.recording import DIRECTORY
+from rlinf_async._recorder.run_files import RunFiles
 
 from .attachment import Attachment
 from .far_logs import FarLog, find_far_logs
-from .run_places import NoSuchRun
-from .run_view import RunView, look, split_ranks
+from .run_places import LocalRun, NoSuchRun, ended_text
+from .run_snapshot import RunSnapshot
+from .run_view import look, split_ranks
 from .text_output import Output
 
 _STREAMS: Final = {".out": "stdout", ".err": "stderr"}
@@ -77,8 +80,36 @@ def _beginning_of_tail(fd: int, size: int, lines: int) -> int:
     return place
 
 
-async def show_logs(attachment: Attachment, output: Output, words: str, *, tail: int | None, follow: bool) -> None:
-    """The logs of ``GROUP[:RANKS]``, those on other machines by way of their daemons.
+def show_kept_logs(run: LocalRun, output: Output, words: str | None, *, tail: int | None) -> None:
+    """The logs of ``GROUP[:RANKS]``, or of all groups, of a run that has ended, as far as they are on this machine.
+
+    Raises:
+        NoSuchRun: there is no such group, or no such rank in it, or nothing is known of the logs.
+    """
+    if run.logs is None:
+        raise NoSuchRun(ended_text(run))
+    files = chosen_logs((), run.logs, (), words)
+    _print(files, output, tail, follow=False)
+    _note_silence(files, output)
+    for node, reason in _lost_nodes(run).items():
+        output.note(f"of {node} there are no logs here: {reason}")
+
+
+def _lost_nodes(run: LocalRun) -> dict[str, str]:
+    """Nodes whose logs are on other machines, with their place there."""
+    assert run.logs is not None
+    files, facts = RunFiles(run.logs), RunSnapshot(run.run, run.since)
+    for file in files.listing():
+        if file.path.startswith("recorder/node-"):
+            with contextlib.suppress(OSError):  # removed just now
+                facts.add(file.path, files.read(file.path, 0, file.nbytes))
+    return facts.lost_nodes()
+
+
+async def show_logs(
+    attachment: Attachment, output: Output, words: str | None, *, tail: int | None, follow: bool
+) -> None:
+    """The logs of ``GROUP[:RANKS]``, or of all groups, those on other machines by way of their daemons.
 
     Raises:
         NoSuchRun: there is no such group, or no such rank in it.
@@ -90,38 +121,57 @@ async def show_logs(attachment: Attachment, output: Output, words: str, *, tail:
         )
         for node, reason in missing.items():
             output.note(f"of {attachment.name_of(node)} there are no logs: {reason}")
-        files = chosen_logs(view, Path(attachment.welcome["log_dir"]), far, words)
+        files = chosen_logs(view.groups(), Path(attachment.welcome["log_dir"]), far, words)
         far = [log for log in far if log.copy in {file.path for file in files}]
         async with asyncio.TaskGroup() as tasks:
             for log in far:
                 tasks.create_task(log.begin(tail))
         _note_troubles(far, output)
-        for file in files:
-            lines = file.read(tail)
-            if not follow:
-                lines += file.rest()
-            if lines and len(files) > 1 and not output.as_json:
-                output.line(f"==> {file.place or file.path} <==")
-            _show(file, lines, output, named=False)
-        if not follow and not any(file.path.stat().st_size for file in files):
-            output.note(f"nothing has been written to {', '.join(file.place or str(file.path) for file in files[:4])}")
+        _print(files, output, tail, follow=follow)
         if follow:
             await _follow(attachment, files, far, output, patience)
+        else:
+            _note_silence(files, output)
 
 
-def chosen_logs(view: RunView, log_dir: Path, far: Sequence[FarLog], words: str) -> list[LogFile]:
+def _print(files: Sequence[LogFile], output: Output, tail: int | None, *, follow: bool) -> None:
+    for file in files:
+        lines = file.read(tail)
+        if not follow:
+            lines += file.rest()
+        if lines and len(files) > 1 and not output.as_json:
+            output.line(f"==> {file.place or file.path} <==")
+        _show(file, lines, output, named=False)
+
+
+def _note_silence(files: Sequence[LogFile], output: Output) -> None:
+    """Says of empty logs that they are, and whose they are."""
+    if any(file.path.stat().st_size for file in files):
+        return
+    ranks: dict[str, list[str]] = {}
+    for file in files:
+        ranks.setdefault(file.group, []).append(str(file.rank))
+    told = ", ".join(f"{group}:{','.join(dict.fromkeys(numbers))}" for group, numbers in ranks.items())
+    output.note(f"nothing has been written by {told}" if files else "nothing has been written by any group")
+
+
+def chosen_logs(groups: Collection[str], log_dir: Path, far: Sequence[FarLog], words: str | None) -> list[LogFile]:
     """The files of the ranks that are meant, of those that have ended too; a log of both places is this machine's.
+
+    Args:
+        groups: those that are alive.
+        words: ``GROUP[:RANKS]``; None for all groups.
 
     Raises:
         NoSuchRun: there is no such group, or no such rank in it, or it has no log.
     """
     folders = {entry.name: entry for entry in log_dir.iterdir() if entry.is_dir()} if log_dir.is_dir() else {}
-    known = {*view.groups(), *folders, *(log.file.path.partition("/")[0] for log in far)}
+    known = {*groups, *folders, *(log.file.path.partition("/")[0] for log in far)}
+    if words is None:
+        names = {group.replace("/", "_"): group for group in (*sorted(known), *groups)}  # the last one is the right one
+        return [file for name, group in names.items() for file in _files_of(name, group, folders, far)]
     group, ranks = split_ranks(words, known)
-    name = group.replace("/", "_")
-    found = {(file.rank, file.stream): file for file in _far_files(far, name, group)}
-    found |= {(file.rank, file.stream): file for file in (_files_in(folders[name], group) if name in folders else ())}
-    files = [found[key] for key in sorted(found, key=lambda key: (key[0], key[1] != "stdout"))]
+    files = _files_of(group.replace("/", "_"), group, folders, far)
     absent = set(ranks or ()) - {file.rank for file in files}
     if absent and files:
         raise NoSuchRun(f"there is no rank {min(absent)} of group {group!r}, and no log of it")
@@ -130,6 +180,13 @@ def chosen_logs(view: RunView, log_dir: Path, far: Sequence[FarLog], words: str)
         hint = "; what a driver writes is where it was started" if group == "driver" else ""
         raise NoSuchRun(f"there is no group {group!r}, and no log of it in {log_dir}; there are: {there}{hint}")
     return [file for file in files if ranks is None or file.rank in ranks]
+
+
+def _files_of(name: str, group: str, folders: Mapping[str, Path], far: Sequence[FarLog]) -> list[LogFile]:
+    """All of one group, by rank."""
+    found = {(file.rank, file.stream): file for file in _far_files(far, name, group)}
+    found |= {(file.rank, file.stream): file for file in (_files_in(folders[name], group) if name in folders else ())}
+    return [found[key] for key in sorted(found, key=lambda key: (key[0], key[1] != "stdout"))]
 
 
 def _files_in(folder: Path, group: str) -> Iterator[LogFile]:

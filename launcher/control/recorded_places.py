@@ -13,16 +13,17 @@ from typing import Final
 
 from rlinf_async._recorder.run_files import RunFiles
 
-from .run_places import LocalRun, NoSuchRun, find_runs, latest, unknown
+from .run_places import LocalRun, NoSuchRun, by, find_runs, latest, unknown
 
 _RUN: Final = re.compile(r"[0-9a-f]{8}")
 
 
-def choose_recorded(wanted: str | None, places: Sequence[Path]) -> LocalRun:
+def choose_recorded(wanted: str | None, places: Sequence[Path], usage: str = "") -> LocalRun:
     """The run that is meant: by its id or the beginning of that, by the directory of its logs, or the only live one.
 
     Args:
         places: where run directories may lie.
+        usage: the command with ``RUN`` where a run is named, for an error.
 
     Raises:
         NoSuchRun: there are several, or none; lists the latest ones.
@@ -36,11 +37,15 @@ def choose_recorded(wanted: str | None, places: Sequence[Path]) -> LocalRun:
     if len(meant) == 1:
         return meant[0]
     if meant:
-        said = f"{len(meant)} runs {'are alive here' if wanted is None else 'begin so'}: name one of them"
+        said = f"{len(meant)} runs {'are alive here' if wanted is None else 'begin so'}: name one of them{by(usage)}"
     elif wanted is None:
         said = "no run of this user is alive on this machine: name one that has ended, or the directory of its logs"
+        said += by(usage)
     else:
-        said = unknown(wanted, places)
+        said = (
+            unknown(wanted, places) + "\n  fix: of a run with --log-dir that has ended, name the directory of its logs"
+        )
+        said += by(usage.replace("RUN", "./logs"))
     raise NoSuchRun(said, latest(meant or runs))
 
 

@@ -7,7 +7,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-from .bundle_file import bundle_name, write_bundle
+from rlinf_async._recorder.run_files import bundle_name
+
+from .bundle_file import write_bundle
 from .run_places import LocalRun
 from .run_snapshot import RunSnapshot
 from .snapshot_taking import VERDICT, take_snapshot

@@ -38,7 +38,7 @@ async def show_page(
         recorded = _recorded_in(wanted)
         page = _page_of_bundle(wanted, recorded)
     else:
-        run = choose_recorded(wanted, places)
+        run = choose_recorded(wanted, places, "rlinf-ctl page RUN")
         if run.is_alive and path is None:
             page = document(f"rlinf run {run.run}", None)
             await _serve(page, PageFeed(run, places, timeout), output, port)

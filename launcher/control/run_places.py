@@ -43,7 +43,7 @@ class LocalRun:
         sockets: of its nodes on this machine, by node; those of an ended run are left over.
         is_alive: some daemon of it listens here.
         logs: the directory of its logs on this machine, where that is known.
-        script: the drivers' command lines, where a daemon has been asked.
+        script: the drivers' command lines and working directories, where a daemon has been asked.
     """
 
     run: str
@@ -61,7 +61,8 @@ class LocalRun:
         nodes = ", ".join(f"node {node}" for node in sorted(self.sockets))
         here = f"{nodes} here" if nodes else f"logs in {self.logs}"
         script = f", {self.script}" if self.script else ""
-        return f"{self.run}  {'alive' if self.is_alive else 'ended'}, since {self.since_text}, {here}{script}"
+        state = f"alive, since {self.since_text}" if self.is_alive else f"ended at about {_ended_at(self)}"
+        return f"{self.run}  {state}, {here}{script}"
 
 
 def clock_text(seconds: float) -> str:
@@ -90,8 +91,11 @@ def find_runs(places: Sequence[Path]) -> list[LocalRun]:
     return sorted(found.values(), key=lambda run: (run.since, run.run))
 
 
-def choose(runs: Sequence[LocalRun], wanted: str | None, places: Sequence[Path]) -> LocalRun:
+def choose(runs: Sequence[LocalRun], wanted: str | None, places: Sequence[Path], usage: str = "") -> LocalRun:
     """The live run that is meant: by its id or the beginning of that, or the only one.
+
+    Args:
+        usage: the command with ``RUN`` where a run is named, for an error.
 
     Raises:
         NoSuchRun: there are several, or none, or it has ended; lists those that there are.
@@ -101,9 +105,9 @@ def choose(runs: Sequence[LocalRun], wanted: str | None, places: Sequence[Path])
     if len(alive) == 1:
         return alive[0]
     if len(alive) > 1:
-        raise NoSuchRun(f"{len(alive)} runs are alive here: name one of them", alive)
+        raise NoSuchRun(f"{len(alive)} runs are alive here: name one of them{by(usage)}", alive)
     if len(meant) == 1:
-        raise NoSuchRun(_ended(meant[0]))
+        raise NoSuchRun(ended_text(meant[0]))
     if meant and wanted is not None:
         raise NoSuchRun(f"{len(meant)} runs begin with {wanted!r}, and all have ended", latest(meant))
     if wanted is None:
@@ -122,20 +126,29 @@ def latest(runs: Sequence[LocalRun]) -> Sequence[LocalRun]:
 
 def unknown(wanted: str, places: Sequence[Path]) -> str:
     """The text of an error: neither a run directory nor logs in the usual place have this id."""
-    return (
-        f"there is no run {wanted!r} of this user on this machine (looked in {', '.join(map(str, places))})\n"
-        "  fix: of a run with --log-dir that has ended, name the directory of its logs: `rlinf-ctl bundle ./logs`"
-    )
+    return f"there is no run {wanted!r} of this user on this machine (looked in {', '.join(map(str, places))})"
 
 
-def _ended(run: LocalRun) -> str:
+def ended_text(run: LocalRun) -> str:
+    """The text of an error: the run has ended, and answers nothing."""
     if run.logs is None:
         return f"run {run.run} has ended, and where its logs are is not known\n  fix: `rlinf-ctl bundle DIR` names them"
-    changed = max((file.changed for file in RunFiles(run.logs).listing()), default=run.since)
     return (
-        f"run {run.run} has ended at about {clock_text(changed)}; its logs are in {run.logs}\n"
-        f"  fix: `rlinf-ctl bundle {run.run}` keeps, and `rlinf-ctl page {run.run}` shows, what is known of it"
+        f"run {run.run} has ended at about {_ended_at(run)}; its logs are in {run.logs}\n"
+        f"  fix: `rlinf-ctl logs --run {run.run}` prints them; `rlinf-ctl bundle {run.run}` keeps, and "
+        f"`rlinf-ctl page {run.run}` shows, what is known of it"
     )
+
+
+def _ended_at(run: LocalRun) -> str:
+    """When its logs were written to for the last time; where they are not known, when it began."""
+    files = [] if run.logs is None else RunFiles(run.logs).listing()
+    return clock_text(max((file.changed for file in files), default=run.since))
+
+
+def by(usage: str) -> str:
+    """The command that names a run, as the end of an error's first line."""
+    return f": `{usage}`" if usage else ""
 
 
 def _entries(place: Path) -> list[Path]:

@@ -39,10 +39,19 @@ async def show_runs(runs: Sequence[LocalRun], output: Output, timeout: float) ->
 
 
 async def add_scripts(runs: Sequence[LocalRun], timeout: float) -> None:
-    """Asks the live ones of these runs at once whose script they run."""
+    """Asks the live ones of these runs at once whose script they run, and where."""
     alive = [run for run in runs if run.is_alive]
     for run, facts in zip(alive, await asyncio.gather(*(_facts_of_run(run, timeout) for run in alive)), strict=True):
-        run.script = " ".join(driver["command"] for driver in facts["drivers"])
+        run.script = " ".join(driver["command"] + _folder_of(driver["pid"]) for driver in facts["drivers"])
+        run.script = run.script or facts["trouble"]
+
+
+def _folder_of(pid: int) -> str:
+    """The working directory of a driver that runs here."""
+    try:
+        return f" in {Path(f'/proc/{pid}/cwd').readlink()}"
+    except OSError:  # it has ended, or is another machine's
+        return ""
 
 
 async def _facts_of_run(run: LocalRun, timeout: float) -> dict[str, Any]:

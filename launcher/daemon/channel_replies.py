@@ -71,14 +71,15 @@ class ChannelReplies:
             known.has_got |= has_got
 
     def deliver(self, hosted: HostedChannel, get: Get) -> None:
-        """The items of a get, as ``give()`` sends them; a small one at the end of the turn."""
+        """The items of a get, as ``give()`` sends them; small ones at the end of the turn."""
         items = get.items
-        item = items[0]
-        if len(items) == 1 and type(item.body) is bytes and len(item.body) <= _SMALL_BYTES:
-            pending = self.pending(hosted, get.consumer)
-            pending.given.append((get.number, False, item.redelivered, item.body))
-            if len(pending.given) == _MAX_ITEMS:
-                self.flush(hosted, get.consumer)
+        first = items[0].body
+        if type(first) is bytes and len(first) <= _SMALL_BYTES and (len(items) == 1 or _are_small(items)):
+            for item in items:
+                pending = self.pending(hosted, get.consumer)
+                pending.given.append((get.number, item is not items[-1], item.redelivered, item.body))
+                if len(pending.given) == _MAX_ITEMS:
+                    self.flush(hosted, get.consumer)
             return
         self._note(hosted, get.consumer, has_got=True)
         self.flush(hosted, get.consumer)  # first come, first served
@@ -104,6 +105,10 @@ class ChannelReplies:
 
     def send(self, target: int, channel: int, what: str, facts: Any) -> None:
         self._router.deliver((frames.QUEUE, 0, self._me, target, channel, what, facts))
+
+
+def _are_small(items: Sequence[Item]) -> bool:
+    return all(type(item.body) is bytes and len(item.body) <= _SMALL_BYTES for item in items)
 
 
 def _copies(items: Sequence[Item]) -> list[list[int]]:

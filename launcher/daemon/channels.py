@@ -129,10 +129,10 @@ class Channels:
             steps = hosted.queue.get(source, number, key, prefetched=True)
         else:
             try:
-                weight, nowait = frames.wanted(target)
+                asked = frames.wanted(target)
             except TypeError as error:
                 self._turn_down(hosted, source, number, str(error))
-            steps = hosted.queue.get(source, number, key, weight, nowait)
+            steps = hosted.queue.get(source, number, key, *asked)
         if steps:
             self._follow(hosted, steps)
 
@@ -187,15 +187,20 @@ class Channels:
             try:
                 self._replies.give(hosted, source, -question, queue.peek(key))
             except OSError as error:
-                self._replies.send(source, hosted.number, "failed", [-question, *self._cannot_give(hosted, error)])
+                text = self._cannot_give(hosted, error, queue.size(key))
+                self._replies.send(source, hosted.number, "failed", [-question, *text])
             else:
                 self._replies.send(source, hosted.number, "peeked", [question])
 
-    def _cannot_give(self, hosted: HostedChannel, error: OSError) -> tuple[str, str]:
+    def _cannot_give(self, hosted: HostedChannel, error: OSError, count: int) -> tuple[str, str]:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        what, act, stay = "an item", "hand it over", "the item stays in the channel"
+        if count > 1:
+            what, act = f"{count} items", "hand them over at once"
+            stay = "they stay in the channel, take fewer: get(), or get_many(n, wait=False)"
         return "OSError", (
-            f"the daemon of node {self._router.node} has an item of channel '{hosted.name}' and cannot hand it over: "
-            f"{error.strerror} (it may open {limit}: `ulimit -n`); the item stays in the channel"
+            f"the daemon of node {self._router.node} has {what} of channel '{hosted.name}' and cannot {act}: "
+            f"{error.strerror} (it may open {limit}: `ulimit -n`); {stay}"
         )
 
     # -- questions ----------------------------------------------------------------------------------------------
@@ -237,7 +242,7 @@ class Channels:
                 try:
                     self._replies.deliver(hosted, what)
                 except OSError as full:
-                    text = self._cannot_give(hosted, full)
+                    text = self._cannot_give(hosted, full, len(what.items))
                     self._replies.send(what.consumer, hosted.number, "failed", [what.number, *text])
                     steps += hosted.queue.cancel(what.consumer, what.number)  # they follow when these are through
             elif act == Act.GRANT:

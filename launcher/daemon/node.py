@@ -21,7 +21,7 @@ from rlinf_async._core.frames import FrameError
 from rlinf_async._core.segment import close_fds
 from rlinf_async._wire.local_socket import check_peer, listen, peer_of
 from rlinf_async._wire.unix import Connection
-from rlinf_async.errors import AuthError, RLinfAsyncError
+from rlinf_async.errors import AuthError, LaunchError, RLinfAsyncError
 
 from .admission import Admission
 from .boot import Boot
@@ -48,8 +48,8 @@ _SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOM
 
 _SWEPT_BY: Final = "swept-by"
 """``launcher/remote/sweeper.py`` writes it into the run directory of a live node."""
-_SIGTERM_TIMEOUT_S: Final = 5
-"""Seconds after a SIGTERM in which this process ends in order; then the kernel ends it."""
+_END_TIMEOUT_S: Final = 5
+"""Seconds after a SIGTERM, or once it is cut off, in which this process ends in order; then the kernel ends it."""
 
 
 class Node:
@@ -68,11 +68,13 @@ class Node:
         self._facts = facts
         self._stop = asyncio.Event()
         self._in_order = False
+        self._fenced_for = ""
         self._closing: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup
         self._expected_links: dict[int, asyncio.Future[Any]] = {}
         self._names: dict[int, str] = {boot.config.node: boot.config.name}
         self._server: Any = None
+        self._address = ""
         site = Site(
             run=boot.config.run,
             node=boot.config.node,
@@ -93,6 +95,8 @@ class Node:
         self._admission = Admission(loop, self._begin, self._driver_gone)
         self._service = DaemonService(loop, site, templates, self._router, self._abandon)
         self._service.handlers.register(operations.EndRun, self._end_run)
+        self._service.membership.on_lost = self._on_node_lost
+        self._service.membership.on_cut_off = self._on_cut_off
 
     def __repr__(self) -> str:
         return f"<Node {self._boot.config.node} {self._boot.config.name} {self._router!r}>"
@@ -112,6 +116,8 @@ class Node:
                 conversation.cancel()
             if self._service.unobserved:
                 self._say({"event": "unobserved", "failures": list(self._service.unobserved.values())})
+            if self._fenced_for:
+                raise LaunchError(self._fenced_for)
         finally:
             self._loop.remove_reader(listener.fileno())  # also of a start that failed: uvloop aborts without its file
             listener.close()
@@ -184,13 +190,13 @@ class Node:
             config.credentials,
             config.bind,
             self._on_link,
-            keepalive=settings.NODE_SILENCE_S(),
+            lease=settings.LEASE_S(),
             greeting_timeout=settings.GREETING_TIMEOUT_S(),
-            most_connections=config.num_nodes + 1 + int(settings.UNAUTHENTICATED_CONNECTIONS()),
+            most_connections=2 * (config.num_nodes + 1) + int(settings.UNAUTHENTICATED_CONNECTIONS()),
             ports=config.ports,
         )
-        address: str = await self._server.start()
-        return address
+        self._address = await self._server.start()
+        return self._address
 
     def _on_link(self, link: Any) -> None:
         self._add_neighbour(link)
@@ -203,7 +209,7 @@ class Node:
 
     def _add_neighbour(self, link: Any) -> None:
         name = self._names.get(link.peer, f"node {link.peer}")
-        neighbour = NodeLink(link.peer, name, link, self._from_neighbour, self._on_neighbour_lost)
+        neighbour = NodeLink(link.peer, name, link, self._from_neighbour, self._on_link_over)
         self._router.neighbours[link.peer] = neighbour
         self._start(neighbour.send_bodies(), f"sending to node {neighbour.node}")
         neighbour.open()
@@ -250,7 +256,8 @@ class Node:
             run=config.run,
             credentials=config.credentials,
             timeout=settings.NODE_LINK_TIMEOUT_S(),
-            keepalive=settings.NODE_SILENCE_S(),
+            lease=settings.LEASE_S(),
+            own_address=self._address,
         )
         self._add_neighbour(link)
 
@@ -267,18 +274,40 @@ class Node:
         except (TypeError, ValueError, IndexError, AttributeError):
             logger.exception("node %d sent a frame that makes no sense", neighbour.node)
 
-    def _on_neighbour_lost(self, neighbour: NodeLink, reason: str) -> None:
+    def _on_link_over(self, neighbour: NodeLink, reason: str) -> None:
+        if not self._stop.is_set():
+            logger.warning("the link to node %d (%s) is over: %s", neighbour.node, neighbour.name, reason)
+            self._service.membership.link_over(neighbour, reason)
+
+    def _on_node_lost(self, neighbour: NodeLink, facts: dict[str, Any]) -> None:
         if self._stop.is_set():
             return
+        reason = facts["reason"]
         logger.warning("node %d (%s) is lost: %s", neighbour.node, neighbour.name, reason)
         self._say({"event": "node_lost", "node": neighbour.node, "reason": reason})
         self._service.black_box.death(f"node {neighbour.node} ({neighbour.name})", 0, f"was lost: {reason}")
-        facts = {"node": neighbour.node, "name": neighbour.name, "reason": reason}
         self._service.lost.append(facts)
         self._router.tell_all("node_lost", facts)
         self._service.drop_node(neighbour.node)
         # Where this side gave up, the other one still has to learn it.
         self._start(neighbour.close(), f"closing the link to node {neighbour.node}")
+
+    def _on_cut_off(self, reason: str) -> None:
+        """The others go on without this node, and may start again elsewhere what runs here: it ends.
+
+        Its workers are killed at once.  The rest ends in order within seconds; then the kernel ends this process, and
+        the guardian what is left.  None of it needs the lifeline, which may seem intact for hours.
+        """
+        if self._stop.is_set():
+            return
+        self._fenced_for = f"node {self._boot.config.node} is cut off from the others and has ended: {reason}"
+        logger.error("%s", self._fenced_for)
+        for endpoint in list(self._router.endpoints.values()):
+            if endpoint.process is not None:
+                endpoint.process.kill(self._fenced_for)
+        self._say({"event": "cut_off", "reason": reason})
+        self._router.tell_all("node_lost", {"node": 0, "name": self._names.get(0, "node 0"), "reason": reason})
+        self._end_soon()
 
     # -- local processes ----------------------------------------------------------------------------------------
 
@@ -418,11 +447,15 @@ class Node:
             self._say({"event": "swept", "by": note.read_text()})
             note.unlink()
         logger.info("SIGTERM: ending")
-        signal.alarm(_SIGTERM_TIMEOUT_S)
+        self._end_soon()
+
+    def _end_soon(self) -> None:
+        signal.alarm(_END_TIMEOUT_S)
         self._stop.set()
 
     async def _close_everything(self) -> None:
         self._service.closing = True
+        self._service.membership.close()
         self._service.probes.close()
         await self._service.run_metrics.close()
         if not self._in_order:

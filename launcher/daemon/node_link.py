@@ -28,9 +28,16 @@ _HEADER: Final = struct.Struct("<QQQ")
 class Link(Protocol):
     """The part that is used here of a gRPC link (``rlinf_async._wire.daemon_link.PeerLink``)."""
 
+    @property
+    def peer_has_ended(self) -> bool: ...
+
+    @property
+    def seconds_down(self) -> float: ...
+
     on_control: Callable[[bytes], None] | None
     on_bulk: Callable[[bytes], None] | None
     on_lost: Callable[[str], None] | None
+    lease: float
 
     def send(self, data: bytes) -> None: ...
 
@@ -49,12 +56,15 @@ class NodeLink:
     back on the other side until its body is complete, and with it whatever its source sends later.
 
     Attributes:
+        over: why nothing comes or goes any more; what is sent then is dropped.
+        lost: why the node is lost to the run, which is decided elsewhere (``Membership``).
         calls_sent: CALL frames that have left for this node; a group call is one, however many ranks live there.
     """
 
     def __init__(self, node: int, name: str, link: Link, on_frame: OnFrame, on_lost: Callable[[NodeLink, str], None]):
         self.node = node
         self.name = name
+        self.over: str | None = None
         self.lost: str | None = None
         self.calls_sent = 0
         self._link = link
@@ -70,7 +80,7 @@ class NodeLink:
         self._complete: dict[int, int] = {}
 
     def __repr__(self) -> str:
-        return f"<NodeLink {self.node} {self.name} {self.lost or 'connected'} [{len(self._outgoing)} bodies to send]>"
+        return f"<NodeLink {self.node} {self.name} {self.over or 'connected'} [{len(self._outgoing)} bodies to send]>"
 
     def open(self) -> None:
         """Starts listening; frames that came earlier arrive now."""
@@ -82,7 +92,7 @@ class NodeLink:
 
     def send(self, frame: frames.Frame, fds: Sequence[int] = ()) -> None:
         """Sends a frame; descriptors given belong to the neighbour from then on."""
-        if self.lost is not None:
+        if self.over is not None:
             close_fds(fds)
             return
         if frame[0] == frames.CALL:
@@ -99,10 +109,10 @@ class NodeLink:
     async def send_bodies(self) -> None:
         """Sends the bodies that wait, piece by piece, for as long as the node lives."""
         try:
-            while self.lost is None:
+            while self.over is None:
                 await self._bulk_ready.wait()
                 self._bulk_ready.clear()
-                while self._outgoing and self.lost is None:
+                while self._outgoing and self.over is None:
                     await self._send_body(*self._outgoing.popleft())
         except (NodeLost, ClosedError) as error:
             # The link says so itself, after the last that came from there (on_lost).
@@ -122,7 +132,7 @@ class NodeLink:
     # -- receiving ----------------------------------------------------------------------------------------------
 
     def _control(self, data: bytes) -> None:
-        if self.lost is not None:
+        if self.over is not None:
             return
         try:
             received = self._reader.feed(data)
@@ -148,7 +158,7 @@ class NodeLink:
             self._on_frame(self, frame, fds)
 
     def _bulk(self, data: bytes) -> None:
-        if self.lost is not None:
+        if self.over is not None:
             return
         transfer, size, offset = _HEADER.unpack_from(data)
         known = self._incoming.get(transfer)
@@ -176,26 +186,42 @@ class NodeLink:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
+    @property
+    def peer_has_ended(self) -> bool:
+        """The node's daemon is known to be gone, and not only out of reach."""
+        return self._link.peer_has_ended
+
+    @property
+    def seconds_down(self) -> float:
+        """For how long nothing has come from there that should have; 0 of a link that is up or over."""
+        return self._link.seconds_down if self.over is None else 0.0
+
+    @property
+    def lease(self) -> float:
+        """Seconds without a sign of life of the other node that end the link."""
+        return self._link.lease
+
+    def set_lease(self, seconds: float) -> None:
+        self._link.lease = seconds
+
     def _gone(self, reason: str) -> None:
-        if self.lost is not None:
-            return
-        self.lost = reason
+        if self.over is None:
+            self._drop(reason)
+            self._on_lost(self, reason)
+
+    async def close(self) -> None:
+        """Ends the link in order: frames that were sent arrive, bodies that were not sent yet do not."""
+        if self.over is None:
+            self._drop("this node has closed it")
+        await self._link.close()
+
+    def _drop(self, reason: str) -> None:
+        self.over = reason
         self._bulk_ready.set()
         self._holdback.drop()
         close_fds([fd for fd, _, _ in self._incoming.values()])
         close_fds(self._complete.values())
         self._incoming.clear()
         self._complete.clear()
-        self._drop_outgoing()
-        self._on_lost(self, reason)
-
-    async def close(self) -> None:
-        if self.lost is None:
-            self.lost = "this node is closing"
-            self._bulk_ready.set()
-        await self._link.close()
-        self._drop_outgoing()
-
-    def _drop_outgoing(self) -> None:
         close_fds([fd for _, fd, _ in self._outgoing])
         self._outgoing.clear()

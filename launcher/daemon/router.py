@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from rlinf_async._core import frames
+from rlinf_async._core import frames, operations
 from rlinf_async._core.frames import FrameError, Status
 from rlinf_async._core.operations import Answer as Answered, Operation
 from rlinf_async._core.segment import close_fds, write_segment
@@ -31,6 +31,19 @@ from .reply_coalescing import MAX_DELAY_S, Answer, ReplyCoalescing
 logger = logging.getLogger(__name__)
 
 _FOR_A_QUEUE: Final = frozenset({frames.PUT, frames.GET, frames.QUEUE})
+
+_ABOUT_NOW: Final = frozenset(
+    operation.__name__
+    for operation in (
+        operations.WorkerActivity,
+        operations.RequestProgress,
+        operations.QueueState,
+        operations.Inspect,
+        operations.NodeDetails,
+        operations.NodeMetrics,
+    )
+)
+"""Requests about the present state of another node: they are not kept for one that cannot be reached now."""
 
 _MAX_INLINE_BYTES: Final = 4 << 20
 """Bytes of a body that a daemon without a free descriptor passes on in a frame."""
@@ -322,7 +335,13 @@ class Router:
     def _to_neighbour(self, node: int, frame: frames.Frame, fds: Sequence[int]) -> None:
         neighbour = self.neighbours.get(node)
         if neighbour is not None and neighbour.lost is None:
-            neighbour.send(frame, fds)
+            if frame[0] == frames.REQUEST and frame[5] in _ABOUT_NOW and (down := neighbour.seconds_down):
+                text = f"the link to {neighbour.name} is down for {down:.0f} s"
+                self.deliver(
+                    (frames.ANSWER, 0, frames.endpoint(self.node, 0), frame[2], frame[4], False, ["LaunchError", text])
+                )
+            else:
+                neighbour.send(frame, fds)
             return
         close_fds(fds)
         if neighbour is None:

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from rlinf_async._recorder.run_files import bundle_name, usual_log_parent
+
 _MAX_REMOVED_RUNS: Final = 50
 """Runs that one start removes at most: a start must not take long where thousands have been left."""
 
@@ -71,20 +73,23 @@ class RunLogs:
             self._lock = -1
 
     def prune(self, keep: int) -> None:
-        """Removes all but the newest runs; never one that lives."""
+        """Removes all but the newest runs, and the newest of those with a bundle; never one that lives."""
         if self._parent is None:
             return
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             with _locked(self._parent):
                 runs = sorted(_runs(self._parent), key=lambda path: path.lstat().st_mtime_ns, reverse=True)
-                dead = [path for path in runs[keep : keep + _MAX_REMOVED_RUNS] if _lock_dead(path, stack)]
+                failed = [path for path in runs if _has_bundle(path)]
+                others = [path for path in runs if path not in failed]
+                old = [*others[keep:], *failed[keep:]][:_MAX_REMOVED_RUNS]
+                dead = [path for path in old if _lock_dead(path, stack)]
             for path in dead:
                 shutil.rmtree(path, ignore_errors=True)
 
 
 def _find_parent(base: Path) -> tuple[Path, str]:
     """A directory of this user alone, and why the usual one is not it (empty where it is)."""
-    usual = base / f"rlinf-logs-{os.getuid()}"
+    usual = usual_log_parent(base)
     with contextlib.suppress(FileExistsError):
         usual.mkdir(mode=0o700)
     if not (refused := _refusal(usual)):
@@ -129,6 +134,11 @@ def _runs(parent: Path) -> Iterator[Path]:
     for entry in os.scandir(parent):
         if _RUN.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
             yield Path(entry.path)
+
+
+def _has_bundle(path: Path) -> bool:
+    """Whether a run has failed: its launcher has left a bundle beside its logs."""
+    return (path / bundle_name(path.name)).exists()
 
 
 def _lock_dead(path: Path, stack: contextlib.ExitStack) -> bool:

@@ -34,6 +34,7 @@ from .endpoint import Endpoint
 from .group_names import Names
 from .handlers import Handlers, Requester
 from .inspection import Inspection
+from .membership import Membership
 from .node_metrics import NodeMetrics
 from .operator_requests import OperatorRequests
 from .ports import Ports
@@ -123,6 +124,7 @@ class DaemonService:
         self.probes = Probes(site.name, site.environment, self._here)
         self.shared_links = SharedLinkService()
         self.stuck_ranks = StuckRanks(router)
+        self.membership = Membership(router)
         self.call_check = CallCheck(loop, router)
         self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, answer, self.gone)
         self.activity = Activity(router, templates, self.names, self.channels, self.channel_names, self.locks)
@@ -171,6 +173,10 @@ class DaemonService:
         on(operations.UnlockDevices, self.locks.unlock_devices)
         on(operations.ReserveLines, self.shared_links.reserve_lines)
         on(operations.Inventory, self.probes.inventory)
+        on(operations.ReportLink, self.membership.report_link)
+        on(operations.AnswerNode, self.membership.answer_node)
+        on(operations.NodeIsLost, self.membership.node_is_lost)
+        on(operations.SetLease, self.membership.set_lease)
         on(operations.NodeStatus, self.node_status)
         on(operations.WorkerActivity, self.activity.worker_activity)
         on(operations.RequestProgress, self.activity.request_progress)
@@ -481,6 +487,12 @@ class DaemonService:
             "channels": self.channels.status(),
             "devices": self.locks.status(),
             "ports": self.ports.status(),
+            "leases": {str(node): neighbour.lease for node, neighbour in self.router.neighbours.items()},
+            "links_down": {
+                str(node): neighbour.seconds_down
+                for node, neighbour in self.router.neighbours.items()
+                if neighbour.seconds_down
+            },
             "calls_sent": {str(node): neighbour.calls_sent for node, neighbour in self.router.neighbours.items()},
         }
 

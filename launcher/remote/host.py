@@ -71,8 +71,12 @@ class Host:
         return ("localhost" if self.is_local else self.name.lower(), self.port)
 
 
-def describe(host: Host) -> str:
-    """How a host was understood, everything spelled out, secrets masked; one line for people."""
+def describe(host: Host, *, is_here: bool = False) -> str:
+    """How a host was understood, everything spelled out, secrets masked; one line for people.
+
+    Args:
+        is_here: it is this machine, by whatever name.
+    """
     words = [host.name]
     words += [f"user={host.user}"] if host.user else []
     words += [f"port={host.port}"] if host.port else []
@@ -84,13 +88,13 @@ def describe(host: Host) -> str:
     words += [f"fake_gpus={host.fake_gpus}"] if host.fake_gpus is not None else []
     words += [f"labels={','.join(host.labels)}"] if host.labels else []
     words += [f"env.{name}={shown(name, value)}" for name, value in host.env.items()]
-    words += [f"({_way(host)})"]
+    words += [f"({_way(host, is_here)})"]
     words += [f"from {host.source}"] if host.source else []
     return " ".join(words)
 
 
-def _way(host: Host) -> str:
+def _way(host: Host, is_here: bool) -> str:
     if host.slurm is None:
-        return "local" if host.is_local else "ssh"
+        return "local" if host.is_local else "this machine, without ssh" if is_here else "ssh"
     component = "" if host.slurm.component is None else f", component {host.slurm.component}"
     return f"{'local' if host.slurm.is_here else 'srun'}{component}"

@@ -91,6 +91,26 @@ class HostCheck:
                 binds[node.rank] = address_towards(towards)
         return binds
 
+    def checked(self, rank: int) -> list[str]:
+        """The checks of a host, in words; none where it did not answer."""
+        answer = self.answers.get(rank)
+        if answer is None:
+            return []
+        request = self._request(self._nodes[rank], "", 0)
+        least = ".".join(map(str, _PYTHON_MINIMUM))
+        found = [f"Python {least} or newer, as the script's ({answer['executable']}: {answer['python']})"]
+        if not any(item["what"] == "Python" for item in answer["missing"]):
+            found.append(f"packages {', '.join(request['packages'])}, and the version of rlinf-async")
+        found.append(f"working directory {self._folder(Path(request['cwd']))}")
+        found += [f"{what} {request[what]}" for what in ("script", "module") if request[what]]
+        if request["iface"]:
+            found.append(f"interface {request['iface']}")
+        place = Path(answer["run_dir"]).parent if answer["run_dir"] else "TMPDIR"
+        found.append(f"a folder for the run in {place}, its free space, open files (ulimit -n)")
+        if len(self._nodes) > 1:
+            found.append("its address for the other nodes")
+        return [*found, "its clock"]
+
     async def close(self) -> None:
         """Lets go of every host; what was unpacked there is removed."""
         await asyncio.gather(*(lifeline.close(_CLEANUP_TIMEOUT_S) for lifeline in self.lifelines.values()))
@@ -112,7 +132,7 @@ class HostCheck:
             raise LaunchError(str(answer.get("error") or answer))
         answer["skew"] = float(answer["time"]) - time.time()
         torch = answer["torch"] or "-"
-        took = {} if node.is_here else {"after": f"{loop.time() - began:.1f}s"}
+        took: dict[str, Any] = {} if node.is_here else {"after": round(loop.time() - began, 1)}
         self._report.node(rank, "reached", **took, py=answer["python"], torch=torch)
         for warning in answer["warnings"]:
             self._report.warn(f"{node.name}: {warning}")

@@ -10,7 +10,7 @@ from typing import Any, Final
 from rlinf_async._channels.request import Get, Put, Question
 from rlinf_async._channels.state.channel_keys import canonical_key
 from rlinf_async._core import codec
-from rlinf_async._core.frames import NOW, NOWAIT, WAIT
+from rlinf_async._core.frames import NOW, NOWAIT, SOME, WAIT
 
 MAX_INTEGER: Final = 2**63 - 1
 """Of what a frame says in whole numbers."""
@@ -69,6 +69,20 @@ class RequestArguments:
             timeout = seconds(timeout, f"get_batch() from channel '{self._channel}'")
         target = [weight] if timeout == 0 else weight
         return Get("get_batch() from", self._channel, key, self._key(key), target, timeout)
+
+    def get_many(self, n: int, key: Any, wait: bool, timeout: float | None) -> Get[list[Any]]:
+        whose = f"get_many() from channel '{self._channel}'"
+        n = whole_number(n, "n", whose, 1)
+        mode = WAIT if switch(wait, "wait", whose, "n") else SOME
+        if timeout is not None:
+            if mode == SOME:
+                raise TypeError(f"{whose}: with wait=False it gives what is there at once, and takes no timeout=")
+            timeout = seconds(timeout, whose)
+            mode = WAIT if timeout else NOWAIT
+        return Get("get_many() from", self._channel, key, self._key(key), [n, mode], timeout)
+
+    def drain(self, key: Any) -> Get[list[Any]]:
+        return Get("drain() from", self._channel, key, self._key(key), [MAX_INTEGER, SOME], None)
 
     def question(self, verb: str, key: Any, word: str, show: Callable[[Any], Any]) -> Question:
         return Question(f"{verb} of", self._channel, key, self._key(key), word, show)

@@ -67,8 +67,7 @@ class LocalQueue:
             else:
                 assert isinstance(request, Get)
                 number = self._enter(request)
-                target, nowait = wanted(request.target)
-                steps = queue.get(_ME, number, request.key, target=target, nowait=nowait)
+                steps = queue.get(_ME, number, request.key, *wanted(request.target))
         if isinstance(request, Question):
             request._settle(found)
         self._follow(steps)

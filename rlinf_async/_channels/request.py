@@ -93,6 +93,12 @@ class QueueRequest(Work[T]):
         where = "" if self.destination is None else f" on {self.destination.where}"
         return f"{verb} channel '{channel}'{where} (key {name!r})"
 
+    def _awaiting(self) -> str:
+        return f"`await channel.{self._said[0].partition(' ')[0]}`"
+
+    def __bool__(self) -> bool:
+        raise self._unawaited("asking for its truth")  # even if it is done: that may be a matter of microseconds
+
     def _whom(self) -> str:
         return f"channel '{self._said[1]}'"
 
@@ -231,8 +237,8 @@ class Get(QueueRequest[T]):
     or all forget it, it goes back to its place in the queue.
 
     Attributes:
-        target: as in a GET frame: the weight of a batch, in a list if it must be there at once; None for one item,
-            ``NOW`` for one that is there.
+        target: as in a GET frame: the weight of a batch, in a list if it must be there at once; a list of the number
+            of items and of a mode, ``SOME`` if fewer will do; None for one item, ``NOW`` for one that is there.
         redelivered: items that arrived had been handed to a consumer before, which gave them back or died.
         pauses: as of a ``Put``.
     """
@@ -255,6 +261,13 @@ class Get(QueueRequest[T]):
         return self.target is not None and self.target != frames.NOW
 
     # -- arrival ------------------------------------------------------------------------------------------------
+
+    def turn_down(self, error: Exception) -> None:
+        if isinstance(error, asyncio.QueueEmpty) and isinstance(self.target, list) and self.target[1:] == [frames.SOME]:
+            self._taken = True  # there is no lease that could end or go back
+            self._settle([])
+        else:
+            super().turn_down(error)
 
     def deliver(self, body: Any, fds: list[int], more: bool, redelivered: bool) -> None:
         """An item arrives."""

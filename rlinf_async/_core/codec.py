@@ -13,7 +13,7 @@ import multiprocessing  # noqa: F401  # importing it gives the main module its s
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -258,6 +258,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
                 return reduced
         if kind is FunctionType and obj.__module__ in _reducing:
             return NotImplemented  # a provider's own: by name, and cloudpickle would look long for that
+        if kind is CodeType:  # cloudpickle 3.1.3 leaves the file's name out, which errors and verdicts are to give
+            return _code_of_file, (obj.co_filename, *self.dispatch_table[CodeType](obj))
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and reduced is not NotImplemented and len(reduced) == 6:
             # A class by value.  What its setter does to the receiver's class must not be done to the original.
@@ -266,6 +268,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             make, arguments, state, items, pairs, set_state = reduced
             return make, arguments, (set_state, state), items, pairs, _complete_class
         return reduced
+
+
+def _code_of_file(file: str, make: Callable[..., CodeType], arguments: tuple[Any, ...]) -> CodeType:
+    return make(*arguments).replace(co_filename=file)
 
 
 class _NotSimpleError(Exception):

@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgpack
 
 from rlinf_async._core import codec
-from rlinf_async.errors import RemoteError, SerializationError
+from rlinf_async.errors import ConfigError, RemoteError, SerializationError
 
 _MAX_TEXT_CHARS: Final = 64 * 1024
 """Bytes of one text; what is longer loses its middle."""
@@ -247,6 +247,10 @@ def _describe(where: Mapping[str, Any]) -> str:
 
 
 def _format(exception: BaseException, type_name: str, text: str) -> str:
+    raising = [frame for frame, _ in traceback.walk_tb(exception.__traceback__)][-1:]
+    if isinstance(exception, ConfigError) and all(map(_is_frameworks, raising)):
+        # Its text has file, line, key and fix.  One that the user raises may have its causes in the user's own code.
+        return _cut(f"{type_name}: {text}\n  at {users_line(exception.__traceback__)}")
     try:
         frames = _users_frames(exception.__traceback__)
         if _has_long_chain(exception):
@@ -259,10 +263,23 @@ def _format(exception: BaseException, type_name: str, text: str) -> str:
         return f"{type_name}: {text}"
 
 
+def users_line(frames: types.TracebackType | None) -> str:
+    """File and line of the innermost frame outside of the framework, through which the errors of other workers pass."""
+    place = "no line of the user's"
+    for frame, line in traceback.walk_tb(frames):
+        if not _is_frameworks(frame):
+            place = f"{frame.f_code.co_filename}:{line}"
+    return place
+
+
+def _is_frameworks(frame: types.FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith("rlinf_async.")
+
+
 def _users_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
     """The traceback from the user's own code on, without the framework that called it."""
     inner = frames
-    while inner is not None and str(inner.tb_frame.f_globals.get("__name__")).startswith("rlinf_async."):
+    while inner is not None and _is_frameworks(inner.tb_frame):
         inner = inner.tb_next
     return inner or frames
 

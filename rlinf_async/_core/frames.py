@@ -50,7 +50,8 @@ A channel's queue lives in one daemon (``_channels/state/queue.py``); a *client*
 ``queue`` is that daemon's endpoint id, ``number`` counts what the client has asked of it.  Of what a PUT carries,
 ``mode`` says whether it waits for room, or has been promised it; without a descriptor a body that is an int is only
 announced, and pulled when there is room.  ``target`` of a GET is a batch's weight, ``[weight]`` of one that is there
-now, None for one item, -1 for one that is there now, -2 for one that nobody has asked the client for yet
+now, ``[count, mode]`` for so many items (WAIT), so many that are there now (NOWAIT), or what is there now of so many
+(SOME), None for one item, -1 for one that is there now, -2 for one that nobody has asked the client for yet
 (``_channels/state/prefetch.py``).
 """
 
@@ -62,7 +63,7 @@ from typing import Any, Final
 
 import msgpack
 
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 """Version of everything that this page describes; both sides must have the same."""
 
 CALL: Final = 1
@@ -101,6 +102,9 @@ NOWAIT: Final = 1
 SUPPLY: Final = 2
 CREDITED: Final = 3
 """Modes of a PUT: wait for room; fail where there is none; the body of an item that was pulled; with credit."""
+
+SOME: Final = 2
+"""Mode of a GET of several items, besides ``WAIT`` and ``NOWAIT``: as many as are there, perhaps none."""
 
 NOW: Final = -1
 """``target`` of a GET that does not wait."""
@@ -201,21 +205,28 @@ def route_to(targets: Sequence[int], slots: Iterable[int] | None = None) -> list
     return [[node, slots] for node, slots in nodes.items()]
 
 
-def wanted(target: Any) -> tuple[int | None, bool]:
-    """What a GET that is not ``AHEAD`` wants: the weight of a batch, or None for one item; whether it must be there.
+def wanted(target: Any) -> tuple[int | None, bool, bool, bool]:
+    """The demand of a GET that is not ``AHEAD``.
+
+    Returns:
+        The weight of a batch, or the count of its items, or None for one item; whether it must be there; whether it is
+        a count; whether fewer will do.
 
     Raises:
         TypeError: it is nothing that a GET can want.
     """
     if target is None:
-        return None, False
+        return None, False, False, False
     if type(target) is int:
         if target >= 0:
-            return target, False
+            return target, False, False, False
         if target == NOW:
-            return None, True
-    elif type(target) is list and len(target) == 1 and type(target[0]) is int and target[0] >= 0:
-        return target[0], True
+            return None, True, False, False
+    elif type(target) is list and [type(part) for part in target] == [int] * len(target):
+        if len(target) == 1 and target[0] >= 0:
+            return target[0], True, False, False
+        if len(target) == 2 and target[0] > 0 and WAIT <= target[1] <= SOME:
+            return target[0], target[1] != WAIT, True, target[1] == SOME
     raise TypeError(f"a get with target {target!r}")
 
 

@@ -47,6 +47,11 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     ReserveLines        lines nbytes                                float           emulated networks; at node 0
     Inventory           node_rank sections sys_path extension       list[str]       Cluster(), where there is hardware
                         python
+    -- which nodes are lost
+    ReportLink          node reason                                 None            a daemon, of node 0: a link is over
+    AnswerNode                                                      None            node 0, of a node so reported
+    NodeIsLost          epoch node reason                           None            node 0, of every daemon
+    SetLease            seconds                                     None            a driver, of every daemon
     -- for people
     NodeStatus                                                      dict[str, Any]  status()
     WorkerActivity      numbers                                     list[Any]       words about a long wait
@@ -177,6 +182,11 @@ class UnlockDevices(Operation[list[str]]): number: int
 class ReserveLines(Operation[float]): lines: list[list[Any]]; nbytes: int
 class Inventory(Operation[list[str]]):
     node_rank: int; sections: list[Any]; sys_path: list[str]; extension: str; python: str | None
+
+class ReportLink(Operation[None]): node: int; reason: str
+class AnswerNode(Operation[None]): pass
+class NodeIsLost(Operation[None]): epoch: int; node: int; reason: str
+class SetLease(Operation[None]): seconds: float
 
 class NodeStatus(Operation[dict[str, Any]]): pass
 class WorkerActivity(Operation[list[Any]]): numbers: list[int]

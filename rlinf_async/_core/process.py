@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import multiprocessing.process
 import os
 import sys
 import traceback
@@ -43,6 +44,22 @@ def forked(what: str, owner: int) -> ForkedProcessError:
         'multiprocessing_context="spawn") and have it take part by itself: by Cluster() under rlinf-launch, below a '
         "worker by Worker(parent_address=worker.worker_address, world_size=..., rank=...)"
     )
+
+
+def check_is_no_import(what: str) -> None:
+    """Refuses what a script does while a process that multiprocessing starts imports the script.
+
+    Raises:
+        RuntimeError: this process is being started by the spawn or forkserver method, and still imports the script:
+            each child would do again what the script does.
+    """
+    # multiprocessing's own mark, by which it refuses to start processes there.
+    if getattr(multiprocessing.process.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            f"{what} in a process that multiprocessing has spawned, and that imports the script again, under the name "
+            "__mp_main__, to have its classes: every child would run the whole script. Put what the script does below "
+            '`if __name__ == "__main__":`, or the classes and functions that the child needs into a module of their own'
+        )
 
 
 def leave(error: BaseException | None) -> NoReturn:

@@ -66,6 +66,12 @@ def fold_ranks(ranks: Iterable[int]) -> str:
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in folded)
 
 
+def name_ranks(ranks: Iterable[int]) -> str:
+    """``rank 3`` or ``ranks 0-2,5``."""
+    folded = fold_ranks(ranks)
+    return f"rank{'' if folded.isdecimal() else 's'} {folded}"
+
+
 def is_death(type_name: str) -> bool:
     """Whether an exception of that type tells of the end of a worker or of a node."""
     return type_name in _DEATHS

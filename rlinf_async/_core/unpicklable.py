@@ -8,7 +8,7 @@ import functools
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async.errors import SerializationError
@@ -48,9 +48,12 @@ def cannot_travel(
     children = _children(value) if isinstance(root, str) else zip(root, value, strict=False)
     prefix = root if isinstance(root, str) else ""
     path, guilty = _Search(new_pickler).find(value, prefix, children) or (name, value)
+    fix = "leave it out, or give the object that holds it a __getstate__ that does"
+    if isinstance(guilty, Coroutine):
+        fix = "`await` it, and its result travels"
     return SerializationError(
         f"{describe} cannot travel: {path or name} is of type {_name(type(guilty))} and cannot be pickled "
-        f"({summary(error)}); leave it out, or give the object that holds it a __getstate__ that does"
+        f"({summary(error)}); {fix}"
     )
 
 

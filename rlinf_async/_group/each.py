@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
 
 
-class each:  # noqa: N801  # it reads as a word of the call: group.step(each(shards))
-    """Marks an argument of which every rank gets its own element, in the order of the called ranks.
-
-    Example:
-        shards = data.chunk(4)
-        await group.step(each(shards), learning_rate=0.1)     # rank i gets shards[i], all get the same rate
-    """
+class PerRank:
+    """An argument with a value for each rank, as ``each`` makes it."""
 
     __slots__ = ("values",)
 
@@ -23,6 +20,18 @@ class each:  # noqa: N801  # it reads as a word of the call: group.step(each(sha
         return f"each(<{len(self.values)} values>)"
 
 
+def each(values: Iterable[T]) -> T:
+    """Marks an argument of which every rank gets its own element, in the order of the called ranks.
+
+    To a type checker it is such an element.
+
+    Example:
+        shards = data.chunk(4)
+        await group.step(each(shards), learning_rate=0.1)     # rank i gets shards[i], all get the same rate
+    """
+    return cast(T, PerRank(values))
+
+
 def per_rank(args: tuple[Any, ...], kwargs: dict[str, Any], size: int) -> list[tuple[Any, Any]] | None:
     """The arguments of every rank, or None where all get the same.
 
@@ -31,7 +40,7 @@ def per_rank(args: tuple[Any, ...], kwargs: dict[str, Any], size: int) -> list[t
     """
     if not args and not kwargs:
         return None
-    marked = [(str(place), value) for place, value in (*enumerate(args), *kwargs.items()) if isinstance(value, each)]
+    marked = [(str(place), value) for place, value in (*enumerate(args), *kwargs.items()) if isinstance(value, PerRank)]
     if not marked:
         return None
     for place, value in marked:
@@ -39,7 +48,7 @@ def per_rank(args: tuple[Any, ...], kwargs: dict[str, Any], size: int) -> list[t
             raise ValueError(f"argument {place}: each() has {len(value.values)} values for {size} ranks")
 
     def of(value: Any, slot: int) -> Any:
-        return value.values[slot] if isinstance(value, each) else value
+        return value.values[slot] if isinstance(value, PerRank) else value
 
     return [
         (tuple(of(value, slot) for value in args), {name: of(value, slot) for name, value in kwargs.items()})

@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Sequence
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
 from rlinf_async._client import far_side
 from rlinf_async._client.client import NodeClient
@@ -17,7 +17,7 @@ from rlinf_async._core.encoded import Encoded
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.frames import Status
 from rlinf_async._core.payload import pack_body
-from rlinf_async._core.root_cause import fold_ranks
+from rlinf_async._core.root_cause import name_ranks
 from rlinf_async._core.segment import close_fds
 from rlinf_async._group.failure_notices import Failure, FailureNotices
 from rlinf_async._recorder import recording
@@ -33,6 +33,8 @@ from rlinf_async.stream import Stream
 from rlinf_async.work import Work
 
 logger = logging.getLogger(__name__)
+
+_CALL: Final = EventKind.CALL
 
 CallHandle = Handle | Stream
 
@@ -122,9 +124,19 @@ class Members:
         node = facts["node"]
         ranks = [rank for rank, endpoint in enumerate(self.endpoints or ()) if frames.node_of(endpoint) == node]
         if ranks and not self.closed:
-            where = f"ranks {fold_ranks(ranks)} of group '{self.name}'"
+            where = f"{name_ranks(ranks)} of group '{self.name}'"
             text = f"{NodeLost.from_facts(facts['name'], node, facts['reason'])}; {where} were there"
             self.client.unobserved.arrived(UnobservedError(loss_cause(node), where, text))
+
+    def forgotten_calls(self) -> list[str]:
+        """Open calls that nobody has awaited, with their ranks; the constructors' is none of them."""
+        with self._lock:
+            waiting = [handler for _, handler, *_ in self._pending]
+        return [
+            handler._title()
+            for handler in (*list(self.open.values()), *waiting)
+            if isinstance(handler, Handle) and handler._method != "__init__" and handler._is_forgotten()
+        ]
 
     # -- deadlines ----------------------------------------------------------------------------------------------
 
@@ -206,7 +218,7 @@ class Members:
             close_fds(fd for _, fds in bodies for fd in fds)
             raise
         if recording.admits():
-            recording.follow(handler._ended, EventKind.CALL, f"{self.name}.{method}", len(callee.ranks))
+            handler._ended._event = recording.begin(_CALL, f"{self.name}.{method}", len(callee.ranks))
         if recorder.recorder is not None:
             recorder.follow_call(handler, handler._ended, f"{self.name}.{method}")
         if not self._started:
@@ -316,4 +328,4 @@ class Callee:
             members.call_failed(self, call)
 
     def describe(self) -> str:
-        return f"ranks {fold_ranks(self.ranks)} of '{self.name}'"
+        return f"{name_ranks(self.ranks)} of '{self.name}'"

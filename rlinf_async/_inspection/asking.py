@@ -72,7 +72,7 @@ def _without_askers(report: RunReport) -> RunReport:
 
 
 def _asks(activity: Activity) -> bool:
-    return activity.wait is not None and activity.wait.what == VERDICT
+    return activity.wait is not None and activity.wait.what in (VERDICT, operations.Inspect.__name__)
 
 
 async def tell(client: Client) -> None:

@@ -18,6 +18,7 @@ _MAX_FRAMES: Final = 60
 
 _HELPERS: Final = frozenset(
     (
+        *("rlinf_async", "rlinf_launcher"),
         *("torch", "triton", "numba", "numpy", "uvloop", "psutil"),
         *("tensorboard", "tensorboardX", "tensorflow", "wandb", "mlflow", "swanlab", "tqdm", "rich"),
         *("sentry_sdk", "prometheus_client", "opentelemetry"),
@@ -25,7 +26,8 @@ _HELPERS: Final = frozenset(
         *("_pytest", "pluggy", "xdist", "execnet"),
     )
 )
-"""Packages with threads and tasks of their own, which wait for work, write logs or run the user's code.
+"""This framework, where it is installed, and packages with threads and tasks of their own, which wait for work, write
+logs or run the user's code.
 
 Not grpc: it has a thread as long as a call is open, whose answer calls back what sets a user's event.
 """

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any, Final
 
-from rlinf_async._core.root_cause import fold_ranks
+from rlinf_async._core.root_cause import name_ranks
 from rlinf_async._inspection.code_frames import stack_of
 from rlinf_async._inspection.state.collectives import collective_of
 from rlinf_async._inspection.state.run_report import Target, TargetKind, Wait
@@ -40,7 +40,7 @@ def collective_wait(frames: Sequence[FrameType]) -> Wait | None:
     with contextlib.suppress(Exception):  # of a torch that is not known, or no process group is there yet
         group, ranks, every = _partners(c10d, name, frame.f_locals)
     of = f" of process group {group}" if group else ""
-    what = f"{_ranks(ranks)} in {name}{of}" if ranks else f"{name}{of}"
+    what = f"{name_ranks(ranks)} in {name}{of}" if ranks else f"{name}{of}"
     targets = [Target(TargetKind.COLLECTIVE, number=rank, name=f"{name}#{group}") for rank in ranks]
     return Wait(name, what, 0.0, targets, every)
 
@@ -67,7 +67,3 @@ def _partners(c10d: Any, name: str, variables: Any) -> tuple[str, list[int], boo
 def _given(argument: int, variable: str) -> int:
     """What ``init_process_group`` was told, by its caller or by the environment."""
     return argument if argument >= 0 else int(os.environ[variable])
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {fold_ranks(ranks)}"

@@ -285,7 +285,7 @@ class Exchange:
             names = " ".join([f"{member.group}:{member.rank}" for member in members])
             name = f"{operation.what.partition('(')[0]} {names}"
             if is_recorded:
-                recording.follow(operation, EventKind.RECV if receives else EventKind.SEND, name, nbytes)
+                operation._event = recording.begin(EventKind.RECV if receives else EventKind.SEND, name, nbytes)
             recorder.follow(operation, name, "message", {"bytes": nbytes} if nbytes else None)
         if len(members) == 1:
             peer = self._known(members[0], receives)

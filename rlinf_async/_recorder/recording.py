@@ -1,7 +1,8 @@
 """This process's part of the flight recorder: its ring, a file beside the logs, and the hooks that write to it.
 
     attach(directory, identity)      once the daemon has welcomed the process; the ring is a file there
-    follow(work, EventKind.SEND, "send actor:0", 4096)    an operation that begins now; ``Work`` itself tells of its end
+    if admits():                     an operation that begins now; ``Work`` itself tells of its end
+        work._event = begin(EventKind.SEND, "send actor:0", 4096)
     detach()                         the process leaves its run
 
 The ring is a file and no anonymous memory, so that it is there after a SIGKILL of every process of a run.  It lies with
@@ -19,11 +20,13 @@ import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from rlinf_async import settings
 from rlinf_async._recorder.state.event_ring import (
     DIRECTORY as DIRECTORY,
+    Begin,
+    End,
     EventKind,
     EventRing,
     MetricKind,
@@ -45,16 +48,32 @@ ring: EventRing | None = None
 
 _NONE: Final = itertools.repeat(False).__next__
 
+
+def _nowhere(kind: int, name: str, value: float = 0.0) -> int:
+    return 0
+
+
+def _no_end(operation: int, failed: bool = False) -> None:
+    pass
+
+
+# What writes to the ring, without a call in between; they change in ``attach`` and ``_forget`` only, so each is looked
+# up here when it is needed: an operation may begin in one thread while another one leaves the run.
+
 admits: Callable[[], bool] = _NONE
-"""Whether an operation that begins now is to be recorded: ``Admission.question``, without a call in between."""
+"""Whether an operation that begins now is to be recorded: ``Admission.question``."""
+
+begin: Begin = _nowhere
+"""``begin(kind, name, value)``: records an operation that begins now, before anything may settle it; its number, or 0.
+A ``Work`` that has it as its ``_event`` records its own end."""
+
+end: End = _no_end
+"""``end(operation, failed)``: records the end of an operation that has a number."""
+
+point: Begin = _nowhere
+"""``point(kind, name, value)``: records something that has happened."""
 
 _owner: object = None
-
-
-class Followed(Protocol):
-    """A ``Work``."""
-
-    _event: int
 
 
 def attach(owner: object, logs: str, identity: dict[str, Any]) -> None:
@@ -65,13 +84,14 @@ def attach(owner: object, logs: str, identity: dict[str, Any]) -> None:
         logs: directory of the run's logs on this machine.
         identity: see ``RingContents``.
     """
-    global ring, admits, _owner
+    global ring, admits, begin, end, point, _owner
     slots = _slots()
     if ring is not None or slots == 0 or not logs:
         return
     path = ring_path(logs, identity["endpoint"])
     try:
         ring = EventRing(_mapping(path, size_of(slots)), slots, identity)
+        begin, end, point = ring.begin, ring.end, ring.point
         admits = Admission(slots, ring.left_out).question()
         _owner = owner
     except (OSError, ValueError) as error:  # a full disk, no descriptors: the run goes on
@@ -86,8 +106,8 @@ def detach(owner: object) -> None:
 
 
 def _forget() -> None:
-    global ring, admits, _owner
-    admits = _NONE
+    global ring, admits, begin, end, point, _owner
+    admits, begin, end, point = _NONE, _nowhere, _no_end, _nowhere
     ring = _owner = None
 
 
@@ -116,30 +136,6 @@ def _mapping(path: Path, nbytes: int) -> mmap.mmap:
         raise
     finally:
         os.close(fd)
-
-
-# -- hooks ------------------------------------------------------------------------------------------------------
-
-
-def follow(work: Followed, kind: EventKind, name: str, value: float = 0.0) -> None:
-    """Records an operation that begins now, once that is admitted; before anything may settle it."""
-    here = ring
-    if here is not None:
-        work._event = here.begin(kind, name, value)
-
-
-def ended(work: Followed, failed: bool) -> None:
-    """Records the end of an operation that is followed."""
-    here = ring
-    if here is not None:
-        here.end(work._event, failed)
-
-
-def point(kind: EventKind, name: str, value: float = 0.0) -> None:
-    """Records something that has happened."""
-    here = ring
-    if here is not None:
-        here.point(kind, name, value)
 
 
 def version(model: str, role: str, number: int) -> None:

@@ -22,6 +22,16 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
+def usual_log_parent(base: Path) -> Path:
+    """The directory of all runs' logs below the temporary directory, unless the user or its state says otherwise."""
+    return base / f"rlinf-logs-{os.getuid()}"
+
+
+def bundle_name(run: str) -> str:
+    """The file of a run's bundle, beside its logs where the launcher has made it."""
+    return f"rlinf-{run}.zip"
+
+
 class RunFile(NamedTuple):
     """One file: its path relative to the log directory, its bytes, and when it was written to (seconds since 1970)."""
 

@@ -273,13 +273,17 @@ def after_words(listener: Listener) -> None:
     _after_words.add(listener)
 
 
+def told_since(since: float, now: float) -> str:
+    """``61 s (since 14:02:11)``, of two readings of the monotonic clock."""
+    clock = time.strftime("%H:%M:%S", time.localtime(time.time() - (now - since)))
+    return f"{now - since:.0f} s (since {clock})"
+
+
 def _say_one(same: Sequence[tuple[Waitable, float, Waiter]], now: float) -> None:
     work, since, waiter = same[0]
-    clock = time.strftime("%H:%M:%S", time.localtime(time.time() - (now - since)))
     others = f", and so do {len(same) - 1} others there" if len(same) > 1 else ""
     text = (
-        f"still waiting after {now - since:.0f} s (since {clock}) for {work._describe()}, "
-        f"at {waiter.line or waiter.name}{others}"
+        f"still waiting after {told_since(since, now)} for {work._describe()}, at {waiter.line or waiter.name}{others}"
     )
     far_side = work._far_side()
     if far_side is None:

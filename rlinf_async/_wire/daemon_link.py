@@ -1,20 +1,32 @@
-"""``PeerLink`` between two daemons over two streams (control, bulk): sends, delivers, ends in order or broken.
+"""``PeerLink`` between two daemons: two streams (control, bulk) that outlive their connections; ends in order or lost.
 
 It has two streams of messages in both directions: *control*, a stream of bytes where whatever is queued when the
 stream is free leaves as one message, and *bulk*, in pieces, so that a large value never stands in the way of a call.
 Payloads are opaque in both.  Order holds within a stream, not across the two.
 
-An empty message is a stream's goodbye.  The end of a stream without one means that the peer broke off.
+A connection may break or fall silent at any time.  Then the side that dialled dials again, both say how many messages
+of each stream they have had, and the rest follows: nothing is lost and nothing comes twice
+(`rlinf_async._core.link_messages`).  The link itself ends by a goodbye, by a daemon that is gone, or once its lease has
+passed without any message of the other side.
+
+A control message begins with the numbers of messages received of both streams; one that holds no more is a
+heartbeat, and is not numbered.  An empty message is a stream's goodbye.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Any, Generic, Protocol, TypeVar
+import random
+import struct
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, Protocol, TypeVar
 
-from rlinf_async.errors import ClosedError, NodeLost
+from rlinf_async import settings
+from rlinf_async._core.link_messages import IncomingMessages, OutgoingMessages
+from rlinf_async._wire.reachable import refuses_connections
+from rlinf_async.errors import ClosedError, NodeLost, RLinfAsyncError
 
 MAX_MESSAGE_BYTES = 1 << 20
 """Bytes that one bulk piece may hold; gRPC slows down beyond it."""
@@ -25,11 +37,31 @@ CLOSE_TIMEOUT_S = 2.0
 
 _BATCH_BYTES = 256 << 10  # bytes; the throughput of larger messages is no better, and calls wait behind them
 _MAX_QUEUED_PIECES = 4  # pieces: enough to keep the stream busy
+_MAX_KEPT_BYTES: Final = 32 << 20
+"""Of pieces that were sent and not acknowledged, beyond which the bulk stream waits."""
+_ACK_DELAY_S: Final = 0.05
+_BEATS: Final = 10
+"""Heartbeats in a lease."""
+_SILENT_BEATS: Final = 3.5
+"""Without a message, after which the connection is made anew: the network may be back, and TCP waits for longer."""
+_BREAK_OFF_S: Final = 0.5
+"""For the reason of an end to reach the other side."""
+_MAX_REASON_BYTES: Final = 1000
+_FIRST_PAUSE_S: Final = 0.1
+"""Between two attempts to reach the other side, and doubled from one to the next."""
+_LONGEST_PAUSE_S: Final = 1.0
 _GOODBYE = b""
+_HEADER: Final = struct.Struct("<QQ")
+_BREAK_OFF: Final = _HEADER.pack((1 << 64) - 1, (1 << 64) - 1)
+"""In the place of the numbers: the rest of the message is the reason for which the other side ends the link."""
 
 
 class Broken(Exception):
     """A stream ended without a goodbye; the text says why."""
+
+
+class LinkEnded(Broken):
+    """No other connection follows: the link itself is at its end."""
 
 
 class Stream(Protocol):
@@ -39,6 +71,42 @@ class Stream(Protocol):
 
     async def write(self, data: bytes) -> None: ...
 
+
+async def _leave(_in_order: bool) -> None:
+    """A server's handlers return once the wire is over; that ends their streams."""
+
+
+class Over:
+    """The end of a wire, which may be awaited; in order or not."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.in_order = False
+
+    def set(self, *, in_order: bool = False) -> None:
+        self.in_order = self.in_order or in_order
+        self._event.set()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+
+@dataclass(eq=False)
+class Wire:
+    """One connection of a link: its streams, how this side hangs up, and whether that has happened."""
+
+    control: Stream
+    bulk: Stream
+    hang_up: Callable[[bool], Awaitable[None]] = _leave
+    over: Over = field(default_factory=Over)
+
+
+Received = Sequence[int]
+"""Messages that have come of a link, on all its connections: of the control stream, and of the bulk stream."""
+
+Redial = Callable[[Received, float], Awaitable[tuple[Wire, Received]]]
+"""Opens another connection within so many seconds, and exchanges the numbers.  It raises NodeLost where that may be
+tried again, and another RLinfAsyncError where the peer refuses to go on with the link."""
 
 _Argument = TypeVar("_Argument")
 
@@ -62,13 +130,23 @@ class _Callback(Generic[_Argument]):
 
 
 class PeerLink:
-    """A connection to another node's daemon; the same on both ends.  Made by `dial` and `PeerServer`.
+    """A link to another node's daemon; the same on both ends.  Made by `dial` and `PeerServer`.
 
     The owner sets three callbacks.  They are called on the loop, one at a time, and must not block; nothing is
     delivered, and nothing is lost, until all three are set.  An exception out of one of them ends the link.
 
+    Args:
+        peer: the other node's rank.
+        wire: the first connection.
+        lease: seconds without any message of the other side, a tenth more at most, that end the link.
+        address: where the peer's daemon listens; one that refuses connections there is gone.  Empty: not known.
+        redial: None on the side that accepts, which `suspend`s and `resume`s.
+        on_end: called once, when the link is over however it has ended.
+
     Attributes:
         peer: the other node's rank.
+        lease: as above; it may be changed at any time, on both sides.
+        peer_has_ended: the other side's daemon has said goodbye, or is not there any more.
         on_control: called with the bytes that `send` was given on the other side, in their order, many at once.  Only
             what is larger than 256 KiB arrives in parts.
         on_bulk: called with each bulk piece.
@@ -80,22 +158,53 @@ class PeerLink:
     on_bulk = _Callback[bytes]()
     on_lost = _Callback[str]()
 
-    def __init__(self, peer: int, control: Stream, bulk: Stream, hang_up: Callable[[bool], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        peer: int,
+        wire: Wire,
+        *,
+        lease: float = settings.LEASE_S.default,
+        address: str = "",
+        redial: Redial | None = None,
+        on_end: Callable[[], None] | None = None,
+    ) -> None:
         self.peer = peer
+        self.peer_has_ended = False
+        self.lease = lease
+        self._address = address
+        self._redial = redial
+        self._on_end = on_end
         self._callbacks: dict[str, Callable[[Any], None]] = {}
         self._listening = asyncio.Event()
-        self._control: deque[bytes] = deque()
+        self._control = OutgoingMessages()
+        self._control_received = IncomingMessages()
         self._control_wake = asyncio.Event()
-        self._bulk: deque[bytes] = deque()
+        self._bulk = OutgoingMessages()
+        self._bulk_received = IncomingMessages()
         self._bulk_wake = asyncio.Event()
         self._bulk_room = asyncio.Semaphore(_MAX_QUEUED_PIECES)
+        self._owes_word = False  # an acknowledgement or a heartbeat
+        self._ack_timer: asyncio.TimerHandle | None = None
         self._open_readers = 2
         self._closing = False  # by this side
         self._ending = False  # by either side: what is queued still leaves, nothing more is accepted
         self._has_ended = False  # nothing comes or goes any more
         self._has_told_end = False
         self._reason = ""
-        self._task = asyncio.create_task(self._run(control, bulk, hang_up), name=f"link to node {peer}")
+        self._verdict = ""  # of this side, for which the other side still has to be told
+        self._loop = asyncio.get_running_loop()
+        self._present: Wire | None = wire
+        self._interruption: asyncio.Future[Broken] = self._loop.create_future()
+        self._resumption: asyncio.Future[Wire] = self._loop.create_future()
+        self._heard = self._looked = time.monotonic()
+        self._beat = self._loop.call_later(self._beat_s, self._look)
+        self._task = asyncio.create_task(self._run(wire), name=f"link to node {peer}")
+
+    @property
+    def seconds_down(self) -> float:
+        """For how long nothing has come of a peer that should have been heard; 0 of a link that is up."""
+        silent = time.monotonic() - self._heard
+        return silent if self._present is None or silent > _SILENT_BEATS * self._beat_s else 0.0
 
     def send(self, data: bytes) -> None:
         """Queues bytes for the other side's `on_control`; dropped where the link is closed or lost.
@@ -104,10 +213,8 @@ class PeerLink:
         """
         if self._ending or not data:
             return
-        if len(data) <= _BATCH_BYTES:
-            self._control.append(data)
-        else:
-            self._control.extend(data[start : start + _BATCH_BYTES] for start in range(0, len(data), _BATCH_BYTES))
+        for start in range(0, len(data), _BATCH_BYTES):
+            self._control.add(data[start : start + _BATCH_BYTES])
         self._control_wake.set()
 
     async def send_bulk(self, piece: bytes) -> None:
@@ -131,115 +238,338 @@ class PeerLink:
             error = NodeLost(f"the link to node {self.peer} is lost: {reason}")
             error.node_rank, error.reason = self.peer, reason
             raise error
-        self._bulk.append(piece)
+        self._bulk.add(piece)
         self._bulk_wake.set()
 
     async def close(self) -> None:
         """Sends what is queued, says goodbye and waits for the peer's, two seconds at most.  Idempotent.
 
-        What arrives meanwhile is dropped, and `on_lost` is not called any more.
+        What arrives meanwhile is dropped, and `on_lost` is not called any more.  Without a connection nothing is sent.
         """
         self._closing = True
         self._end()
         self._listening.set()
         try:
-            await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT_S)
+            await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT_S if self._present is not None else 0)
         finally:
             if not self._task.done():
                 self._reason = "the other side closed without waiting for a goodbye any longer"
                 self._task.cancel()
                 await asyncio.wait([self._task])
 
-    async def ended(self) -> str:
-        """Waits for the end of the link; returns the reason, empty where it ended in order.
+    # -- connections --------------------------------------------------------------------------------------------
 
-        Goes on waiting when it is cancelled, and passes that on afterwards: where gRPC cancels a handler, that *is* the
-        end, and the link tells.
-        """
-        cancelled = False
-        while not self._task.done():
-            try:
-                await asyncio.wait([self._task])
-            except asyncio.CancelledError:
-                cancelled = True
-        if cancelled:
-            raise asyncio.CancelledError
-        return self._reason
-
-    async def _run(self, control: Stream, bulk: Stream, hang_up: Callable[[bool], Awaitable[None]]) -> None:
-        in_order = False
+    async def _run(self, wire: Wire) -> None:
         try:
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._write_control(control))
-                    tasks.create_task(self._write_bulk(bulk))
-                    tasks.create_task(self._read(control, "on_control"))
-                    tasks.create_task(self._read(bulk, "on_bulk"))
-                in_order = True
-            except* Broken as broken:
-                self._reason = str(broken.exceptions[0])
-            self._has_ended = True
-            self._notify_end()
+            while True:
+                try:
+                    await self._carry(wire)
+                    self.peer_has_ended = True
+                    break
+                except LinkEnded:
+                    raise
+                except Broken as broken:
+                    if self._closing:
+                        raise
+                    wire = await self._replace(wire, str(broken))
+        except Broken as broken:
+            self._reason = str(broken)
         finally:
+            self._beat.cancel()
+            if self._ack_timer is not None:
+                self._ack_timer.cancel()
             self._end()
-            await hang_up(in_order)
+            self._control.clear()
+            self._bulk.clear()
+            if self._on_end is not None:
+                self._on_end()
+            wire.over.set(in_order=self.peer_has_ended and not self._reason)
+        self._has_ended = True
+        self._notify_end()
 
-    def _notify_end(self) -> None:
-        if self._has_ended and self._listening.is_set() and not (self._closing or self._has_told_end):
-            self._has_told_end = True
+    async def _carry(self, wire: Wire) -> None:
+        """Moves messages over one connection until both sides have said goodbye.
+
+        Raises:
+            LinkEnded: the link is at its end.
+            Broken: the connection is.
+        """
+        in_order = False
+        self._open_readers = 2
+        self._interruption = self._loop.create_future()
+        self._present = wire
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                moving = [
+                    tasks.create_task(self._write_control(wire.control)),
+                    tasks.create_task(self._write_bulk(wire.bulk)),
+                    tasks.create_task(self._read_control(wire.control)),
+                    tasks.create_task(self._read_bulk(wire.bulk)),
+                ]
+                interrupted = tasks.create_task(self._await_interruption())
+                await asyncio.wait(moving)
+                interrupted.cancel()
+            in_order = True
+        except* Broken as broken:
+            cause = next((each for each in broken.exceptions if isinstance(each, LinkEnded)), broken.exceptions[0])
+            raise (LinkEnded(self._verdict) if self._verdict else cause) from None
+        finally:
+            self._present = None
+            await wire.hang_up(in_order)
+
+    async def _await_interruption(self) -> None:
+        raise await self._interruption
+
+    def _interrupt(self, error: Broken) -> None:
+        """Ends the present connection."""
+        if not self._interruption.done():
+            self._interruption.set_result(error)
+
+    async def _replace(self, wire: Wire, why: str) -> Wire:
+        """Another connection in the place of one that broke, before the lease is over.
+
+        Raises:
+            LinkEnded: there will be none.
+        """
+        self._resumption = self._loop.create_future()
+        wire.over.set()
+        left = self._heard + self.lease + self._beat_s - time.monotonic()
+        try:
+            async with asyncio.timeout(max(0.0, left)):
+                return await (self._await_resumption(why) if self._redial is None else self._dial_again(why))
+        except TimeoutError:
+            raise LinkEnded(f"{self._silence()}: {why}") from None
+
+    async def _dial_again(self, why: str) -> Wire:
+        assert self._redial is not None
+        pause = _FIRST_PAUSE_S
+        while True:
+            await self._check_peer(why)
             try:
-                self._deliver("on_lost", self._reason or CLOSED)
-            except Broken:
-                pass  # on_lost itself failed: that was reported, and there is nothing left to end
+                wire, received = await self._redial(self._received, max(1.0, self.lease / 5))
+            except NodeLost:
+                await asyncio.wait([self._resumption], timeout=pause * random.uniform(0.8, 1))
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+            except RLinfAsyncError as error:
+                raise LinkEnded(f"{why}, and it does not go on with this link: {error}") from None
+            else:
+                self._resume(received)
+                return wire
+
+    async def _await_resumption(self, why: str) -> Wire:
+        pause = _FIRST_PAUSE_S
+        while not self._resumption.done():
+            await self._check_peer(why)
+            await asyncio.wait([self._resumption], timeout=pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+        return self._resumption.result()
+
+    async def _check_peer(self, why: str) -> None:
+        """A machine that is there and refuses connections has no daemon any more: nothing needs to be waited for.
+
+        Raises:
+            LinkEnded: so it is.
+        """
+        if self._address and await refuses_connections(self._address):
+            self.peer_has_ended = True
+            raise LinkEnded(f"{why}; its daemon is gone: {self._address} refuses connections")
+
+    async def suspend(self) -> Received:
+        """Stops the present connection, if there is one, for another that the peer has begun; the numbers to tell it.
+
+        Raises:
+            LinkEnded: the link is over, or about to be.
+        """
+        if (wire := self._present) is not None:
+            self._interrupt(Broken("the other side has made another connection"))
+            await wire.over.wait()
+        if self._ending or self._verdict:
+            raise LinkEnded(self._reason or self._verdict or "it is being closed")
+        self._heard = time.monotonic()
+        return self._received
+
+    def resume(self, wire: Wire, received: Received) -> None:
+        """Goes on with a connection, at whose other end so many messages have come."""
+        if self._present is not None or self._resumption.done() or self._ending:
+            wire.over.set()  # another was faster, and takes this one's place; or the link is over
+            return
+        try:
+            self._resume(received)
+        except LinkEnded as error:
+            wire.over.set()
+            self._resumption.set_exception(error)
+        else:
+            self._resumption.set_result(wire)
+
+    def end_as(self, reason: str) -> None:
+        """Ends the link for a reason that the accepting side has found."""
+        self.peer_has_ended = True
+        if self._present is not None:
+            self._interrupt(LinkEnded(reason))
+        elif not self._resumption.done():
+            self._resumption.set_exception(LinkEnded(reason))
+
+    @property
+    def _received(self) -> Received:
+        return self._control_received.received, self._bulk_received.received
+
+    def _resume(self, received: Received) -> None:
+        self._heard = time.monotonic()
+        try:
+            self._control.resume(received[0])
+            self._bulk.resume(received[1])
+        except ValueError as error:
+            raise LinkEnded(str(error)) from None
+
+    # -- signs of life ------------------------------------------------------------------------------------------
+
+    @property
+    def _beat_s(self) -> float:
+        return self.lease / _BEATS
+
+    def _look(self) -> None:
+        """Sends a heartbeat, and finds out how long the other side has been silent."""
+        now, beat = time.monotonic(), self._beat_s
+        # Where this process itself stood still, what has come meanwhile is read before it is judged.
+        stood_still, self._looked = now - self._looked > 2 * beat, now
+        if not self._listening.is_set():
+            self._heard = now
+        silent = now - self._heard
+        if self._present is not None and not stood_still:
+            if silent >= self.lease + beat:
+                self._give_up(self._silence())
+            elif silent > _SILENT_BEATS * beat and self._redial is not None:
+                self._interrupt(Broken(f"nothing came for {silent:.1f} s"))
+        self._beat = self._loop.call_later(min(beat, max(0.01, self.lease + beat - silent)), self._look)
+        self._send_word()
+
+    def _silence(self) -> str:
+        silent = time.monotonic() - self._heard
+        return f"no sign of life for {silent:.1f} s, and its lease is {self.lease:g} s ({settings.LEASE_S.variable})"
+
+    def _send_word(self) -> None:
+        """What has been received is told with the next message, which leaves at once."""
+        self._owes_word = True
+        self._control_wake.set()
+
+    def _count(self, incoming: IncomingMessages, nbytes: int) -> None:
+        if incoming.add(nbytes):
+            self._send_word()
+        elif self._ack_timer is None:
+            self._ack_timer = self._loop.call_later(_ACK_DELAY_S, self._acknowledge_late)
+
+    def _acknowledge_late(self) -> None:
+        self._ack_timer = None
+        if self._control_received.is_owing or self._bulk_received.is_owing:
+            self._send_word()
+
+    # -- streams ------------------------------------------------------------------------------------------------
 
     async def _write_control(self, stream: Stream) -> None:
-        queue = self._control
-        while await self._wait_for_data(queue, self._control_wake):
-            size = len(queue[0])
-            batch = [queue.popleft()]
-            while queue and size + len(queue[0]) <= _BATCH_BYTES:
-                size += len(queue[0])
-                batch.append(queue.popleft())
-            await stream.write(b"".join(batch) if len(batch) > 1 else batch[0])
-        await stream.write(_GOODBYE)
+        while not self._verdict:
+            message = self._control.take(_BATCH_BYTES)
+            if message or self._owes_word:
+                self._owes_word = False
+                numbers = self._control_received.acknowledge(), self._bulk_received.acknowledge()
+                await stream.write(b"".join((_HEADER.pack(*numbers), *message)))
+            elif self._ending:
+                await stream.write(_GOODBYE)
+                return
+            else:
+                self._control_wake.clear()
+                await self._control_wake.wait()
+        await stream.write(_BREAK_OFF + self._verdict.encode()[:_MAX_REASON_BYTES])
 
     async def _write_bulk(self, stream: Stream) -> None:
-        while await self._wait_for_data(self._bulk, self._bulk_wake):
-            await stream.write(self._bulk.popleft())
-            self._bulk_room.release()
-        await stream.write(_GOODBYE)
+        while True:
+            is_fresh = not self._bulk.is_repeating
+            has_room = not is_fresh or self._bulk.kept_bytes < _MAX_KEPT_BYTES
+            if has_room and (message := self._bulk.take()):
+                if is_fresh:
+                    self._bulk_room.release()
+                await stream.write(message[0])
+            elif self._ending and not len(self._bulk):
+                await stream.write(_GOODBYE)
+                return
+            else:
+                self._bulk_wake.clear()
+                await self._bulk_wake.wait()
 
-    async def _wait_for_data(self, queue: deque[bytes], wake: asyncio.Event) -> bool:
-        """Waits until there is something to write; False when there is not and will not be."""
-        while not queue and not self._ending:
-            wake.clear()
-            await wake.wait()
-        return bool(queue)
-
-    async def _read(self, stream: Stream, callback: str) -> None:
+    async def _read_control(self, stream: Stream) -> None:
         while (data := await stream.read()) != _GOODBYE:
-            # The other side sends as soon as its own callbacks are set; those of this side may not be.  Nothing more is
-            # read until they are: gRPC's flow control holds the rest back at its sender.
-            # tests/_wire/test_daemon_link.py::test_nothing_that_arrives_before_the_owner_listens_is_lost
+            self._heard = time.monotonic()
+            self._take_numbers(data)
+            if len(data) > _HEADER.size:
+                await self._deliver("on_control", data[_HEADER.size :])
+                self._count(self._control_received, len(data))
+        self._close_reader()
+
+    async def _read_bulk(self, stream: Stream) -> None:
+        while (data := await stream.read()) != _GOODBYE:
+            self._heard = time.monotonic()
+            await self._deliver("on_bulk", data)
+            self._count(self._bulk_received, len(data))
+        self._close_reader()
+
+    def _take_numbers(self, data: bytes) -> None:
+        """What the other side has received.
+
+        Raises:
+            LinkEnded: it ends the link, or what it says cannot be.
+        """
+        if data.startswith(_BREAK_OFF):
+            raise LinkEnded(data[_HEADER.size :].decode(errors="replace"))
+        try:
+            control, bulk = _HEADER.unpack_from(data)
+            self._control.acknowledge(control)
+            self._bulk.acknowledge(bulk)
+        except (ValueError, struct.error) as error:
+            raise LinkEnded(f"a message of the other side makes no sense: {error}") from None
+        self._bulk_wake.set()
+
+    async def _deliver(self, callback: str, data: bytes) -> None:
+        # The other side sends as soon as its own callbacks are set; those of this side may not be.  Nothing more is
+        # read until they are: gRPC's flow control holds the rest back at its sender.
+        # tests/_wire/test_daemon_link.py::test_nothing_that_arrives_before_the_owner_listens_is_lost
+        if not self._listening.is_set():
             await self._listening.wait()
-            if not self._closing:
-                self._deliver(callback, data)
+        if self._closing:
+            return
+        try:
+            self._callbacks[callback](data)
+        except Exception as error:
+            report_failure(f"{callback} of the link to node {self.peer} failed", error)
+            self._give_up(f"{callback} failed: {error!r}")
+            await self._loop.create_future()  # the other side is being told; then this is cancelled
+
+    def _close_reader(self) -> None:
         self._open_readers -= 1
         if not self._open_readers:
             self._end()
 
-    def _deliver(self, callback: str, argument: bytes | str) -> None:
-        try:
-            self._callbacks[callback](argument)
-        except Exception as error:
-            report_failure(f"{callback} of the link to node {self.peer} failed", error)
-            raise Broken(f"{callback} failed: {error!r}") from None
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def _give_up(self, reason: str) -> None:
+        """Ends the link, and tells the other side why, if it hears it soon."""
+        if not self._verdict:
+            self._verdict = reason
+            self._control_wake.set()
+            self._loop.call_later(_BREAK_OFF_S, self._interrupt, LinkEnded(reason))
 
     def _end(self) -> None:
         self._ending = True
         self._control_wake.set()
         self._bulk_wake.set()
         self._bulk_room.release()
+
+    def _notify_end(self) -> None:
+        if not self._has_ended or not self._listening.is_set() or self._closing or self._has_told_end:
+            return
+        self._has_told_end = True
+        try:
+            self._callbacks["on_lost"](self._reason or CLOSED)
+        except Exception as error:
+            report_failure(f"on_lost of the link to node {self.peer} failed", error)
 
 
 def report_failure(message: str, error: Exception) -> None:

@@ -1,17 +1,18 @@
-"""Dials another node's daemon over gRPC: exchanges Hellos, opens both streams, returns a ``PeerLink``."""
+"""Dials another node's daemon over gRPC: exchanges Hellos, opens both streams; its ``PeerLink`` does so again."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 from rlinf_async import settings
 from rlinf_async._wire import grpc
 from rlinf_async._wire.credentials import NodeCredentials, explain_refusal, node_name
-from rlinf_async._wire.daemon_link import CLOSE_TIMEOUT_S, Broken, PeerLink
+from rlinf_async._wire.daemon_link import CLOSE_TIMEOUT_S, Broken, PeerLink, Received, Wire
 from rlinf_async._wire.hello import Hello
 from rlinf_async._wire.listen_address import parse_ip, split_endpoint
-from rlinf_async.errors import NodeLost
+from rlinf_async.errors import AuthError, NodeLost
 
 _DIAGNOSIS_TIMEOUT_S = 2.0
 
@@ -24,14 +25,16 @@ async def dial(
     run: str,
     credentials: NodeCredentials,
     timeout: float,
-    keepalive: float = settings.NODE_SILENCE_S.default,
+    lease: float = settings.LEASE_S.default,
+    own_address: str = "",
 ) -> PeerLink:
     """Opens the link from node ``node`` to node ``peer``, which is up in both directions when this returns.
 
     Args:
         address: where the peer listens, ``"ip:port"``.
         timeout: seconds; where a handshake is refused, finding out why may add two.
-        keepalive: seconds of silence before the peer is asked for a sign of life, and that it then has to give one.
+        lease: seconds without a sign of life of the peer that end the link.
+        own_address: where node ``node`` listens itself: a peer that finds nothing there any more need not wait.
 
     Raises:
         AuthError: one side did not accept the other's certificate or identity, or the credentials are none.
@@ -40,49 +43,90 @@ async def dial(
         ConfigError: the address is not of that form.
     """
     host, port = split_endpoint(address)
+    parse_ip(host)
     credentials.check()  # gRPC would only say that the connection failed
-    name = node_name(run, peer)
-    target = f"ipv{parse_ip(host).version}:{address}"
-    channel = grpc.new_channel(target, name, credentials, keepalive)
+    way = _Way(address, node, peer, run, credentials, lease, own_address)
     try:
-        async with asyncio.timeout(timeout):
-            control, bulk = await _shake_hands(channel, Hello.own(run, node), name, keepalive)
-    except BaseException as error:
-        await channel.close()
-        if isinstance(error, TimeoutError):
-            raise NodeLost.from_facts(address, peer, f"no answer within {timeout:g} s") from None
-        if isinstance(error, Broken):
-            refusal = await explain_refusal(host, port, name, credentials, _DIAGNOSIS_TIMEOUT_S)
-            raise refusal or NodeLost.from_facts(address, peer, str(error)) from None
-        raise
+        wire, first = await way.connect((), timeout)
+    except Broken as error:
+        refusal = await explain_refusal(host, port, node_name(run, peer), credentials, _DIAGNOSIS_TIMEOUT_S)
+        raise refusal or NodeLost.from_facts(address, peer, str(error)) from None
 
-    async def hang_up(in_order: bool) -> None:
+    async def redial(received: Received, timeout: float) -> tuple[Wire, Received]:
         try:
-            if in_order:
-                async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    await grpc.finish(control)
-                    await grpc.finish(bulk)
-        except TimeoutError:  # the peer said goodbye and then froze
-            pass
-        finally:
-            await channel.close()
+            wire, again = await way.connect(received, timeout)
+        except Broken as error:
+            raise NodeLost.from_facts(address, peer, str(error)) from None
+        if again.incarnation != first.incarnation or not again.received:
+            await wire.hang_up(False)
+            raise AuthError(f"node {peer} was started again")
+        return wire, again.received
 
-    streams = grpc.dialled(control, keepalive), grpc.dialled(bulk, keepalive)
-    streams[0].share_pulse(streams[1])
-    return PeerLink(peer, *streams, hang_up)
+    return PeerLink(peer, wire, lease=lease, address=address, redial=redial)
 
 
-async def _shake_hands(channel: Any, own: Hello, name: str, keepalive: float) -> tuple[Any, Any]:
-    """Exchanges Hellos on the control stream, then opens the bulk stream; returns both calls."""
-    control = channel.stream_stream("/rlinf.Node/Control")()
-    stream = grpc.dialled(control, keepalive)
+@dataclass(frozen=True)
+class _Way:
+    """What it takes to connect to a peer, as ``dial`` has it."""
+
+    address: str
+    node: int
+    peer: int
+    run: str
+    credentials: NodeCredentials
+    lease: float
+    own_address: str
+
+    async def connect(self, received: Received, timeout: float) -> tuple[Wire, Hello]:
+        """Opens both streams, each over a connection of its own; the wire, and the peer's Hello.
+
+        Raises:
+            NodeLost: there is no answer in time.
+            Broken: nothing answers, or not as it should.
+            AuthError, VersionMismatch: as ``dial``.
+        """
+        host, _ = split_endpoint(self.address)
+        target, name = f"ipv{parse_ip(host).version}:{self.address}", node_name(self.run, self.peer)
+        channels = tuple(grpc.new_channel(target, name, self.credentials, self.lease) for _ in range(2))
+        own = Hello.own(self.run, self.node, address=self.own_address, received=received)
+        try:
+            async with asyncio.timeout(timeout):
+                control, bulk, theirs = await _shake_hands(channels[0], channels[1], own, name)
+        except BaseException as error:
+            await _close(channels)
+            if isinstance(error, TimeoutError):
+                raise NodeLost.from_facts(self.address, self.peer, f"no answer within {timeout:g} s") from None
+            raise
+
+        async def hang_up(in_order: bool) -> None:
+            try:
+                if in_order:
+                    async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                        await grpc.finish(control)
+                        await grpc.finish(bulk)
+            except TimeoutError:  # the peer said goodbye and then froze
+                pass
+            finally:
+                await _close(channels)
+
+        return Wire(grpc.dialled(control), grpc.dialled(bulk), hang_up), theirs
+
+
+async def _close(channels: tuple[Any, ...]) -> None:
+    await asyncio.gather(*(channel.close() for channel in channels))
+
+
+async def _shake_hands(control_channel: Any, bulk_channel: Any, own: Hello, name: str) -> tuple[Any, Any, Hello]:
+    """Exchanges Hellos on the control stream, then opens the bulk stream; returns both calls and the peer's Hello."""
+    control = control_channel.stream_stream("/rlinf.Node/Control")()
+    stream = grpc.dialled(control)
     try:
         await stream.write(own.pack())
         data = await stream.read()
     except Broken:
         raise await grpc.refusal(control) from None
-    own.check(data, [name])
-    bulk = channel.stream_stream("/rlinf.Node/Bulk")()
+    theirs = own.check(data, [name])
+    bulk = bulk_channel.stream_stream("/rlinf.Node/Bulk")(metadata=((grpc.BULK_KEY, theirs.bulk),))
     if not grpc.is_up(await bulk.initial_metadata()):
         raise await grpc.refusal(bulk)
-    return control, bulk
+    return control, bulk, theirs

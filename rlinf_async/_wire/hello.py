@@ -6,11 +6,13 @@ It comes from a peer whose certificate belongs to the run, and still nothing in 
 from __future__ import annotations
 
 import logging
+import secrets
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 
@@ -21,12 +23,23 @@ from rlinf_async.errors import AuthError, VersionMismatch
 _MAX_HELLO_BYTES = 64 << 10  # bytes
 _WARN_CLOCK_SKEW_S = 5.0  # seconds that are worth a warning
 
+INCARNATION: Final = secrets.token_hex(8)
+"""Of this process."""
+
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Hello:
-    """The first message in each direction of a control stream: who speaks, and in what."""
+    """The first message in each direction of a control stream: who speaks, and in what.
+
+    Attributes:
+        incarnation: of the daemon; one that was started again under the same name has another.
+        address: where the daemon listens; empty where it does not.
+        received: messages of the link's streams that have come, in the Hello of a connection that takes another's
+            place and in its answer; empty for a new link.
+        bulk: in an answer, what the bulk stream has to bring along.
+    """
 
     magic: str
     protocol: int
@@ -35,11 +48,25 @@ class Hello:
     python: str
     version: str
     time: float
+    incarnation: str
+    address: str
+    received: list[int]
+    bulk: str
 
     @classmethod
-    def own(cls, run: str, node: int) -> Hello:
+    def own(
+        cls,
+        run: str,
+        node: int,
+        *,
+        incarnation: str = "",
+        address: str = "",
+        received: Sequence[int] = (),
+        bulk: str = "",
+    ) -> Hello:
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
-        return cls("rlinf", PROTOCOL, run, node, python, _package_version(), time.time())
+        who = (incarnation or INCARNATION, address, list(received), bulk)
+        return cls("rlinf", PROTOCOL, run, node, python, _package_version(), time.time(), *who)
 
     def pack(self) -> bytes:
         packed: bytes = msgpack.packb(asdict(self))
@@ -68,6 +95,9 @@ class Hello:
         for field, kind in _FIELDS.items():
             if type(fields.get(field)) is not kind:
                 raise AuthError(f"node {self.node} of run {self.run} got a Hello whose {field} is no {kind.__name__}")
+        received = fields["received"]
+        if len(received) not in (0, 2) or any(type(number) is not int or number < 0 for number in received):
+            raise AuthError(f"node {self.node} of run {self.run} got a Hello whose received is no two numbers")
         theirs = Hello(**{field: fields[field] for field in _FIELDS})
         if theirs.run != self.run:
             raise AuthError(f"node {theirs.node} is of run {theirs.run!a}, node {self.node} is of run {self.run!r}")
@@ -91,6 +121,7 @@ class Hello:
 
 _FIELDS: dict[str, type] = {
     "magic": str, "protocol": int, "run": str, "node": int, "python": str, "version": str, "time": float,
+    "incarnation": str, "address": str, "received": list, "bulk": str,
 }  # fmt: skip
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlinf_async import settings
 from rlinf_async._wire import grpc
 from rlinf_async._wire.credentials import NodeCredentials, node_name
-from rlinf_async._wire.daemon_link import Broken, PeerLink, Stream, report_failure
+from rlinf_async._wire.daemon_link import Broken, LinkEnded, Over, PeerLink, Received, Stream, Wire, report_failure
 from rlinf_async._wire.hello import Hello
 from rlinf_async._wire.listen_address import parse_ip
 from rlinf_async._wire.listen_ports import listening_sockets
@@ -26,7 +28,7 @@ class PeerServer:
         bind: the IP address to listen on.
         ports: to listen on one of; None for a port of the kernel's choice.
         on_link: called on the loop with every new link, which is up in both directions.
-        keepalive: seconds of silence before the peer is asked for a sign of life, and that it then has to give one.
+        lease: seconds without a sign of life of a peer that end its link.
         greeting_timeout: seconds for TLS, and again for each of the two words with which a link begins.
         most_connections: at a time, those of the run's nodes included; None for any number.
 
@@ -42,7 +44,7 @@ class PeerServer:
         bind: str,
         on_link: Callable[[PeerLink], None],
         *,
-        keepalive: float = settings.NODE_SILENCE_S.default,
+        lease: float = settings.LEASE_S.default,
         greeting_timeout: float = settings.GREETING_TIMEOUT_S.default,
         most_connections: int | None = None,
         ports: Sequence[int] | None = None,
@@ -55,14 +57,16 @@ class PeerServer:
         self._credentials = credentials
         self._bind, self._ports = bind, ports
         self._on_link = on_link
-        self._keepalive = keepalive
+        self._lease = lease
         self._patience = greeting_timeout
         self._most = most_connections
         self._server: Any = None
         self._stopping = False
         self._handlers: set[asyncio.Task[Any]] = set()
-        self._awaiting_bulk: dict[str, tuple[asyncio.Future[grpc.RpcStream], asyncio.Future[str]]] = {}
-        self._peers: dict[int, PeerLink | None] = {}
+        self._awaiting_bulk: dict[str, _Handshake] = {}
+        """By what the bulk stream brings along."""
+        self._peers: dict[int, tuple[str, PeerLink | None]] = {}
+        """By rank: incarnation, and the link once it is up."""
 
     async def start(self) -> str:
         """Listens; returns ``"ip:port"``, an IPv6 address in brackets.
@@ -81,7 +85,7 @@ class PeerServer:
             except OSError as error:
                 raise LaunchError(f"node {self._node} cannot listen on {self._bind}: {error.strerror}") from None
             server = grpc.new_server(
-                self._keepalive, self._patience, self._most, control=self._serve_control, bulk=self._serve_bulk
+                self._lease, self._patience, self._most, control=self._serve_control, bulk=self._serve_bulk
             )
             try:
                 port = grpc.listen(server, f"{host}:{port}", self._credentials)
@@ -99,48 +103,59 @@ class PeerServer:
         self._stopping = True
         if self._server is None:
             return
-        await asyncio.gather(*(link.close() for link in self._peers.values() if link is not None))
+        await asyncio.gather(*(link.close() for _, link in self._peers.values() if link is not None))
         await self._server.stop(None)
         if self._handlers:
             await asyncio.wait(self._handlers)
 
     async def _serve_control(self, _requests: Any, context: Any) -> None:
         with self._counted():
-            stream = grpc.accepted(context, self._keepalive)
-            peer = await self._greet(stream, context)
-            self._peers[peer] = None
-            reason = "the link did not come up"
-            ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            stream = grpc.accepted(context)
+            theirs = await self._greet(stream, context)
+            peer, (_, link) = theirs.node, self._peers.setdefault(theirs.node, (theirs.incarnation, None))
+            wire: Wire | None = None
             try:
-                bulk = await self._attach_bulk(stream, context, ended)
-                stream.share_pulse(bulk)
-                link = PeerLink(peer, stream, bulk, _nothing_to_hang_up)
-                self._peers[peer] = link
-                try:
-                    self._on_link(link)
-                except Exception as error:
-                    report_failure(f"on_link for node {peer} failed", error)
-                    await link.close()
-                reason = await link.ended()
+                received = await link.suspend() if link is not None else ()
+                wire = await self._attach_bulk(theirs, stream, context, received)
+                if link is not None:
+                    link.resume(wire, theirs.received)
+                else:
+                    await self._open(theirs, wire)
+            except LinkEnded as error:
+                await grpc.refuse(context, AuthError(f"node {self._node} has no link to node {peer} any more: {error}"))
             finally:
-                del self._peers[peer]
-                ended.set_result(reason)
-            await grpc.conclude(context, reason)
+                if wire is None and link is None:
+                    del self._peers[peer]
+            await _serve_until(wire.over)
+
+    async def _open(self, theirs: Hello, wire: Wire) -> None:
+        peer = theirs.node
+
+        def forget() -> None:
+            del self._peers[peer]
+
+        link = PeerLink(peer, wire, lease=self._lease, address=theirs.address, on_end=forget)
+        self._peers[peer] = theirs.incarnation, link
+        try:
+            self._on_link(link)
+        except Exception as error:
+            report_failure(f"on_link for node {peer} failed", error)
+            await link.close()
 
     async def _serve_bulk(self, _requests: Any, context: Any) -> None:
         with self._counted():
-            arrival, ended = self._awaiting_bulk.get(context.peer(), (None, None))
-            if arrival is None or ended is None:
+            handshake = self._awaiting_bulk.get(grpc.bulk_key(context))
+            if handshake is None or grpc.identities(context) != [node_name(self._run, handshake.peer)]:
                 await grpc.refuse(context, AuthError(f"node {self._node} got a bulk stream before a Hello"))
             await context.send_initial_metadata(grpc.UP)
-            if arrival.done():
+            if handshake.bulk.done():
                 error = AuthError(f"node {self._node} has a bulk stream on this link, or gave it up")
                 await grpc.refuse(context, error)
-            arrival.set_result(grpc.accepted(context, self._keepalive))
-            await grpc.conclude(context, await asyncio.shield(ended))
+            handshake.bulk.set_result(grpc.accepted(context))
+            await _serve_until(handshake.wire_is_over)
 
-    async def _greet(self, stream: Stream, context: Any) -> int:
-        """Reads and checks the Hello of the node that opened a control stream; returns its rank."""
+    async def _greet(self, stream: Stream, context: Any) -> Hello:
+        """Reads and checks the Hello of the node that opened a control stream."""
         try:
             async with asyncio.timeout(self._patience):
                 data = await stream.read()
@@ -148,34 +163,56 @@ class PeerServer:
             await grpc.refuse(context, AuthError(f"node {self._node} got no Hello within {self._patience:g} s"))
         except Broken:
             await grpc.refuse(context, AuthError(f"node {self._node} got no Hello"))
-        own = Hello.own(self._run, self._node)
         try:
-            peer = own.check(data, grpc.identities(context)).node
-            if peer in self._peers:
-                raise AuthError(f"node {peer} has a link to node {self._node} already")
+            theirs = Hello.own(self._run, self._node).check(data, grpc.identities(context))
+            self._check_link(theirs)
             if self._stopping:
                 raise ClosedError(f"node {self._node} is shutting down")
         except RLinfAsyncError as error:
             await grpc.refuse(context, error)
-        return peer
+        return theirs
 
-    async def _attach_bulk(self, control: Stream, context: Any, ended: asyncio.Future[str]) -> grpc.RpcStream:
-        """Answers the Hello and waits for the second stream, which must come over the same connection."""
-        arrival: asyncio.Future[grpc.RpcStream] = asyncio.get_running_loop().create_future()
-        self._awaiting_bulk[context.peer()] = (arrival, ended)
+    def _check_link(self, theirs: Hello) -> None:
+        """A new link for a node that has none; another connection for the daemon that has one.
+
+        Raises:
+            AuthError: it is neither.
+        """
+        incarnation, link = self._peers.get(theirs.node, ("", None))
+        if incarnation and incarnation != theirs.incarnation:
+            if link is not None:
+                link.end_as("its daemon was started again")
+            raise AuthError(
+                f"node {theirs.node} was started again: node {self._node} had a link to its daemon of before"
+            )
+        if theirs.received and link is None:
+            raise AuthError(f"node {self._node} has no link to node {theirs.node} any more: it has given it up")
+        if incarnation and not theirs.received:
+            raise AuthError(f"node {theirs.node} has a link to node {self._node} already")
+
+    async def _attach_bulk(self, theirs: Hello, control: Stream, context: Any, received: Received) -> Wire:
+        """Answers the Hello and waits for the second stream."""
+        handshake = _Handshake(theirs.node)
+        key = secrets.token_hex(16)
+        self._awaiting_bulk[key] = handshake
+        own = Hello.own(self._run, self._node, received=received, bulk=key)
         try:
-            await control.write(Hello.own(self._run, self._node).pack())
+            await control.write(own.pack())
             async with asyncio.timeout(self._patience):
-                bulk = await arrival
-        except TimeoutError:
-            await grpc.refuse(context, AuthError(f"no bulk stream within {self._patience:g} s after the Hello"))
-        except Broken:
-            await grpc.refuse(context, AuthError("hung up after the Hello"))
+                bulk = await handshake.bulk
+            if self._stopping:
+                await grpc.refuse(context, ClosedError(f"node {self._node} is shutting down"))
+        except BaseException as error:
+            handshake.wire_is_over.set()  # the bulk stream may have come, and its handler waits for this
+            if isinstance(error, TimeoutError):
+                await grpc.refuse(context, AuthError(f"no bulk stream within {self._patience:g} s after the Hello"))
+            if isinstance(error, Broken):
+                await grpc.refuse(context, AuthError("hung up after the Hello"))
+            raise
         finally:
-            del self._awaiting_bulk[context.peer()]
-        if self._stopping:
-            await grpc.refuse(context, ClosedError(f"node {self._node} is shutting down"))
-        return bulk
+            del self._awaiting_bulk[key]
+            handshake.bulk.cancel()
+        return Wire(control, bulk, over=handshake.wire_is_over)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -189,5 +226,28 @@ class PeerServer:
             self._handlers.discard(task)
 
 
-async def _nothing_to_hang_up(_in_order: bool) -> None:
-    """A server's handlers return; that ends their streams."""
+@dataclass(eq=False)
+class _Handshake:
+    """A control stream whose bulk stream has still to come."""
+
+    peer: int
+    bulk: asyncio.Future[grpc.RpcStream] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    wire_is_over: Over = field(default_factory=Over)
+
+
+async def _serve_until(over: Over) -> None:
+    """Waits for the end of a wire; returns where it is in order, which is told to the peer.
+
+    Goes on waiting when it is cancelled, and passes that on afterwards: where gRPC cancels a handler, that *is* the
+    end, and those who read find it.  A connection that broke is given up in the same way: gRPC would fail to send the
+    end, and say so in the log.
+    """
+    cancelled, waits = False, True
+    while waits:
+        try:
+            await over.wait()
+            waits = False
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled or not over.in_order:
+        raise asyncio.CancelledError

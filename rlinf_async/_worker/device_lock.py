@@ -112,7 +112,7 @@ class Acquisition(Work[None]):
             return
         operation = operations.LockDevices(lock._name, lock._devices)
         self._request = lock._client.request(operation, node=0, what=self._describe())
-        recording.follow(self, EventKind.WAIT, self._kind)
+        self._event = recording.begin(EventKind.WAIT, self._kind)
         self._request._follow(self._answered)
 
     def _describe(self) -> str:

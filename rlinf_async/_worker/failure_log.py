@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import types
 
 from rlinf_async._core.failure_counts import FailureCounts
-from rlinf_async._core.failures import Failure
-from rlinf_async._worker.logs import NAME
+from rlinf_async._core.failures import Failure, users_line
+from rlinf_async._worker.logs import OWN
 
-logger = logging.getLogger(NAME)
+logger = logging.getLogger(OWN)
 
 
 class FailureLog:
@@ -24,19 +23,9 @@ class FailureLog:
         Args:
             failure: the same exception, as it travels to the caller.
         """
-        place = _place_of(error.__traceback__)
+        place = users_line(error.__traceback__)
         count = self._counts.add((failure.type_name, place))
         if count == 1:
             logger.error("%s() has raised an exception, which its caller gets:\n%s", method, failure.traceback.rstrip())
         elif count is not None:
             logger.error("%s() and others: %s at %s %d times by now", method, failure.type_name, place, count)
-
-
-def _place_of(frames: types.TracebackType | None) -> str:
-    """File and line of the innermost frame outside of the framework, through which the errors of other workers pass."""
-    place = "no line of the user's"
-    while frames is not None:
-        if not str(frames.tb_frame.f_globals.get("__name__")).startswith("rlinf_async."):
-            place = f"{frames.tb_frame.f_code.co_filename}:{frames.tb_lineno}"
-        frames = frames.tb_next
-    return place

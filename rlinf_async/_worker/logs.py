@@ -12,26 +12,29 @@ LEVEL: Final = "RLINF_LOG_LEVEL"
 NAME: Final = "RLinf"
 """The logger above all workers' own."""
 
+OWN: Final = f"{NAME}.rlinf_async"
+"""The logger of what the framework says of a worker, which is no output of the worker's."""
+
 
 def configure(group: str, rank: int, level: str | None) -> None:
     """Has this process log to stdout as the given rank: ``[LEVEL HH:MM:SS group-Rank-r][file:line] message``.
 
-    A level that there is not is INFO, with a warning.
+    What the framework itself has to say goes to stderr, without the line of its own code.  A level that there is not is
+    INFO, with a warning.
     """
-    handler = logging.StreamHandler(sys.stdout)
     # In a group's name a % stands for itself.
     who = f"{group}-Rank-{rank}".replace("%", "%%")
-    handler.setFormatter(
-        logging.Formatter(f"[%(levelname)s %(asctime)s {who}][%(filename)s:%(lineno)d] %(message)s", "%H:%M:%S")
-    )
-    root = logging.getLogger(NAME)
-    root.handlers[:] = [handler]
-    root.propagate = False
+    root, own = logging.getLogger(NAME), logging.getLogger(OWN)
+    for logger, stream, place in ((root, sys.stdout, "[%(filename)s:%(lineno)d]"), (own, sys.stderr, "")):
+        handler = logging.StreamHandler(stream)
+        handler.setFormatter(logging.Formatter(f"[%(levelname)s %(asctime)s {who}]{place} %(message)s", "%H:%M:%S"))
+        logger.handlers[:] = [handler]
+        logger.propagate = False
     known = logging.getLevelNamesMapping()
     wanted = (level or "INFO").upper()
     root.setLevel(wanted if wanted in known else "INFO")
     if wanted not in known:
-        root.warning("%s=%s is no level: it is one of %s; INFO is taken", LEVEL, level, ", ".join(known))
+        own.warning("%s=%s is no level: it is one of %s; INFO is taken", LEVEL, level, ", ".join(known))
 
 
 class Logging:
@@ -42,15 +45,19 @@ class Logging:
     _world_size: int
 
     def log_debug(self, msg: str) -> None:
+        """Logs at level DEBUG, with the name of the worker."""
         self._logger.debug(msg, stacklevel=2)
 
     def log_info(self, msg: str) -> None:
+        """Logs at level INFO, with the name of the worker."""
         self._logger.info(msg, stacklevel=2)
 
     def log_warning(self, msg: str) -> None:
+        """Logs at level WARNING, with the name of the worker."""
         self._logger.warning(msg, stacklevel=2)
 
     def log_error(self, msg: str) -> None:
+        """Logs at level ERROR, with the name of the worker."""
         self._logger.error(msg, stacklevel=2)
 
     def log_on_first_rank(self, msg: str) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from rlinf_async._messaging.collective_options import CollectiveGroupOptions
 from rlinf_async._worker.context import require_exchange
-from rlinf_async.work import Work, blocking
+from rlinf_async.work import NoneOrWork, ValueOrWork, Work, blocking
+
+T = TypeVar("T")
 
 
-def as_asked(work: Work[Any], async_op: bool) -> Any:
+def as_asked(work: Work[T], async_op: bool) -> Work[T]:
     """The work itself in a coroutine and with ``async_op``; elsewhere its result, which is waited for."""
-    return work if async_op else blocking(work)
+    asked: Work[T] = work if async_op else blocking(work)
+    return asked
 
 
 class Messaging:
@@ -27,7 +30,7 @@ class Messaging:
         piggyback_payload: Any = None,
         *,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> NoneOrWork:
         """Sends any object to another worker, which calls ``recv``.
 
         It is done when the object may be changed.  Up to 64 MiB of messages to one worker are accepted before that
@@ -71,7 +74,7 @@ class Messaging:
         options: CollectiveGroupOptions | None = None,
         *,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> ValueOrWork:
         """Receives what another worker sends to this one; the arguments are those of ``send``.
 
         Several that wait at once are served in the order in which they were called.  If the wait is cancelled, nothing
@@ -96,7 +99,7 @@ class Messaging:
         options: CollectiveGroupOptions | None = None,
         *,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> NoneOrWork:
         """Sends one contiguous tensor to a worker that has a tensor like it in place for it: ``recv_tensor``.
 
         It is done when it has been received there, because only then is it known to fit.
@@ -117,7 +120,7 @@ class Messaging:
         options: CollectiveGroupOptions | None = None,
         *,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> NoneOrWork:
         """Receives into ``tensor`` what another worker sends with ``send_tensor``.
 
         What stands in the tensor is undefined until this is done, and after an error.
@@ -138,7 +141,7 @@ class Messaging:
         options: CollectiveGroupOptions | None = None,
         *,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> ValueOrWork:
         """Gives one worker's object to all members; each of them calls this with the same ``groups`` and ``src``.
 
         Between machines it travels once per machine; from 64 MiB on, if two or more other machines get it, they pass it

@@ -1,19 +1,74 @@
-"""Looks up a worker object's public methods by name, and tells ``def``, coroutine and async generator apart."""
+"""Looks up a worker object's public methods by name and kind; ``concurrent``, which marks those beside the others."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from enum import Enum, auto
-from typing import Any, Final
+from types import FunctionType
+from typing import Any, Final, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 CONSTRUCT: Final = "__init__"
+_MARK: Final = "_rlinf_concurrent"
+
+
+def concurrent(method: F) -> F:
+    """Lets an ``async def`` method of a worker run while a ``def`` method has the main thread: health, progress, stop.
+
+    Calls of it do not wait in the order of the others: each begins at once after the worker's constructor has returned,
+    on an event loop in a second thread, whatever the main thread does; several run concurrently.  So this code runs
+    **beside** the worker's other code, and should do no more than read and set plain attributes, or use what
+    ``threading`` has.  It must not compute for long, use torch's collectives, or touch asyncio objects of the other
+    methods.  Returning, raising, ``cancel()``, deadlines, ``send``, ``recv`` and channels work as elsewhere;
+    ``max_concurrency`` does not count it.
+
+    Example:
+        class Trainer(Worker):
+            stopping = False
+
+            def train(self):
+                while not self.stopping:
+                    self.step()
+
+            @concurrent
+            async def stop(self):
+                self.stopping = True
+
+    Raises:
+        TypeError: it is no ``async def`` method, or an async generator.
+    """
+    if not inspect.iscoroutinefunction(method):
+        name = getattr(method, "__qualname__", repr(method))
+        if inspect.isasyncgenfunction(method):
+            why = "is an async generator, which streams: return a list, or put the items into a Channel"
+        elif isinstance(method, staticmethod | classmethod):
+            why = f"is a {type(method).__name__} already: write @concurrent below @{type(method).__name__}"
+        else:
+            why = "is none, and would need the main thread: make it `async def`, reading and setting attributes only"
+        raise TypeError(f"@concurrent is for `async def` methods, and {name} {why}")
+    setattr(method, _MARK, True)
+    return method
+
+
+def concurrent_names(worker_cls: type) -> frozenset[str]:
+    """The names of a class's methods that are ``concurrent``; what a subclass writes anew is so only if it says so."""
+    methods = {name: value for owner in reversed(worker_cls.__mro__) for name, value in vars(owner).items()}
+    return frozenset(name for name, value in methods.items() if _is_marked(value))
+
+
+def _is_marked(value: Any) -> bool:
+    function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+    return isinstance(function, FunctionType) and _MARK in vars(function) and inspect.iscoroutinefunction(function)
 
 
 class Kind(Enum):
     DEF = auto()
     COROUTINE = auto()
     STREAM = auto()
+    CONCURRENT = auto()
+    """A coroutine that does not wait for its turn, and has a loop in a thread of its own."""
 
 
 class Methods:
@@ -24,11 +79,13 @@ class Methods:
 
     Attributes:
         worker: None until it is constructed; till then nothing but its constructor can be called.
+        concurrent: names of methods of the kind ``CONCURRENT``; none until the worker is constructed.
     """
 
     def __init__(self, construct: Callable[..., None]) -> None:
         self._construct = construct
         self.worker: Any = None
+        self.concurrent: frozenset[str] = frozenset()
         self._known: dict[str, tuple[Kind, Callable[..., Any]]] = {}
 
     def find(self, method: str) -> tuple[Kind, Callable[..., Any]]:
@@ -43,7 +100,9 @@ class Methods:
         function: Any = getattr(self.worker, method, None)
         if method.startswith("_") or not callable(function):
             return Kind.DEF, _Missing(self.worker, method)
-        if inspect.isasyncgenfunction(function):
+        if method in self.concurrent:
+            kind = Kind.CONCURRENT
+        elif inspect.isasyncgenfunction(function):
             kind = Kind.STREAM
         elif inspect.iscoroutinefunction(function):
             kind = Kind.COROUTINE

@@ -11,8 +11,7 @@ import signal
 import socket
 import sys
 import threading
-import traceback
-from typing import Any, Final
+from typing import Any
 
 from rlinf_async import settings
 from rlinf_async._client import emulated_links, registry
@@ -24,14 +23,11 @@ from rlinf_async._trace import recorder
 from rlinf_async._waits.thread_gate import LockGate, wait_at
 from rlinf_async._wire.reading.idle_reader import IdleReader
 from rlinf_async._wire.reading.shared_selector import SharedSelector
-from rlinf_async._worker import context
+from rlinf_async._worker import broken_loop, context
 from rlinf_async._worker.direct_callers import DirectCallers
 from rlinf_async._worker.rendezvous_store import MasterStore
 from rlinf_async._worker.runtime import Runtime
 from rlinf_async.configuration import NetEmulationConfig
-
-_INTERNAL_ERROR_CODE: Final = 70
-"""Exit code of a worker that cannot go on (sysexits.h: an internal error)."""
 
 
 def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, store_fd: int | None) -> None:
@@ -68,8 +64,8 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
         try:
             socket_loop.run_forever()
         except BaseException as error:
-            _report_break(error)
-            os._exit(_INTERNAL_ERROR_CODE)  # deaf from here on: nobody could tell it to stop
+            broken_loop.report(error)
+            os._exit(broken_loop.EXIT_CODE)  # deaf from here on: nobody could tell it to stop
 
     thread = threading.Thread(target=serve_socket, name="rlinf-socket", daemon=True)
     thread.start()
@@ -84,8 +80,8 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
     try:
         runtime.serve()
     except BaseException as error:
-        code = _INTERNAL_ERROR_CODE
-        _report_break(error)
+        code = broken_loop.EXIT_CODE
+        broken_loop.report(error)
     with contextlib.suppress(BaseException):
         runtime.direct_callers.flush_blocking(0.5)
     _leave(client, code)
@@ -99,24 +95,6 @@ def _emulated_links(client: NodeClient, identity: context.Identity) -> emulated_
     if config is None:
         return None
     return emulated_links.EmulatedLinks(client, NetEmulation(config), f"{identity.group_name}:{identity.info.rank}")
-
-
-_breaking: Final = threading.Lock()
-
-
-def _report_break(error: BaseException) -> None:
-    """The traceback of what ended a loop of this worker, as its last words.
-
-    A method that closes descriptors breaks both loops at once, and the first thread that exits takes the other along:
-    one after the other, so that what is told is whole.
-    """
-    with _breaking, contextlib.suppress(BaseException):
-        text = "".join(traceback.format_exception(error))
-        sys.stderr.write(
-            f"{text}this worker's event loop broke ({type(error).__name__}: {error}): did a method close the loop, or "
-            "descriptors that are not its own (os.closerange)?\n"
-        )
-        sys.stderr.flush()
 
 
 def _cut_off(facts: dict[str, Any]) -> None:

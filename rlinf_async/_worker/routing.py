@@ -10,6 +10,7 @@ from rlinf_async._messaging.routes import Route, Routes
 from rlinf_async._worker.context import require_exchange
 from rlinf_async._worker.messaging import as_asked
 from rlinf_async.channel import Channel
+from rlinf_async.work import IntOrWork, NoneOrWork, ValueOrWork, blocking
 
 
 class Routing:
@@ -53,7 +54,7 @@ class Routing:
         decoupled_mode: bool = False,
         send_queue_size: int = 0,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> NoneOrWork:
         """Sends this rank's part of a batch to the ranks of another group that are to have it.
 
         Args:
@@ -101,7 +102,7 @@ class Routing:
         decoupled_mode: bool = False,
         recv_queue_size: int = 0,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> ValueOrWork:
         """Receives this rank's part of a batch that another group sends with ``send_to``; the arguments are as there.
 
         Args:
@@ -132,6 +133,7 @@ class Routing:
         return routes
 
 
-def get_group_world_size(worker: Routing, group_name: str) -> Any:
+def get_group_world_size(worker: Routing, group_name: str) -> IntOrWork:
     """The number of ranks of a group, which is waited for; in a coroutine a ``Work`` of it."""
-    return as_asked(require_exchange().find_group(group_name), False)
+    size: IntOrWork = blocking(require_exchange().find_group(group_name))
+    return size

@@ -8,7 +8,8 @@ loop stops, the method runs with no loop running, and the loop goes on::
                     ── _run_blocking: def after def, a turn of the loop every few ms ── run_forever
 
 So nothing that a user writes is ever run by two threads at once, and the socket answers while user code computes
-(within a GIL switch interval).
+(within a GIL switch interval).  The exception is what the user marks with ``@concurrent``: such coroutines do not stand
+in the FIFO, and run on a loop in a third thread (``concurrent_calls.py``).
 """
 
 from __future__ import annotations
@@ -38,14 +39,17 @@ from rlinf_async._trace import recorder
 from rlinf_async._wire.unix import Connection
 from rlinf_async._worker import context
 from rlinf_async._worker.collective_watch import CollectiveWatch, advice
+from rlinf_async._worker.concurrent_calls import ConcurrentCalls
 from rlinf_async._worker.direct_callers import DirectCallers
 from rlinf_async._worker.failure_log import FailureLog
 from rlinf_async._worker.main_module import adopt
-from rlinf_async._worker.methods import CONSTRUCT, Kind, Methods
+from rlinf_async._worker.methods import CONSTRUCT, Kind, Methods, concurrent_names
 from rlinf_async._worker.rendezvous_store import MasterStore
 from rlinf_async._worker.running_call import Call, State
 
 logger = logging.getLogger(__name__)
+
+_SERVE: Final = EventKind.SERVE
 
 _TURN_S: Final = 0.005
 """Of ``def`` methods, after which the loop gets a turn, so that they cannot starve coroutines."""
@@ -67,6 +71,7 @@ class Runtime:
         """What the constructor has failed with, which is the answer to every call."""
         self._failures = FailureLog()
         self._methods = Methods(self._construct)
+        self._concurrent = ConcurrentCalls(self._start_concurrent)
         self._queue: deque[Call] = deque()
         self._early: list[Call] | None = []
         """Calls that have come before the constructor's; None once that is there."""
@@ -100,11 +105,14 @@ class Runtime:
             self._on_failed_elsewhere(frame[2], frame[4], frame[5])
         elif kind == frames.STOP:
             self.direct_callers.read_all_available()
+            self._concurrent.end()
             self._on_main(self._stop, float(frame[3]))
 
     def _enqueue(self, call: Call) -> None:
         """Nothing runs before the constructor: who has found the group by its name may be earlier than who made it."""
-        if self._early is None:
+        if call.method in self._methods.concurrent:
+            self._submit_concurrent(call)
+        elif self._early is None:
             self._queue.append(call)
         elif call.method != CONSTRUCT:
             self._early.append(call)
@@ -143,8 +151,9 @@ class Runtime:
 
     def on_caller_gone(self, source: int, way: Connection) -> None:
         """Nobody waits for what its calls would return; of those that it relayed the daemon knows."""
-        for call in [call for call in self._open.values() if call.direct is way and call.came_directly]:
-            self._cancel(source, call.call)
+        for call in list(self._open.copy().values()):  # other threads answer meanwhile
+            if call.direct is way and call.came_directly:
+                self._cancel(source, call.call)
 
     def _credit(self, source: int, number: int, count: int) -> None:
         call = self._open.get((source, number))
@@ -185,8 +194,26 @@ class Runtime:
                 call.state = State.ENDED
         if waiting:
             self._answer(call, Status.CANCELLED, b"")
+        elif call.method in self._methods.concurrent:
+            self._concurrent.cancel(call)
         else:
             self._on_main(self._cancel_running, call)
+
+    def _submit_concurrent(self, call: Call) -> None:
+        try:
+            self._concurrent.submit(call)
+        except (OSError, RuntimeError) as error:
+            if self._begin(call):
+                self._answer_error(call, error)
+
+    def _let_overtake(self) -> None:
+        """Takes the calls that have come while the worker was constructed, and need not wait, out of the queue."""
+        # Not by the main thread, which has just learnt their names: the socket thread may be in the midst of putting
+        # one into the queue, that it had taken for an ordinary one.  On that thread itself nothing is in between.
+        # tests/test_concurrent.py::test_a_call_that_comes_during_the_constructor_overtakes_too
+        for call in list(self._open.copy().values()):
+            if call.state is State.QUEUED and call.method in self._methods.concurrent:
+                self._submit_concurrent(call)
 
     # -- the main thread ----------------------------------------------------------------------------------------
 
@@ -234,7 +261,9 @@ class Runtime:
                     self._awake = True
                     return
                 queue.popleft()
-                if self._begin(call):
+                if kind is Kind.CONCURRENT:
+                    self._submit_concurrent(call)
+                elif self._begin(call):
                     self._start(call, kind, function)
             self._awake = False
             if not queue:
@@ -258,7 +287,7 @@ class Runtime:
             queue.popleft()
             if self._begin(call):
                 if recording.admits():
-                    recording.follow(call, EventKind.SERVE, call.method)
+                    call._event = recording.begin(_SERVE, call.method)
                 if recorder.recorder is not None:
                     call.span = recorder.enter_call(call.source, call.call, call.slot, call.method)
                 self._run(call, function)
@@ -274,6 +303,9 @@ class Runtime:
         adopt(worker_cls)
         context.identity = self._identity
         self._methods.worker = worker_cls(*args, **kwargs)
+        if names := concurrent_names(worker_cls):
+            self._methods.concurrent = names
+            self.client.later(0, self._let_overtake)
 
     def _run(self, call: Call, function: Callable[..., Any]) -> None:
         try:
@@ -310,13 +342,26 @@ class Runtime:
     def _watch(self, call: Call, coroutine: Coroutine[Any, Any, None]) -> None:
         self._running += 1
         call.task = self._loop.create_task(coroutine)
-        if not call._event and recording.admits():
-            recording.follow(call, EventKind.SERVE, call.method)
-        if recorder.recorder is not None and call.span is None:
-            call.span = recorder.enter_call(call.source, call.call, call.slot, call.method, call.task)
+        self._record(call, call.task)
         call.task.add_done_callback(lambda task: self._ended(call))
         if call.cancelled:  # while its def part ran
             call.task.cancel()
+
+    def _record(self, call: Call, task: asyncio.Task[None]) -> None:
+        if not call._event and recording.admits():
+            call._event = recording.begin(_SERVE, call.method)
+        if recorder.recorder is not None and call.span is None:
+            call.span = recorder.enter_call(call.source, call.call, call.slot, call.method, task)
+
+    def _start_concurrent(self, call: Call, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
+        """In the thread of concurrent calls; such a call may have been submitted twice."""
+        if not self._begin(call):
+            return None
+        _, function = self._methods.find(call.method)
+        task = call.task = loop.create_task(self._coroutine(call, function))
+        self._record(call, task)
+        task.add_done_callback(lambda task: self._answer_unanswered(call))
+        return task
 
     async def _coroutine(self, call: Call, function: Callable[..., Any]) -> None:
         try:
@@ -354,10 +399,13 @@ class Runtime:
         else:
             self._answer(call, Status.END, b"")
 
-    def _ended(self, call: Call) -> None:
+    def _answer_unanswered(self, call: Call) -> None:
         """The task of a call is over; one that was cancelled before its first step has not answered."""
         if call.state is not State.ENDED:
             self._answer(call, Status.CANCELLED, b"")
+
+    def _ended(self, call: Call) -> None:
+        self._answer_unanswered(call)
         self._running -= 1
         if self._queue and self._running == self._max_concurrency - 1:
             self._loop.call_soon(self._pump)
@@ -427,7 +475,7 @@ class Runtime:
         if call.failure is not None and self._collectives is not None:
             self._collectives.ended()
         if call._event:
-            recording.ended(call, status == Status.ERROR)
+            recording.end(call._event, status == Status.ERROR)
         if call.span is not None:
             recorder.leave_call(call.span, status == Status.ERROR)
         self._send(call, status, body, fds)
@@ -454,8 +502,9 @@ class Runtime:
         tasks = [task for task in asyncio.all_tasks() if task is not current]
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=grace)
+        beside = [] if self._concurrent.ended is None else [asyncio.wrap_future(self._concurrent.ended)]
+        if tasks or beside:
+            await asyncio.wait([*tasks, *beside], timeout=grace)
         self._loop.stop()
 
 

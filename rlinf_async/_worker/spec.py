@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar, cast
 
+from rlinf_async._core.type_variables import W_co
+from rlinf_async.configuration import did_you_mean
+from rlinf_async.group import WorkerGroup
 from rlinf_async.profiling import ProfileConfig
 
 
@@ -16,18 +21,37 @@ class Launcher(Protocol):
     def _launch(self) -> Callable[..., Any]: ...
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _with_hints(function: F) -> F:
+    """An argument of a name that there is not is answered with the one that it resembles."""
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def hinting(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in known:
+                takes = ", ".join(list(known)[1:])
+                raise TypeError(f"{function.__name__}() has no argument {name!r}{did_you_mean(name, known)}: {takes}")
+        return function(*args, **kwargs)
+
+    return cast(F, hinting)
+
+
 @dataclass(frozen=True)
-class GroupSpec:
+class GroupSpec(Generic[W_co]):
     """A class and its constructor's arguments; nothing is launched before ``launch``.
 
     Example:
         group = MyWorker.create_group(config).launch(cluster, name="rollout")
     """
 
-    worker_cls: type[Any]
+    worker_cls: type[W_co]
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
 
+    @_with_hints
     def launch(
         self,
         cluster: Launcher,
@@ -43,19 +67,24 @@ class GroupSpec:
         seed: int | None = None,
         profiling: ProfileConfig | None = None,
         call_timeout: float | None = None,
-    ) -> Any:
+    ) -> WorkerGroup[W_co]:
         """Starts one worker per rank and returns the ``WorkerGroup`` at once; ``await group`` waits until it is ready.
 
         Args:
-            cluster: where to launch.
-            placement_strategy: which rank goes where (``placement`` is the same thing); by default one worker per
-                accelerator, or one worker on node 0 where there is none.
+            cluster: where to launch; one that was closed refuses it.
+            placement_strategy: which rank goes where, and how many there are: ``NodePlacementStrategy([0] * 4)``, or
+                ``ComponentPlacement(...).get_strategy("rollout")``; by default one worker per accelerator, or one
+                worker on node 0 where there is none.
             name: what others call the group by; by default ``worker_group_<class>``, and inside a worker the
                 worker's own address, so that ranks become ``group:0:1``.
             max_concurrency: how many coroutine methods run at once in one worker (1000).
             isolate_gpu: a worker sees only its own devices.
+            catch_system_failure: a worker writes the stacks of its threads to its log at SIGTERM, SIGQUIT, SIGUSR1 and
+                SIGUSR2 too, not only when it crashes; by default as ``RLINF_CATCH_FAILURE`` says, 1 or 0.
             disable_distributed_log: do not show the workers' output in the driver.
+            placement: another name of ``placement_strategy``; both together are a ``ValueError``.
             env: more environment variables for the workers.
+            seed: rank r starts with the random seed ``seed + r`` (random, numpy, torch); by default unpredictable.
             profiling: whether, when and how the workers are profiled; by default as the cluster's configuration says.
                 Without ``worker_groups`` it is for this group.
             call_timeout: seconds that each call of the group may take once the workers are constructed; by default
@@ -63,16 +92,17 @@ class GroupSpec:
                 coroutines get ``CancelledError``, a ``def`` method that has begun runs to its end, and what it answers
                 is dropped; the error waits for what daemons say of the ranks (``RLINF_WAIT_ANSWER_S``).  Of a stream it
                 is the time that its consumer waits for the next item.
-            seed: rank r starts with the random seed ``seed + r`` (random, numpy, torch); by default unpredictable.
 
         Raises:
             ValueError: the name is taken, a public method has a name that the group needs itself, or
                 ``max_concurrency`` or ``call_timeout`` is out of range.
             ConfigError: the placement asks for more than the cluster has.
         """
+        if not hasattr(cluster, "_launch"):
+            raise TypeError(f"launch(cluster, ...): the first argument is the Cluster, got {cluster!r}")
         if placement is not None and placement_strategy is not None:
             raise ValueError("give either placement_strategy= or placement=, they are the same thing")
-        return cluster._launch(
+        group: WorkerGroup[W_co] = cluster._launch(
             self,
             placement=placement if placement is not None else placement_strategy,
             name=name,
@@ -85,3 +115,4 @@ class GroupSpec:
             profiling=profiling,
             call_timeout=call_timeout,
         )
+        return group

@@ -68,7 +68,7 @@ class Span:
 
     def __enter__(self) -> Span:
         if self._category is not None and recording.admits():
-            recording.follow(self, EventKind.SPAN, self._tag)
+            self._event = recording.begin(EventKind.SPAN, self._tag)
         if recorder.recorder is not None and self._category is not None:
             self._recorder = recorder.recorder
             self._traced = self._recorder.enter(spans.text(self._tag), self._category)
@@ -78,7 +78,7 @@ class Span:
     def __exit__(self, *exc_info: object) -> None:
         self._timers.add(self._tag, time.perf_counter() - self._since)
         if self._event:
-            recording.ended(self, exc_info[0] is not None)
+            recording.end(self._event, exc_info[0] is not None)
             self._event = 0
         if self._recorder is not None:
             self._recorder.leave(self._traced)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from rlinf_async import settings
 from rlinf_async.address import NodeInfo
 from rlinf_async.configuration.document import Origin, Steps, load_document, origin_of, plain
 from rlinf_async.configuration.metrics_config import MetricsConfig, read_metrics
@@ -45,6 +46,7 @@ class ClusterConfig:
         fail_fast: a call that fails unawaited ends plain waits for others; None where nothing is said.
         net_emulation: None without.
         metrics: where they are served; None for nowhere.
+        lease_s: seconds without a sign of life of a node that lose it; None for ``RLINF_LEASE_S``.
         auto_scheduler, use_pre_process_policy, use_wait_before_last_iter_policy: what
             ``ModelParallelComponentPlacement`` asks for.
     """
@@ -57,11 +59,14 @@ class ClusterConfig:
     fail_fast: bool | None = None
     net_emulation: NetEmulationConfig | None = None
     metrics: MetricsConfig | None = None
+    lease_s: float | None = None
     auto_scheduler: bool = False
     use_pre_process_policy: bool = False
     use_wait_before_last_iter_policy: bool = False
     values: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """The section as plain values."""
+    origin: Origin | None = field(default=None, repr=False, compare=False)
+    """The file and the lines that it was read from, for errors; None where it was none."""
 
     @classmethod
     def from_dict_cfg(cls, cfg: Any) -> ClusterConfig:
@@ -85,6 +90,8 @@ class ClusterConfig:
             values = cfg["cluster"]
             if not isinstance(values, Mapping):
                 raise misplaced(steps, origin, f"the section must be a mapping, got {values!r}")
+        elif origin is not None:
+            origin = origin.under("cluster")
         return _read(plain(values, steps, origin), steps, origin)
 
     @classmethod
@@ -198,7 +205,7 @@ class ClusterConfig:
 
 
 def _read(values: Mapping[Any, Any], steps: Steps, origin: Origin | None) -> ClusterConfig:
-    keys = [each.name for each in fields(ClusterConfig) if each.name != "values"]
+    keys = [each.name for each in fields(ClusterConfig) if each.name not in ("values", "origin")]
     section = Section(values, steps, origin, kind="cluster", known=keys)
     num_nodes = section.get("num_nodes", 0)
     if not isinstance(num_nodes, int) or isinstance(num_nodes, bool) or (num_nodes < 1 and "num_nodes" in section):
@@ -221,11 +228,25 @@ def _read(values: Mapping[Any, Any], steps: Steps, origin: Origin | None) -> Clu
         fail_fast=section.flag("fail_fast") if "fail_fast" in section else None,
         net_emulation=read_net_emulation(section.get("net_emulation"), (*steps, "net_emulation"), origin),
         metrics=read_metrics(section.get("metrics"), (*steps, "metrics"), origin),
+        lease_s=_read_lease(section),
         auto_scheduler=section.flag("auto_scheduler"),
         use_pre_process_policy=section.flag("use_pre_process_policy"),
         use_wait_before_last_iter_policy=section.flag("use_wait_before_last_iter_policy"),
         values=values,
+        origin=origin,
     )
+
+
+def _read_lease(section: Section) -> float | None:
+    """Reads the number; None where there is none.  Raises ConfigError."""
+    value = section.get("lease_s")
+    least, most = settings.LEASE_S.minimum, settings.LEASE_S.maximum
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        text = f"lease_s must be a number of seconds from {least:g} to {most:g}, got {value!r}"
+        raise section.error(f"{text}; leave it out for {settings.LEASE_S.variable}", "lease_s")
+    return float(value)
 
 
 def _read_tracer(value: Any, steps: Steps, origin: Origin | None) -> TracerConfig:

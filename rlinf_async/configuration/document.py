@@ -30,6 +30,10 @@ class Origin:
                 return f"{self.path}:{self.lines[steps[:end]]}"
         return self.path
 
+    def under(self, key: str) -> Origin:
+        """The same file, of whose configuration the whole is the section ``key``."""
+        return Origin(self.path, {(key, *steps): line for steps, line in self.lines.items()})
+
 
 class Document(dict[str, Any]):
     """A configuration file's sections, as OmegaConf has them, with their ``origin``."""
@@ -64,16 +68,18 @@ def load_document(path: str | Path, overrides: Sequence[str] = ()) -> Document:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
-        raise ConfigError(f"{path}{line}: this is no YAML: {getattr(error, 'problem', None) or error}") from error
+        problem = getattr(error, "problem", None) or error
+        raise ConfigError(
+            f"{path}{line}: this is no YAML: {problem}\n"
+            "  fix: write `name: value` lines; the configuration has a section 'cluster:'"
+        ) from error
     if not OmegaConf.is_dict(loaded):
         raise ConfigError(f"{path}: a configuration is a mapping, with a section 'cluster'")
     try:
         merged = OmegaConf.merge(loaded, OmegaConf.from_dotlist(list(overrides)))
     except (OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be overridden by {' '.join(overrides)}: {error}") from error
-    lines: dict[Steps, int] = {}
-    _note_lines(tree, (), lines)
-    origin = Origin(str(path), lines)
+    origin = _origin(path, tree)
     values = {}
     for key in merged:
         try:
@@ -83,6 +89,19 @@ def load_document(path: str | Path, overrides: Sequence[str] = ()) -> Document:
                 raise ConfigError(f"{origin.locate((_CLUSTER,))}: {str(error).splitlines()[0]}") from error
             values[str(key)] = None
     return Document(values, origin)
+
+
+def find_origin(path: str | Path, text: str) -> Origin:
+    """The lines of a YAML file with that text, which may be a pipe's and cannot be read twice."""
+    import yaml
+
+    return _origin(path, yaml.compose(text, Loader=yaml.SafeLoader))
+
+
+def _origin(path: str | Path, tree: Any) -> Origin:
+    lines: dict[Steps, int] = {}
+    _note_lines(tree, (), lines)
+    return Origin(str(path), lines)
 
 
 def origin_of(config: Any) -> Origin | None:

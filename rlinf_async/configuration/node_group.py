@@ -21,6 +21,7 @@ NODE_GROUP = "node"
 """The node group of all nodes, without their accelerators."""
 RESERVED = (CLUSTER_GROUP, NODE_GROUP)
 ACCELERATOR = Accelerator.HW_TYPE
+"""The kind of hardware that ranks of a placement count by default."""
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,19 @@ A key that the schema does not have is an error, wherever it stands, with the ke
         runner: Runner = field(default_factory=Runner)
 
     read_configuration(Configuration, find_configuration("small", Path("config")), ["runner.seed=7"])
-    # config/small.yaml: unknown key runner.max_epoch: did you mean runner.max_epochs?
+    # config/small.yaml:2: unknown key runner.max_epoch: did you mean runner.max_epochs?
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from rlinf_async.configuration.document import find_origin
 from rlinf_async.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,17 +67,18 @@ def read_configuration(
 
     Raises:
         ConfigError: the file cannot be read, is no YAML mapping, or an override is none; a key is unknown, missing or
-            ill-typed.  Names the file or the override, and the key.
+            ill-typed.  Names the file and the line, or the override, and the key.
     """
     import yaml
     from omegaconf import OmegaConf
 
     cfg: DictConfig = OmegaConf.structured(schema)
     try:
-        loaded = OmegaConf.load(path)
+        text = Path(path).read_text(encoding="utf-8")
+        loaded = OmegaConf.load(io.StringIO(text))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: {error}") from error
-    cfg = _merge(cfg, loaded, str(path), components)
+    cfg = _merge(cfg, loaded, str(path), components, text)
     for override in overrides:
         cfg = _merge(cfg, _parse_override(override), f"command line, {override!r}", components)
     missing = sorted(OmegaConf.missing_keys(cfg))
@@ -114,7 +117,10 @@ def _parse_override(text: str) -> DictConfig:
         raise ConfigError(f"command line, {text!r}: {error}") from error
 
 
-def _merge(cfg: DictConfig, addition: Any, source: str, components: Collection[str]) -> DictConfig:
+def _merge(
+    cfg: DictConfig, addition: Any, source: str, components: Collection[str], text: str | None = None
+) -> DictConfig:
+    """Both, if all keys are known.  ``source`` is the file of ``addition``, which has that text, or the override."""
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -124,14 +130,20 @@ def _merge(cfg: DictConfig, addition: Any, source: str, components: Collection[s
     given = OmegaConf.to_container(addition, resolve=False)
     assert isinstance(given, dict)
     for prefix, unknown, known in _unknown_keys(cfg, given, components):
-        raise ConfigError(f"{source}: unknown key {prefix}{unknown}: {_suggest(unknown, known, prefix)}")
+        key = f"{prefix}{unknown}"
+        raise ConfigError(f"{_locate(source, text, key)}: unknown key {key}: {_suggest(unknown, known, prefix)}")
     try:
         merged = OmegaConf.merge(cfg, addition)
     except OmegaConfBaseException as error:
         key = error.full_key or ", ".join(str(name) for name in addition)
-        raise ConfigError(f"{source}: {key}: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"{_locate(source, text, key)}: {key}: {str(error).splitlines()[0]}") from error
     assert isinstance(merged, DictConfig)
     return merged
+
+
+def _locate(source: str, text: str | None, key: str) -> str:
+    """Where a key stands: file and line, or the override."""
+    return source if text is None else find_origin(source, text).locate(tuple(key.split(".")))
 
 
 def _unknown_keys(

@@ -42,12 +42,12 @@ class Section:
         if unknown:
             hints = "".join(did_you_mean(str(key), known) for key in unknown)
             raise self.error(
-                f"Unknown fields '{_braces(unknown)}' detected in {kind}{hints}; it has: {', '.join(known)}",
+                f"Unknown fields {_braces(unknown)} detected in {kind}{hints}; it has: {', '.join(known)}",
                 str(unknown[0]),
             )
         missing = [key for key in needed if values.get(key) is None]
         if missing:
-            raise self.error(f"Missing fields '{missing}' detected in {kind}")
+            raise self.error(f"Missing fields {missing} detected in {kind}")
 
     def __contains__(self, key: str) -> bool:
         return self._values.get(key) is not None

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 EXTENSION: Final = "RLINF_EXT_MODULE"
+"""The variable that names the module with hardware of the user's own."""
 
 _loaded: set[str] = set()
 

@@ -171,10 +171,10 @@ def _check_fields(what: str, given: Mapping[str, Any], known: Any, needed: Seque
     unknown = [str(name) for name in given if name not in known]
     if unknown:
         hints = "".join(_meant(name, known) for name in unknown)
-        raise ConfigError(f"Unknown fields '{set(unknown)}' detected in {what}{hints}; it has: {', '.join(known)}")
+        raise ConfigError(f"Unknown fields {set(unknown)} detected in {what}{hints}; it has: {', '.join(known)}")
     missing = [name for name in needed if name not in given]
     if missing:
-        raise ConfigError(f"Missing fields '{missing}' detected in {what}")
+        raise ConfigError(f"Missing fields {missing} detected in {what}")
 
 
 def _meant(name: str, known: Any) -> str:

@@ -28,5 +28,8 @@ from rlinf_async.placement.packed import (
 )
 from rlinf_async.placement.placement import Placement as Placement
 from rlinf_async.placement.resolver import MultiNodeGroupResolver as MultiNodeGroupResolver
-from rlinf_async.placement.strategy import PlacementStrategy as PlacementStrategy
+from rlinf_async.placement.strategy import (
+    PlacementStrategy as PlacementStrategy,
+    check_strategy as check_strategy,
+)
 from rlinf_async.placement.worker_variables import worker_environment as worker_environment

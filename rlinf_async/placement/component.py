@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlinf_async.configuration import CLUSTER_GROUP, NODE_GROUP, NodeGroup
 from rlinf_async.errors import ConfigError
 from rlinf_async.placement.flexible import FlexiblePlacementStrategy
 from rlinf_async.placement.modes import PlacementMode
@@ -12,7 +14,7 @@ from rlinf_async.placement.node_strategy import NodePlacementStrategy
 from rlinf_async.placement.numbering import ClusterShape, describe_nodes
 from rlinf_async.placement.ranges import Segment, parse_rule
 from rlinf_async.placement.resolver import MultiNodeGroupResolver, describe_groups, find_groups, nodes_of
-from rlinf_async.placement.rules import Rule, read_rules
+from rlinf_async.placement.rules import Rule, read_rules, whole
 from rlinf_async.placement.strategy import PlacementStrategy
 
 
@@ -28,7 +30,7 @@ class ComponentPlacement:
     """Places each component of a job as its rule in ``cluster.component_placement`` says.
 
     A rule names hardware, counted through the node groups (the whole cluster, where it names none), or nodes where
-    one of the groups has no hardware; and optionally the processes on them (the grammar is in ``ranges``)::
+    one of the groups has no hardware; and optionally, after a colon, the processes on them::
 
         cluster:
           component_placement:
@@ -39,12 +41,15 @@ class ComponentPlacement:
               node_group: node
               placement: 0-1:0-399
 
-    Components of one entry share one strategy.
+    ``all`` is every piece.  Processes are numbered from 0 without gaps; either their number divides that of the
+    hardware or the other way round, and without a colon there is one for each piece.  Ranges may follow each other with
+    commas, ``0-1:0-3,4:4``.  Components of one entry share one strategy.
 
     Args:
-        config: a mapping, an OmegaConf ``DictConfig``, or an object with attributes, that holds the section.
-            A rule is a string, an integer, a list of these, or a mapping as above, whose ``node_group`` is a label,
-            labels with commas between, or a list of labels.
+        config: the path of a YAML file, ``cluster.config`` of a cluster that was given one, or a mapping, an OmegaConf
+            ``DictConfig`` or an object with attributes that holds the section ``cluster``.  A rule is a string, an
+            integer, a list of these, or a mapping as above, whose ``node_group`` is a label, labels with commas
+            between, or a list of labels.
         cluster: anything with ``nodes``, and with ``node_groups`` where there are some.
 
     Raises:
@@ -54,7 +59,8 @@ class ComponentPlacement:
 
     def __init__(self, config: Any, cluster: ClusterShape) -> None:
         self._components: dict[str, _Component] = {}
-        for rule in read_rules(config):
+        self._config = whole(config)
+        for rule in read_rules(self._config):
             component = _plan(rule, cluster)
             for name in rule.components:
                 if name in self._components:
@@ -113,9 +119,10 @@ def _plan(rule: Rule, cluster: ClusterShape) -> _Component:
         raise rule.error(f"{rule.who}: {error}") from None
     if resolver is None:
         counted = f"{describe_groups(groups)} {describe_nodes([node for _, node in nodes])}"
-        _check_resources_exist(rule, segments, "node", len(nodes), counted)
+        _check_resources_exist(rule, segments, "node", len(nodes), counted, groups)
     else:
-        _check_resources_exist(rule, segments, resolver.noun, resolver.hardware_resource_count, resolver.describe())
+        have = resolver.describe()
+        _check_resources_exist(rule, segments, resolver.noun, resolver.hardware_resource_count, have, groups)
     by_process = [tuple(ranks) for segment in segments for ranks in segment.get_resources_by_process()]
     try:
         strategy: PlacementStrategy
@@ -130,12 +137,34 @@ def _plan(rule: Rule, cluster: ClusterShape) -> _Component:
     return _Component(rule, strategy, len(by_process), resources)
 
 
-def _check_resources_exist(rule: Rule, segments: list[Segment], noun: str, count: int, have: str) -> None:
+def _check_resources_exist(
+    rule: Rule, segments: list[Segment], noun: str, count: int, have: str, groups: Sequence[NodeGroup]
+) -> None:
     for segment in segments:
         if segment.resources.stop > count:
             first, last = segment.resources[0], segment.resources[-1]
             asked = f"{noun} {first}" if first == last else f"{noun}s {first}-{last}"
-            raise rule.error(f"{rule.who} asks for {asked}, {have}{rule.hint}")
+            most = max(each.resources.stop for each in segments)
+            raise rule.error(f"{rule.who} asks for {asked}, {have}{rule.hint}{_rehearsal(noun, most, groups)}")
+
+
+def _rehearsal(noun: str, most: int, groups: Sequence[NodeGroup]) -> str:
+    """Advice on trying a placement that needs ``most`` nodes or accelerators where there are fewer; none for robots."""
+    if any(group.label not in (CLUSTER_GROUP, NODE_GROUP) for group in groups):
+        return ""
+    by_node = f"`rlinf-launch --local-nodes {most}` (or Cluster(local_nodes={most})) tries it on this machine"
+    per_node = -(-most // max(1, len(groups[0].nodes)))
+    declared = f"`rlinf-launch --fake-gpus {per_node}` (or Cluster(fake_gpus={per_node}))"
+    if noun == "accelerator":
+        return f"; to rehearse it without them, {declared} declares so many on each node"
+    if noun != "node":
+        return ""
+    if groups[0].label == NODE_GROUP:
+        return f"; {by_node}"
+    return (
+        "; no node has an accelerator, so that ranks are nodes: where accelerators are meant, "
+        f"{declared} declares them for a rehearsal; where nodes are meant, {by_node}"
+    )
 
 
 def _place_on_nodes(nodes_by_process: list[tuple[int, ...]], rule: Rule) -> NodePlacementStrategy:

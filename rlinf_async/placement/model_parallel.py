@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlinf_async.configuration import ACCELERATOR, format_ranks
+from rlinf_async.configuration import ACCELERATOR, ClusterConfig, format_ranks
 from rlinf_async.errors import ConfigError
 from rlinf_async.placement.component import ComponentPlacement
 from rlinf_async.placement.modes import PlacementMode, RolloutSyncMode, placement_mode_to_rollout_sync_mode
@@ -49,8 +49,12 @@ class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
     _NEEDED: tuple[str, ...] = ("actor", "rollout", "reward")
 
     def __init__(self, config: Any, cluster: ClusterShape) -> None:
+        if isinstance(config, ClusterConfig):
+            raise ConfigError(
+                "model-parallel placement reads the sizes in 'actor' and 'rollout' too: give the whole configuration, "
+                "or the path of its file, not its section 'cluster' alone"
+            )
         super().__init__(config, cluster)
-        self._config = config
         for synonym, name in _SYNONYMS.items():
             if synonym in self._components:
                 if name in self._components:

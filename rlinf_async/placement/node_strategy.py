@@ -36,6 +36,11 @@ class NodePlacementStrategy(PlacementStrategy):
     node_group_label: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.node_ranks, int):
+            raise ConfigError(
+                f"node_ranks lists a node for each process, got {self.node_ranks!r}: NodePlacementStrategy([0] * "
+                f"{self.node_ranks}) is so many on node 0, NodePlacementStrategy([{self.node_ranks}]) one on that node"
+            )
         if not self.node_ranks:
             raise ConfigError("The node_ranks list must not be empty: name a node for each process")
         object.__setattr__(self, "node_ranks", tuple(self.node_ranks))

@@ -67,8 +67,9 @@ def parse_rule(rule: str, num_resources: int) -> list[Segment]:
         else:
             processes = range(next_process, next_process + len(resources))
         if len(processes) % len(resources) and len(resources) % len(processes):
+            in_rule = f" in {rule!r}" if text != rule else ""
             raise ConfigError(
-                f"{text.strip()!r} in {rule!r}: the number of process ranks {len(processes)} must be divisible "
+                f"{text.strip()!r}{in_rule}: the number of process ranks {len(processes)} must be divisible "
                 f"by the number of resource ranks {len(resources)}, or the other way round"
             )
         segments.append(Segment(resources, processes))

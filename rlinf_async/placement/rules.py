@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf_async.configuration import Origin, Section, Steps, misplaced, origin_of, plain
+from rlinf_async.configuration import (
+    ClusterConfig,
+    Document,
+    Origin,
+    Section,
+    Steps,
+    load_document,
+    misplaced,
+    origin_of,
+    plain,
+)
 from rlinf_async.errors import ConfigError
 
 _KEYS = ("node_group", "placement")
@@ -39,6 +50,28 @@ class Rule:
         """An error that names the components, and file and line where they are known."""
         where = f"{self.origin.locate(self.steps)}: " if self.origin is not None else ""
         return ConfigError(f"{where}{text}")
+
+
+def whole(config: Any) -> Any:
+    """The configuration around a ``ClusterConfig``, or in the file of a path; any other as it is.
+
+    Raises:
+        ConfigError: the file cannot be read, or None was given.
+    """
+    if config is None:
+        raise ConfigError(
+            "component placement needs a configuration, got None: give the path of its file, or open the cluster with "
+            "Cluster(cluster_cfg=...) and give cluster.config"
+        )
+    if isinstance(config, ClusterConfig):
+        section = {"cluster": {"component_placement": config.component_placement}}
+        return section if config.origin is None else Document(section, config.origin)
+    if not isinstance(config, str | os.PathLike):
+        return config
+    document = load_document(os.fspath(config))
+    if "cluster" in document or "component_placement" not in document:
+        return document
+    return Document({"cluster": document}, document.origin.under("cluster"))
 
 
 def read_rules(config: Any) -> Iterator[Rule]:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rlinf_async.address import NodeInfo
 from rlinf_async.configuration import ACCELERATOR, NODE_GROUP, NodeGroup
@@ -30,6 +31,44 @@ class PlacementStrategy(ABC):
         Raises:
             ConfigError: the cluster does not have what is asked for.
         """
+
+
+def check_strategy(given: Any) -> PlacementStrategy:
+    """The argument of ``launch(placement_strategy=...)``, if it is a strategy.
+
+    Raises:
+        TypeError: it is something else; says which strategies may have been meant.
+    """
+    if isinstance(given, type) or not callable(getattr(given, "get_placement", None)):
+        got = f"the class {given.__name__}" if isinstance(given, type) else f"{given!r} ({type(given).__name__})"
+        raise TypeError(f"placement_strategy= takes a placement strategy, got {got}: write {_meant(given)}")
+    strategy: PlacementStrategy = given
+    return strategy
+
+
+def _meant(given: Any) -> str:
+    """The strategies that nodes, accelerators or a number of processes given in place of one may stand for."""
+    if isinstance(given, type) and issubclass(given, PlacementStrategy):
+        return f"{given.__name__}(...), an instance of it"
+    if isinstance(given, int) and not isinstance(given, bool) and given > 0:
+        accelerators = f"accelerators 0-{given - 1}" if given > 1 else "accelerator 0"
+        return (
+            f"NodePlacementStrategy([0] * {given}) for {given} on node 0, or "
+            f"PackedPlacementStrategy(0, {given - 1}) for one on each of {accelerators}"
+        )
+    if isinstance(given, list | tuple | range) and given and all(type(rank) is int and rank >= 0 for rank in given):
+        ranks = list(given)
+        is_range = ranks == list(range(ranks[0], ranks[-1] + 1))
+        by_hardware = (
+            f"PackedPlacementStrategy({ranks[0]}, {ranks[-1]})"
+            if is_range
+            else f"FlexiblePlacementStrategy({[[rank] for rank in ranks]})"
+        )
+        return f"NodePlacementStrategy({ranks}) if these are nodes, {by_hardware} if they are accelerators"
+    return (
+        "NodePlacementStrategy([0, 0]) for nodes, PackedPlacementStrategy(0, 3) for accelerators, or "
+        "ComponentPlacement(config, cluster).get_strategy(name) for a rule of cluster.component_placement"
+    )
 
 
 @dataclass(frozen=True)

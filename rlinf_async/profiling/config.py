@@ -207,7 +207,7 @@ def parse_profiling(section: Mapping[str, Any]) -> ProfileConfig:
     if unknown:
         near = [match for name in sorted(unknown) for match in difflib.get_close_matches(name, known, 1)]
         hint = f" (did you mean {', '.join(near)}?)" if near else ""
-        raise ConfigError(f"Unknown fields '{unknown}' detected in profiling{hint}: there are {', '.join(known)}")
+        raise ConfigError(f"Unknown fields {unknown} detected in profiling{hint}: there are {', '.join(known)}")
     return kind(**{name: value for name, value in values.items() if value is not None})
 
 

@@ -42,8 +42,10 @@ def get_batch_size(
 def validate_batch_size(
     data: Any, expected: int, infer_batch_size_fn: Callable[[Any], int] | None = None, *, what: str = "the batch"
 ) -> None:
-    """Raises:
-    ConfigError: it has another number of rows.
+    """Checks the number of rows of a batch.
+
+    Raises:
+        ConfigError: it has another number of rows.
     """
     size = (infer_batch_size_fn or infer_batch_size)(data)
     if size != expected:

@@ -28,13 +28,22 @@ def follow(
             async with weights.reading() as version:                   # nothing is applied meanwhile
                 samples = self.collect(), version
 
+    What the trainer waits for before it enters ``publish`` cannot come from here: entering waits for version 1.
+
     Args:
         model: a module, TensorDict or nested dict, whose tensors get the weights.
         of: the trainer's group, whose rank 0 sends; or group and rank.  It may be launched later.
         name: as that of ``publish``.
         timeout: seconds that entering waits for version 1, once the group is there.
-        options: ``apply=``, ``policy=``, ``verify=``, ``strict_dtype=``, ``ack_timeout=``, as those of schemes in
-            ``docs/weights.md``.
+        apply: ``"copy"``, the model's tensors are overwritten, or ``"map"``, they come to stand in the shared memory
+            that the trainer has written, and must not be written into.
+        policy: ``"latest"``, one that is late may skip versions, or ``"all"``, it applies every one.
+        verify: as that of ``publish``, at both ends.
+        strict_dtype: refuse weights in another dtype than the model's, which are cast otherwise.
+        ack_timeout: seconds that this side waits for the trainer's answers (60).
+
+    Returns:
+        A ``Following``, to be entered by ``async with`` or ``with``; or left as it is, until ``close()``.
 
     Raises:
         RuntimeError: this process is no worker, or publishes or follows weights of that name there already.
@@ -66,6 +75,7 @@ class Following(Scope):
     def __init__(
         self, model: Any, group: str, rank: int, name: str, timeout: float | None, options: SyncOptions
     ) -> None:
+        """Not for users: ``follow``."""
         super().__init__(name, [group])
         self._timeout = timeout
         try:

@@ -38,8 +38,19 @@ def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **opti
             trainer does the same, and rank 0 sends what they have in all; of another model, ranks but 0 do nothing.
         to: a group's name, or several.  A group may be launched later, and again under its name.
         name: the same at both ends, where a worker publishes or follows several models.
-        options: ``apply=``, ``slots=``, ``transport_dtype=``, ``delta=``, ``ack_timeout=``, ``verify=`` and ``select=``
-            of schemes: ``docs/weights.md``.
+        apply: ``"copy"``, or ``"map"`` where followers take that.
+        slots: versions that the shared memory has room for, 2 to 64; each takes as much as the weights.
+        transport_dtype: what floating-point tensors travel as, ``torch.bfloat16`` or its name, or a function of (name,
+            dtype); by default as they are.
+        delta: ``"on"``, to other machines only what has changed travels; ``"auto"``, where that is less; ``"off"``.
+        verify: ``"crc"``, followers check what arrives, or ``"sha256"``, and the trainer what their models hold then.
+        select: ``"trainable"``, without what needs no gradient, or a function of (name, tensor); by default ``"all"``.
+        ack_timeout: seconds that followers have for a version (60).
+
+    Entering waits for nobody.  Enter it before waiting for anything that followers make: they begin with version 1.
+
+    Returns:
+        A ``Publication``, to be entered by ``async with`` or ``with``; or left as it is, until ``close()``.
 
     Raises:
         RuntimeError: this process is no worker, or publishes or follows weights of that name there already.
@@ -64,6 +75,7 @@ class Publication(Scope):
     _use = "published to"
 
     def __init__(self, model: Any, groups: Sequence[str], name: str, options: SyncOptions) -> None:
+        """Not for users: ``publish``."""
         self._is_sharded = are_sharded(ParamTree.of(model))
         super().__init__(name, groups)
         self._version = 0

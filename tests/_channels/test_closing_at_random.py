@@ -52,8 +52,8 @@ class Histories(RuleBasedStateMachine):
             process.receive()
             self.resume(process)
 
-    @rule(who=who, key=keys, kind=st.sampled_from([None, frames.NOW, 3]))
-    def get(self, who: int, key: bytes, kind: int | None) -> None:
+    @rule(who=who, key=keys, kind=st.sampled_from([None, frames.NOW, 3, [2, frames.WAIT], [2, frames.SOME]]))
+    def get(self, who: int, key: bytes, kind: Any) -> None:
         self.processes[who].gets.append(self.processes[who].get(key, kind))
 
     @rule(who=who, key=keys)
@@ -162,6 +162,8 @@ class Histories(RuleBasedStateMachine):
             (late.put("x"), ClosedError),
             (late.get(), EndOfChannel),
             (late.get(target=frames.NOW), EndOfChannel),
+            (late.get(target=[2, frames.WAIT]), EndOfChannel),
+            (late.get(target=[2, frames.SOME]), EndOfChannel),
         ]
         settle(self.daemon)
         for request, error in requests:

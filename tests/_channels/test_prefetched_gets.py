@@ -83,6 +83,71 @@ def test_what_this_process_asks_besides_has_everything_given_back_first(daemon: 
         assert consumer.windows.open
 
 
+def test_what_is_there_is_had_with_what_was_ahead_and_nothing_is_left_behind(daemon: Daemon, consumer: Process) -> None:
+    several = consumer.get(target=[2, frames.SOME])
+    assert consumer.up[0][5] == "gave_back"
+    settle(daemon)
+    assert several.wait(0) == [3, 4]
+    consumer.windows._windows[K].streak = 2
+    assert had(daemon, consumer) == 5
+    settle(daemon)
+    assert consumer.windows.open
+    everything = consumer.get(target=[1 << 60, frames.SOME])
+    settle(daemon)
+    assert everything.wait(0) == [6, 7, 8, 9]
+    consumer.queue.flush()
+    settle(daemon)
+    assert daemon.queue.used == []
+    nothing = consumer.get(target=[1 << 60, frames.SOME])
+    settle(daemon)
+    assert nothing.wait(0) == []
+    assert not consumer.queue._batching.taken
+    assert not consumer.windows.open
+
+
+def test_what_is_there_is_also_what_lies_ahead_of_another(daemon: Daemon, consumer: Process) -> None:
+    other = Process(daemon)
+    everything = other.get(target=[1 << 60, frames.SOME])
+    other.says()
+    daemon.loop.turn()
+    assert not everything.done()  # until it is known what callers of the consumer have
+    assert consumer.get().wait(0) == 3
+    settle(daemon)
+    assert everything.wait(0) == [4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("end", ["asked", "answered", "arrived", "forgotten", "empty", "killed"])
+def test_what_is_had_at_once_and_not_wanted_any_more_goes_back_to_its_place(daemon: Daemon, end: str) -> None:
+    producer, consumer, other = Process(daemon), Process(daemon), Process(daemon)
+    if end != "empty":
+        for value in range(3):
+            producer.put(value)
+        settle(daemon)
+    get = consumer.get(target=[5, frames.SOME])
+    if end == "answered":  # and the answer is on its way
+        consumer.says()
+        daemon.loop.turn()
+    if end in ("asked", "answered"):
+        get.give_up(ClosedError("not wanted any more"))
+    settle(daemon)
+    assert get.done()
+    if end in ("arrived", "empty"):
+        get._return()  # its task was cancelled before it resumed
+    if end == "killed":
+        daemon.gone.add(consumer.endpoint)
+        daemon.channels.drop_client(consumer.endpoint)
+    del get
+    settle(daemon)
+    expected = [] if end == "empty" else [0, 1, 2]
+    again = other.get(target=[5, frames.SOME])
+    settle(daemon)
+    assert again.wait(0) == expected
+    assert again.redelivered == (end not in ("asked", "empty"))
+    other.queue.flush()
+    settle(daemon)
+    assert daemon.queue.used == []
+
+
 def test_another_keys_business_is_its_own(daemon: Daemon, consumer: Process) -> None:
     consumer.ask("size", L)
     assert consumer.up.pop()[5] == "size"

@@ -16,6 +16,9 @@ from rlinf_async._core import codec, frames
 from rlinf_async.errors import ClosedError
 from tests._support.hand_driven_channel import Daemon, K, L, Process, make_eager, settle
 
+ALL = [1 << 60, frames.SOME]
+"""What a get wants that takes everything that is there."""
+
 
 class Histories(RuleBasedStateMachine):
     """Processes get one by one, or keep several gets in flight, put, ask, give up, stop asking, do not answer and are
@@ -106,8 +109,12 @@ class Histories(RuleBasedStateMachine):
             self.exchange(self.processes[producer])
             self.exchange(process)
 
-    @rule(who=who, key=keys, kind=st.sampled_from([None, None, None, frames.NOW, 0]))
-    def get(self, who: int, key: bytes, kind: int | None) -> None:
+    @rule(
+        who=who,
+        key=keys,
+        kind=st.sampled_from([None, None, None, frames.NOW, 0, [2, frames.WAIT], [3, frames.SOME], ALL]),
+    )
+    def get(self, who: int, key: bytes, kind: Any) -> None:
         self.processes[who].gets.append(self.processes[who].get(key, kind))
 
     @rule(who=who)
@@ -121,7 +128,8 @@ class Histories(RuleBasedStateMachine):
                 process.gets.append(get)
             elif get._error is None:
                 value = get.wait(0)
-                self.take(process, get, value[0] if get.is_batch else value)
+                for one in value if get.is_batch else [value]:
+                    self.take(process, get, one)
 
     def take(self, process: Process, get: Get[Any], value: tuple[int, int]) -> None:
         who, identity = value

@@ -304,6 +304,17 @@ print("torch" in sys.modules)
 """
 
 
+def test_code_by_value_keeps_the_name_of_its_file() -> None:
+    def outer() -> Any:
+        def inner() -> None: ...
+
+        return inner
+
+    came = travel(outer)
+    assert came.__code__ is not outer.__code__
+    assert came.__code__.co_filename == came().__code__.co_filename == __file__
+
+
 def test_without_a_tensor_torch_is_not_imported() -> None:
     assert run_python("-c", WITHOUT_TENSORS) == "False\n"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgpack
 import pytest
 from hypothesis import given, strategies as st
@@ -31,9 +33,13 @@ def test_a_route_names_every_target_once_with_its_slot(targets: list[tuple[int, 
 
 def test_what_a_get_wants_is_read_or_refused() -> None:
     for target, meaning in [(None, (None, False)), (frames.NOW, (None, True)), (0, (0, False)), (7, (7, False))]:
-        assert frames.wanted(target) == meaning
-        assert type(target) is not int or target < 0 or frames.wanted([target]) == (target, True)
-    for nonsense in (frames.AHEAD, -3, True, 1.5, "7", [], [-1], [1.5], [1, 2], {"weight": 1}):
+        assert frames.wanted(target) == (*meaning, False, False)
+        assert type(target) is not int or target < 0 or frames.wanted([target]) == (target, True, False, False)
+    assert frames.wanted([7, frames.WAIT]) == (7, False, True, False)
+    assert frames.wanted([7, frames.NOWAIT]) == (7, True, True, False)
+    assert frames.wanted([7, frames.SOME]) == (7, True, True, True)
+    no_counts: list[Any] = [[0, frames.SOME], [-1, 0], [1, 3], [1, -1], [1, True], [1, "2"], [1, 0, 0]]
+    for nonsense in (frames.AHEAD, -3, True, 1.5, "7", [], [-1], [1.5], {"weight": 1}, *no_counts):
         with pytest.raises(TypeError, match="a get with target"):
             frames.wanted(nonsense)
 

@@ -10,10 +10,12 @@ import pytest
 
 from rlinf_async import Cluster, NodePlacementStrategy, Worker, settings
 from rlinf_async._inspection import asking
+from rlinf_async._inspection.state.run_report import RunReport, State, Wait
 from rlinf_async._inspection.state.verdict import Kind
 from rlinf_async._waits import slow_waits
 from rlinf_async.errors import ClosedError
 from rlinf_async.work import Work
+from tests._support.made_reports import MadeRun
 
 
 class Stage(Worker):
@@ -37,6 +39,14 @@ async def test_a_daemon_that_does_not_answer_is_missing_and_holds_nobody_up(monk
         report = await asking.report(DeafDaemons())
     assert list(report.missing) == ["here"]
     assert not report.processes
+
+
+def test_an_inspection_is_not_among_the_waits_of_a_run() -> None:
+    made = MadeRun()
+    made.does("driver", State.WAITING, Wait("request", "Inspect", 0.0, [], left=4.0))
+    assert made.processes["driver"].activities
+    report = RunReport("cafe", list(made.processes.values()))
+    assert not asking._without_askers(report).processes[0].activities
 
 
 async def test_a_script_that_does_nothing_but_ask_hears_of_a_deadlock() -> None:

@@ -23,6 +23,8 @@ from rlinf_async._inspection.code_frames import Code, called_by, code_of, frames
         ("/home/me/.venv/lib/python3.11/site-packages/mylab/train.py", Code.INSTALLED),
         ("/usr/lib/python3/dist-packages/mylab.py", Code.INSTALLED),
         ("/home/me/.venv/lib/python3.11/site-packages/tqdm/_monitor.py", Code.OTHERS),
+        ("/home/me/.venv/lib/python3.11/site-packages/rlinf_async/work.py", Code.OTHERS),
+        ("/home/me/.venv/lib/python3.11/site-packages/rlinf_launcher/daemon/__main__.py", Code.OTHERS),
         (str(torch.__file__), Code.OTHERS),
         (str(threading.__file__), Code.OTHERS),
         (str(asyncio.__file__), Code.OTHERS),

@@ -423,3 +423,6 @@ def test_a_thread_of_grpcs_is_told_that_waits_for_the_answer_to_a_call() -> None
         assert [each.state for each in running] == [State.RUNNING]
         call.cancel()
         assert done.wait(10)
+        # gRPC closes the socket where it next waits for something: here for a call that nobody answers.
+        silent.close()
+        assert channel.unary_unary("/reward/score").future(b"4").exception(10) is not None

@@ -49,6 +49,9 @@ class User(Worker):
     async def iterate(self, channel: Channel) -> list[Any]:
         return [item async for item in channel]
 
+    def loop_over(self, channel: Channel) -> list[Any]:
+        return [item for item in channel]  # noqa: C416
+
     def create(self, *args: Any, **kwargs: Any) -> Channel:
         self.channel = self.create_channel(*args, **kwargs)
         return self.channel
@@ -138,11 +141,11 @@ class User(Worker):
     async def turn(self) -> None:
         """Begins only when what was called before waits."""
 
-    async def cancelled_before_it_resumes(self, channel: Channel) -> str:
+    async def cancelled_before_it_resumes(self, channel: Channel, method: str = "get", *args: Any) -> str:
         """The item has arrived when the task that waits for it is cancelled."""
         task = asyncio.current_task()
         assert task is not None
-        work = channel.get()
+        work = getattr(channel, method)(*args)
         loop = asyncio.get_running_loop()
         main = threading.get_ident()
 

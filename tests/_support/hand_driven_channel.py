@@ -7,15 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from rlinf_launcher.daemon.channels import Channels
-from rlinf_launcher.daemon.endpoint import Endpoint
-from rlinf_launcher.daemon.handlers import Requester
-from rlinf_launcher.daemon.router import Router
 
 from rlinf_async._channels.remote_queue import RemoteQueue
 from rlinf_async._channels.request import Get, Put, Question
 from rlinf_async._channels.state import prefetch_window
 from rlinf_async._core import codec, frames, operations
+from rlinf_launcher.daemon.channels import Channels
+from rlinf_launcher.daemon.endpoint import Endpoint
+from rlinf_launcher.daemon.handlers import Requester
+from rlinf_launcher.daemon.router import Router
 
 NUMBER = 5
 """Of the one channel."""
@@ -125,7 +125,7 @@ class Process:
         self.queue.start(request)
         return request
 
-    def get(self, key: bytes = K, target: int | None = None) -> Get[Any]:
+    def get(self, key: bytes = K, target: int | list[int] | None = None) -> Get[Any]:
         request: Get[Any] = Get("get() from", "obs", key, key, target, None)
         self.queue.start(request)
         return request

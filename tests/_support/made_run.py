@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from rlinf_launcher.control.recorded_run import RecordedRun
-
 from rlinf_async._inspection.state.run_report import State, to_data
 from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async._recorder.state.ring_contents import Event, RingContents
+from rlinf_launcher.control.recorded_run import RecordedRun
 from tests._support.made_reports import MadeRun, get
 from tests._support.made_rings import operation, point, ring
 

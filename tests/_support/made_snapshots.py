@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rlinf_launcher.control.run_snapshot import RunSnapshot
-
 from rlinf_async._recorder.state.event_ring import EventKind, EventRing, size_of
+from rlinf_launcher.control.run_snapshot import RunSnapshot
 
 RUN = "cafecafe"
 

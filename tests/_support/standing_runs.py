@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlinf_launcher.control.run_places import LocalRun
-
 from rlinf_async import Channel, Cluster, NodePlacementStrategy, Worker
 from rlinf_async._wire.local_socket import connect, peer_of
 from rlinf_async.errors import WorkerDied
+from rlinf_launcher.control.run_places import LocalRun
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

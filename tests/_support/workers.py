@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlinf_async import Cluster, NodePlacementStrategy, Worker, WorkerGroup
+from rlinf_async import Channel, Cluster, NodePlacementStrategy, Worker, WorkerGroup
 
 
 class OddError(Exception):
@@ -41,6 +41,10 @@ class Plain(Worker):
 
     async def acho(self, *args: Any, **kwargs: Any) -> Any:
         return args, kwargs
+
+    async def areturn(self, channel: str) -> Any:
+        """A ``Work`` in place of an item."""
+        return Channel.connect(channel).get(async_op=True)
 
     def pid(self) -> int:
         return os.getpid()

@@ -7,10 +7,13 @@ import errno
 import os
 import socket
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from rlinf_async._wire import grpc as grpc_module
 from rlinf_async._wire.dial import dial
 from rlinf_async._wire.peer_server import PeerServer
 from rlinf_async.errors import AuthError, ConfigError, LaunchError, NodeLost
@@ -149,4 +152,17 @@ async def test_a_cancelled_dial_leaves_nothing_behind():
 
 @once
 def test_importing_grpc_leaves_the_environment_of_children_alone():
-    assert "GRPC_VERBOSITY" not in os.environ
+    assert not {"GRPC_VERBOSITY", "GRPC_EXPERIMENTS"} & os.environ.keys()
+
+
+@pytest.mark.parametrize("knows", [True, False])
+@once
+def test_a_version_of_grpc_is_asked_only_for_what_it_knows(
+    knows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "_cython").mkdir()
+    names = [b"event_engine_client", b"event_engine_listener"][: 1 + knows]
+    (tmp_path / "_cython" / "cygrpc.cpython-311.so").write_bytes(b"ELF\0" + b"\0".join(names) + b"\0")
+    package = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: package)
+    assert grpc_module._experiments() == ("-event_engine_client,-event_engine_listener" if knows else "")

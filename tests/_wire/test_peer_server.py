@@ -162,6 +162,9 @@ BAD_HELLOS = [
     (_hello(node=-1), "UNAUTHENTICATED", ["calls itself node -1"]),
     (_hello(run="ffffffff"), "UNAUTHENTICATED", ["'ffffffff'", f"'{RUN}'"]),
     (_hello(protocol=99, version="9.9"), "FAILED_PRECONDITION", ["protocol 99", "9.9", f"protocol {PROTOCOL}"]),
+    (_hello(received=[1]), "UNAUTHENTICATED", ["received is no two numbers"]),
+    (_hello(received=[1, -1]), "UNAUTHENTICATED", ["received is no two numbers"]),
+    (_hello(received=[1, 1]), "UNAUTHENTICATED", ["node 1 has no link to node 0 any more"]),
     (_hello(python="3.9"), "FAILED_PRECONDITION", ["node 0 runs Python 3.9", f"node 1 runs Python {PYTHON}"]),
     (_hello(python="\x1b[2J\n"), "FAILED_PRECONDITION", [r"\x1b[2J\n"]),
     (_hello(padding=[["x" * 255] * 16] * 16), "UNAUTHENTICATED", NO_HELLO),  # no part is too large, the whole is

@@ -30,8 +30,8 @@ def one(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def log_once(group: Any, holds: Callable[[str], bool]) -> str:
-    """What the rank has written to its stdout, once it is all there."""
-    path = Path(group.log_paths[0]).with_suffix(".out")
+    """What the rank has written to its stderr, once it is all there."""
+    path = Path(group.log_paths[0])
     deadline = time.monotonic() + 10
     while not holds(text := path.read_text()):
         assert time.monotonic() < deadline, text
@@ -44,10 +44,11 @@ def test_the_first_exception_of_a_line_comes_with_its_traceback_and_then_come_co
         with pytest.raises(ValueError, match="number"):
             one.fail([0], f"number {index}").wait()
     text = log_once(one, lambda text: "10 times by now" in text)
-    assert "fail() has raised an exception, which its caller gets:\nTraceback" in text
+    assert "-Rank-0] fail() has raised an exception, which its caller gets:\nTraceback" in text
     assert text.count("Traceback") == 1
     assert "ValueError: number 0" in text
     assert "number 1" not in text
+    assert Path(one.log_paths[0]).with_suffix(".out").read_text() == ""
 
 
 def test_other_lines_and_other_types_have_tracebacks_of_their_own(one: Any) -> None:
@@ -64,5 +65,5 @@ def test_a_cancelled_method_is_no_exception(one: Any) -> None:
     handle = one.sleep(60)
     assert one.noted().wait() == [["sleeping"]]
     handle.cancel()
-    one.run("print('the end', flush=True)").wait()
+    one.run("print('the end', file=sys.stderr, flush=True)").wait()
     assert "Traceback" not in log_once(one, lambda text: "the end" in text)

@@ -4,26 +4,62 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from rlinf_async._core import frames
+from rlinf_async._core.frames import Status
 from rlinf_async._worker.context import Identity
 from rlinf_async._worker.methods import CONSTRUCT
 from rlinf_async._worker.runtime import Runtime
 from rlinf_async.address import WorkerAddress, WorkerInfo
 
 
-def test_calls_that_come_before_the_constructor_wait_for_it_in_their_order() -> None:
+@pytest.fixture
+def runtime() -> Iterator[Runtime]:
     info = WorkerInfo(WorkerAddress("group", 0), 0, 1, 0, "NO_ACCEL", "", -1, "127.0.0.1", 0)
     loop = asyncio.new_event_loop()
     runtime = Runtime(loop, Identity(info, 1, "group"), None)
     runtime.direct_callers = cast(Any, SimpleNamespace(to=lambda source: None, read_available=lambda source: None))
+    yield runtime
+    loop.remove_reader(runtime._alarm)
+    os.close(runtime._alarm)
+    loop.close()
+
+
+def test_calls_that_come_before_the_constructor_wait_for_it_in_their_order(runtime: Runtime) -> None:
     for number, method in enumerate(["early", "next", CONSTRUCT, "late"]):
         runtime.on_frame([frames.CALL, 0, 7, 0, number, method, 0, b""], [])
         if method == "next":
             assert not runtime._queue
     assert [call.method for call in runtime._queue] == [CONSTRUCT, "early", "next", "late"]
-    loop.remove_reader(runtime._alarm)
-    os.close(runtime._alarm)
-    loop.close()
+
+
+def test_a_concurrent_call_is_an_error_where_no_thread_can_be_had(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    sent: list[Any] = []
+    runtime.client = cast(Any, SimpleNamespace(endpoint=9, send=lambda frame, fds, later: sent.append(frame)))
+    runtime._methods.concurrent = frozenset({"stop"})
+    monkeypatch.setattr(threading.Thread, "start", start)
+    for number in (1, 2):
+        runtime.on_frame([frames.CALL, 0, 7, 0, number, "stop", 0, b""], [])
+    assert [(frame[4], frame[6]) for frame in sent] == [(1, Status.ERROR), (2, Status.ERROR)]
+    assert b"can't start new thread" in sent[0][7]
+    assert not runtime._open
+
+
+def test_the_first_concurrent_call_does_not_begin_once_the_worker_ends(runtime: Runtime) -> None:
+    runtime._methods.concurrent = frozenset({"stop"})
+    runtime._concurrent.end()
+    runtime.on_frame([frames.CALL, 0, 7, 0, 1, "stop", 0, b""], [])
+    assert "rlinf-concurrent" not in [thread.name for thread in threading.enumerate()]
+    assert runtime._concurrent.ended is not None
+    assert runtime._concurrent.ended.done()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
+from benches.contestant import ROOT
 from benches.results.reasoning import RECORDS, ReasoningRun, load_reasoning, read_diagnostics, reasoning_section
 
 EVALUATION = {"seed": 1, "steps": 960, "seconds": 61.4, "accuracy_before": 0.05, "accuracy": 0.5}
@@ -47,3 +51,14 @@ def test_diagnostics_are_means_over_the_first_and_the_last_training_steps(tmp_pa
         for step in range(60):
             writer.add_scalar("train/entropy", 1.0 if step < 20 else 0.5 if step < 40 else 0.25, step)
     assert read_diagnostics(tmp_path) == {"entropy": (1.0, 0.25)}
+
+
+def test_a_plot_of_a_run_shows_its_rewards_and_its_accuracy(tmp_path: Path) -> None:
+    with SummaryWriter(str(tmp_path / "tensorboard")) as writer:
+        for step in range(40):
+            writer.add_scalar("train/reward", step / 40, step)
+        writer.add_scalar("eval/accuracy", 0.5, 40)
+    plot = tmp_path / "run.svg"
+    # In a process of its own: matplotlib keeps the files of its fonts open.
+    subprocess.run([sys.executable, "-m", "benches.results.run_plot", tmp_path, plot], cwd=ROOT, check=True)
+    assert {"reward, mean of 20 steps", "accuracy, held out"} <= set(re.findall(r">([^<>]+)</text>", plot.read_text()))

@@ -68,12 +68,17 @@ async def test_in_a_coroutine_of_the_driver_everything_is_a_work() -> None:
         assert got.result() == ["c", "d"]
 
 
-def test_the_truth_of_an_unfinished_work_is_an_error(channel: Channel) -> None:
+def test_the_truth_of_a_work_is_an_error_whether_it_is_done_or_not(channel: Channel) -> None:
     work = channel.get(async_op=True)
-    with pytest.raises(TypeError, match=r"get\(\) from channel 'channel-\d' .* is not done: `await` it"):
+    said = (
+        r"get\(\) from channel 'channel-\d' .* is a Work and not its result: `await channel.get\(\)` \(or `.wait\(\)`\)"
+    )
+    with pytest.raises(TypeError, match=said):
         bool(work)
     channel.put("x")
     assert work.wait() == "x"
+    with pytest.raises(TypeError, match=said):
+        bool(work)
 
 
 def test_questions_are_answered_with_what_has_been_put_before(channel: Channel, users: Any) -> None:

@@ -57,7 +57,7 @@ def test_a_name_is_compared_without_group(name, key):
         ({"enabled": True, "crossdc_pairs": ["x"]}, "each entry must be a mapping with src, dst, delay_ms"),
         (pair(src=[]), "src must not be empty"),
         (pair(dst=[]), "dst must not be empty"),
-        (pair(dst=None), r"Missing fields '\['dst'\]' detected in crossdc_pairs entry"),
+        (pair(dst=None), r"Missing fields \['dst'\] detected in crossdc_pairs entry"),
         (pair(delay=3), r"detected in crossdc_pairs entry \(did you mean 'delay_ms'\?\)"),
         (pair(delay_ms=-1), "delay_ms must be a number that is not negative, got -1"),
         (pair(delay_ms="1"), "delay_ms must be a number"),

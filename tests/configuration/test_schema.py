@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,35 @@ def test_what_the_schema_has_not_is_named_with_the_file_and_the_nearest_key(
         read_configuration(Configuration, path)
     assert str(path) in str(caught.value)
     assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (
+            "seed: 1\nactor:\n  optim:\n    lr: 0.1\n    lrr: 1\n",
+            ":5: unknown key actor.optim.lrr: did you mean actor.op",
+        ),
+        ("seed: 1\nactor:\n  optim:\n    lr: much\n", ":4: actor.optim.lr: Value 'much' of type 'str' could not be"),
+        ("seed: 1\ncluster:\n  component_placement:\n    acter: 0\n", ":4: unknown key cluster.component_placement.ac"),
+    ],
+)
+def test_an_error_about_a_key_of_the_file_names_its_line(text: str, complaint: str, path: Path) -> None:
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_configuration(Configuration, path, components=("actor",))
+    assert str(caught.value).startswith(f"{path}{complaint}")
+
+
+def test_a_pipe_is_read_once_and_its_errors_name_their_lines_too() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"seed: 1\nsead: 2\n")
+    os.close(writer)
+    try:
+        with pytest.raises(ConfigError, match=rf"^/dev/fd/{reader}:2: unknown key sead"):
+            read_configuration(Configuration, Path(f"/dev/fd/{reader}"))
+    finally:
+        os.close(reader)
 
 
 @pytest.mark.parametrize("override", ["actor.optim.clip_grads=1", "seed", "=1", "seed=[", "actor.optim=1"])

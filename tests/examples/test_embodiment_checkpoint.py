@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from common.checkpoint import load_checkpoint, load_policy, save_checkpoint
+from configuration import SCHEMA
+from embodied_runner import EmbodiedRunner
+from omegaconf import OmegaConf
 from policy import GaussianPolicy
 
 from rlinf_async.errors import ConfigError
@@ -70,6 +74,40 @@ def test_no_checkpoint_is_an_error_that_says_where_it_looked(tmp_path: Path) -> 
         load_checkpoint(tmp_path)
     with pytest.raises(ConfigError, match=r"absent\.pt"):
         load_checkpoint(tmp_path / "absent.pt")
+
+
+def resume(tmp_path: Path, saved: list[str], *overrides: str) -> str:
+    """What a run with these overrides says of a checkpoint that one with the others has saved."""
+    before = SCHEMA.load("hopper_ppo", saved)
+    config = OmegaConf.to_yaml(OmegaConf.structured(before))
+    save_checkpoint(tmp_path / "checkpoints", 4, {"step": 4, "samples": 1, "episodes": [], "config": config})
+    now = SCHEMA.load("hopper_ppo", [f"runner.resume_dir={tmp_path}", *overrides])
+    with pytest.raises(ConfigError) as caught:
+        EmbodiedRunner._checkpoint_to_resume(cast(EmbodiedRunner, SimpleNamespace(cfg=now)))
+    return str(caught.value).removeprefix(f"{tmp_path}/checkpoints/latest.pt ")
+
+
+def test_a_checkpoint_of_other_sizes_names_the_key_both_values_and_the_file(tmp_path: Path) -> None:
+    assert resume(tmp_path, ["actor.model.hidden_sizes=[32,32]"], "actor.model.hidden_sizes=[64]") == (
+        "was saved with actor.model.hidden_sizes=[32,32], and this run has [64]: "
+        "write actor.model.hidden_sizes=[32,32], or begin without this checkpoint"
+    )
+    assert resume(tmp_path, ["env.id=Walker2d-v5"]) == (
+        "was saved with env.id=Walker2d-v5, and this run has Hopper-v5: write env.id=Walker2d-v5, or begin without "
+        "this checkpoint"
+    )
+    assert resume(tmp_path, ["env.total_num_envs=3"], "env.total_num_envs=5") == (
+        "was saved with env.total_num_envs=3, and this run has 5: write env.total_num_envs=3, or begin without this "
+        "checkpoint"
+    )
+
+
+def test_a_policy_of_another_size_is_refused_as_well(tmp_path: Path) -> None:
+    saved = SCHEMA.load("hopper_ppo", ["actor.model.hidden_sizes=[8]"])
+    path = save_checkpoint(tmp_path, 1, {"policy": {}, "config": OmegaConf.to_yaml(OmegaConf.structured(saved))})
+    assert load_policy(path, saved, ("actor.model.hidden_sizes",)) == {}
+    with pytest.raises(ConfigError, match=r"step_000001\.pt was saved with actor\.model\.hidden_sizes=\[8\], and this"):
+        load_policy(path, SCHEMA.load("hopper_ppo"), ("actor.model.hidden_sizes",))
 
 
 class Canary:

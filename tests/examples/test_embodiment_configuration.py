@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
@@ -83,7 +85,7 @@ def test_a_bad_override_is_named_with_its_fix(override: str, complaint: str) -> 
 def test_an_unknown_key_in_a_file_is_named_with_the_file(tmp_path: Path) -> None:
     broken = tmp_path / "broken.yaml"
     broken.write_text((SCHEMA.folder / f"{DEFAULT}.yaml").read_text().replace("clip_ratio:", "clip_ration:"))
-    with pytest.raises(ConfigError, match=r"broken\.yaml: unknown key .*clip_ration: did you mean .*clip_ratio\?"):
+    with pytest.raises(ConfigError, match=r"broken\.yaml:\d+: unknown key .*clip_ration: did you mean .*clip_ratio\?"):
         SCHEMA.load(str(broken))
 
 
@@ -126,3 +128,11 @@ def test_the_configuration_cannot_be_changed_afterwards() -> None:
 def test_max_steps_bounds_the_epochs(max_steps: int, expected: int) -> None:
     cfg = SCHEMA.load(DEFAULT, ["runner.max_epochs=150", f"runner.max_steps={max_steps}"])
     assert last_step(cfg) == expected
+
+
+def test_an_unknown_key_under_the_launcher_is_one_line_without_a_traceback() -> None:
+    script = SCHEMA.folder.parent / "train_embodied_agent.py"
+    command = [sys.executable, "-m", "rlinf_launcher", "-q", str(script), "actor.optim.lrr=1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    text = "error: command line, 'actor.optim.lrr=1': unknown key actor.optim.lrr: did you mean actor.optim.lr?\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", text)

@@ -3,7 +3,9 @@ from __future__ import annotations
 import math
 
 import torch
-from policy import GaussianPolicy, RunningMoments, gaussian_log_probability
+from configuration import Model
+from policy import CategoricalPolicy, GaussianPolicy, RunningMoments, gaussian_log_probability, make_policy
+from rollouts import TaskShape
 
 
 def batch_moments(batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -46,7 +48,7 @@ def test_log_probability_agrees_with_torch_distributions() -> None:
 def test_entropy_agrees_with_torch_distributions() -> None:
     policy = GaussianPolicy(4, 2, initial_log_std=-0.5)
     expected = torch.distributions.Normal(torch.zeros(2), torch.full((2,), math.exp(-0.5))).entropy().sum()
-    torch.testing.assert_close(policy.entropy(), expected)
+    torch.testing.assert_close(policy.entropy(torch.randn(3, 4)), expected)
 
 
 def test_acting_and_judging_agree_on_the_log_probability() -> None:
@@ -80,3 +82,39 @@ def test_moments_travel_with_the_weights() -> None:
     copy.load_state_dict(policy.state_dict())
     observations = torch.randn(3, 4)
     torch.testing.assert_close(copy.act(observations)[0], policy.act(observations)[0])
+
+
+def test_a_task_with_choices_has_a_categorical_policy_and_one_with_forces_a_gaussian() -> None:
+    assert isinstance(make_policy(Model(), TaskShape(4, 3, discrete=True)), CategoricalPolicy)
+    assert isinstance(make_policy(Model(), TaskShape(4, 3)), GaussianPolicy)
+
+
+def categorical(actions: int = 3) -> tuple[CategoricalPolicy, torch.distributions.Categorical, torch.Tensor]:
+    """A policy, and what it is to decide by for some observations."""
+    policy, observations = CategoricalPolicy(4, actions), torch.randn(6, 4)
+    torch.nn.init.normal_(policy.logits[-1].weight)
+    return policy, torch.distributions.Categorical(logits=policy.logits(observations)), observations
+
+
+def test_choices_agree_with_torch_distributions() -> None:
+    policy, expected, observations = categorical()
+    actions, log_probabilities = policy.act(observations, policy.noise(6, torch.Generator().manual_seed(0)))
+    torch.testing.assert_close(log_probabilities, expected.log_prob(actions))
+    judged, values = policy.judge(observations, actions)
+    torch.testing.assert_close(judged, log_probabilities)
+    torch.testing.assert_close(values, policy.state_value(observations))
+    torch.testing.assert_close(policy.entropy(observations), expected.entropy().mean())
+
+
+def test_choices_come_as_often_as_they_are_likely_and_without_noise_the_likeliest() -> None:
+    policy, expected, observations = categorical()
+    noise = policy.noise(6 * 20_000, torch.Generator().manual_seed(0))
+    actions, _ = policy.act(observations.repeat(20_000, 1), noise)
+    shares = torch.nn.functional.one_hot(actions.view(20_000, 6), 3).float().mean(0)
+    torch.testing.assert_close(shares, expected.probs, atol=0.02, rtol=0)
+    assert torch.equal(policy.act(observations)[0], expected.probs.argmax(-1))
+
+
+def test_no_observations_give_no_choices() -> None:
+    actions, log_probabilities = CategoricalPolicy(4, 2).act(torch.zeros(0, 4))
+    assert actions.shape == log_probabilities.shape == (0,)

@@ -6,6 +6,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from rollouts import TaskShape
 from simulators import Simulators
 
 TASK = "CountToThree-v0"
@@ -98,5 +99,17 @@ def test_no_simulators_is_a_legal_number_of_them() -> None:
 
 
 def test_a_task_without_vectors_is_an_error_that_names_it() -> None:
-    with pytest.raises(ValueError, match=r"env\.id: CartPole-v1 has .* actions Discrete"):
-        Simulators("CartPole-v1", [1])
+    with pytest.raises(ValueError, match=r"env\.id: Blackjack-v1 has observations Tuple.* needs vectors"):
+        Simulators("Blackjack-v1", [1])
+
+
+def test_choices_are_taken_as_they_are_and_counted_from_the_first_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(task: CountToThree, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert type(action) is int
+        return task.observe(), float(action), False, False, {}
+
+    monkeypatch.setattr(CountToThree, "action_space", gymnasium.spaces.Discrete(3, start=5))
+    monkeypatch.setattr(CountToThree, "step", step)
+    simulators = Simulators(TASK, [1, 2])
+    assert simulators.shape == TaskShape(observation_size=2, action_size=3, discrete=True)
+    assert simulators.step(np.array([0, 2])).rewards.tolist() == [5.0, 7.0]

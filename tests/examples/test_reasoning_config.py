@@ -2,11 +2,18 @@ from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from batches import Batches
+from common.checkpoint import save_checkpoint
+from omegaconf import OmegaConf
+from placing import place
 from reasoning_config import SCHEMA, clip_range, last_step
+from reasoning_runner import ReasoningRunner
 
+from rlinf_async.address import NodeInfo
 from rlinf_async.errors import ConfigError
 
 DEFAULT = "two_terms_disaggregated"
@@ -74,7 +81,7 @@ def test_an_unknown_key_in_a_file_is_named_with_the_file(tmp_path: Path) -> None
     broken = tmp_path / "broken.yaml"
     broken.write_text((SCHEMA.folder / f"{DEFAULT}.yaml").read_text().replace("clip_ratio:", "clip_ration:"))
     with pytest.raises(
-        ConfigError, match=r"broken\.yaml: unknown key algorithm.clip_ration: did you mean .*clip_ratio"
+        ConfigError, match=r"broken\.yaml:\d+: unknown key algorithm.clip_ration: did you mean .*clip_ratio"
     ):
         SCHEMA.load(str(broken))
 
@@ -109,3 +116,57 @@ def test_max_steps_bounds_the_epochs(max_steps: int, expected: int) -> None:
 def test_sizes_that_do_not_divide_are_named(override: str, actor_ranks: int, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         Batches.of(SCHEMA.load(DEFAULT, [override]), actor_ranks)
+
+
+def resume(tmp_path: Path, saved: list[str], *overrides: str) -> dict[str, Any] | None:
+    """The checkpoint that one run has saved, as another one reads it."""
+    config = OmegaConf.to_yaml(OmegaConf.structured(SCHEMA.load(DEFAULT, saved)))
+    save_checkpoint(tmp_path / "checkpoints", 4, {"step": 4, "before": {}, "config": config})
+    cfg = SCHEMA.load(DEFAULT, [f"runner.resume_dir={tmp_path}", *overrides])
+    return ReasoningRunner._checkpoint_to_resume(cast(ReasoningRunner, SimpleNamespace(cfg=cfg)))
+
+
+@pytest.mark.parametrize(
+    ("saved", "overrides", "complaint"),
+    [
+        (
+            ["actor.model.hidden_size=32"],
+            (),
+            "checkpoints/latest.pt was saved with actor.model.hidden_size=32, and this run has 64: write "
+            "actor.model.hidden_size=32, or begin without this checkpoint",
+        ),
+        (["data.task=countdown"], (), "was saved with data.task=countdown, and this run has arithmetic: write data.ta"),
+        (
+            ["algorithm.kl_beta=0"],
+            ("algorithm.kl_beta=0.1",),
+            " has no reference model: it was saved with algorithm.kl_beta=0, and this run has 0.1: write "
+            "algorithm.kl_beta=0, or begin without this checkpoint",
+        ),
+    ],
+)
+def test_a_checkpoint_of_another_model_names_the_key_both_values_and_the_file(
+    saved: list[str], overrides: tuple[str, ...], complaint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resume(tmp_path, saved, *overrides)
+    assert str(tmp_path) in str(caught.value)
+    assert complaint in str(caught.value)
+
+
+def test_a_checkpoint_is_resumed_where_a_folder_says_the_models_sizes(tmp_path: Path) -> None:
+    found = resume(tmp_path, ["actor.model.hidden_size=32"], "actor.model.model_path=warm", "algorithm.kl_beta=0")
+    assert found is not None
+    assert found["step"] == 4
+
+
+@pytest.mark.parametrize("accelerators", [0, 1])
+@pytest.mark.parametrize("name", SHIPPED)
+def test_one_accelerator_or_none_is_enough_for_every_shipped_configuration(name: str, accelerators: int) -> None:
+    devices = tuple(map(str, range(accelerators)))
+    cluster = SimpleNamespace(nodes=[NodeInfo(0, "n0", "10.0.0.1", 2, devices, "NV_GPU" if devices else "NO_ACCEL")])
+    cfg = SCHEMA.load(name)
+    placement = place(cfg, cluster)
+    for component in ("actor", "rollout", "reward"):
+        (worker,) = placement.get_strategy(component).get_placement(cluster)
+        assert (worker.cluster_node_rank, list(worker.global_accelerator_ids)) == (0, list(range(accelerators)))
+    assert Batches.of(cfg, actor_ranks=1).responses == 512

@@ -91,6 +91,23 @@ def test_apart_the_responses_are_one_step_old_and_together_they_are_new(disaggre
     assert [line.split("kl ")[1].split()[0] for line in steps(ended.stdout)] == ["0.0000"] * 3
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "gpus", "staleness"),
+    [
+        ("two_terms_disaggregated", "1", "1"),
+        pytest.param("two_terms_disaggregated", "null", "1", marks=pytest.mark.training),
+        pytest.param("two_terms_collocated", "1", "0", marks=pytest.mark.training),
+        pytest.param("two_terms_collocated", "null", "0", marks=pytest.mark.training),
+    ],
+)
+def test_one_accelerator_or_none_is_enough_to_train(tmp_path: Path, config: str, gpus: str, staleness: str) -> None:
+    ended = run_script(tmp_path / "run", config, "runner.max_steps=2", f"cluster.fake_gpus={gpus}")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "1 actor, 1 rollout and 1 reward workers" in ended.stdout
+    assert [line.split("staleness ")[1][0] for line in steps(ended.stdout)] == ["0", staleness]
+
+
 @pytest.mark.training
 def test_the_same_seed_gives_the_same_model_bit_for_bit(tmp_path: Path) -> None:
     """However the rollout workers share the problems among themselves."""
@@ -238,7 +255,7 @@ def test_a_warm_start_that_gets_nowhere_says_what_to_do(tmp_path: Path) -> None:
     ("config", "overrides", "complaint"),
     [
         ("two_terms_collocated", ["rollout.max_staleness=1"], "error: rollout.max_staleness must be 0 where actor and"),
-        ("two_terms_disaggregated", ["cluster.fake_gpus=1"], "error: "),
+        ("two_terms_disaggregated", ["cluster.component_placement.rollout=7"], "error: "),
         ("two_terms_disaggregated", ["data.largest=3"], "error: data: there are too few problems of Arithmetic("),
     ],
 )

@@ -21,6 +21,36 @@ def test_hello_greets_from_four_ranks() -> None:
     assert done.stdout.splitlines() == [f"hello world, from rank {rank} of 4" for rank in range(4)]
 
 
+def result_of(script: str, *options: str) -> float:
+    """The number that the last line of a training run ends with."""
+    command = [sys.executable, str(EXAMPLES / script), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return float(done.stdout.splitlines()[-1].rpartition(" ")[2].rstrip("%"))
+
+
+@pytest.mark.slow
+def test_ppo_in_one_file_learns_in_seconds() -> None:
+    assert result_of("ppo_single_file.py", "--updates", "20") > 150  # a policy that has learnt nothing gets 22
+
+
+@pytest.mark.slow
+def test_grpo_in_one_file_learns_in_seconds() -> None:
+    assert result_of("grpo_single_file.py", "--updates", "60", "--digits", "3") > 30  # one in a thousand by chance
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("seed", ["0", "1", "2"])
+@pytest.mark.parametrize(("script", "least"), [("ppo_single_file.py", 475), ("grpo_single_file.py", 90)])
+def test_one_file_has_the_result_that_it_states(script: str, least: float, seed: str) -> None:
+    assert result_of(script, "--seed", seed) >= least
+
+
+@pytest.mark.parametrize("script", ["ppo_single_file.py", "grpo_single_file.py"])
+def test_one_file_is_at_most_130_lines(script: str) -> None:
+    assert len((EXAMPLES / script).read_text().splitlines()) <= 130
+
+
 def test_the_service_answers_streams_and_stops_with_its_server() -> None:
     httpx = pytest.importorskip("httpx")
     pytest.importorskip("uvicorn")

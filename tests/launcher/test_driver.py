@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from rlinf_launcher import driver as driver_module
 from rlinf_launcher.driver import Driver
 from rlinf_launcher.orphans import Orphans

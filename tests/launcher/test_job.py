@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
+
+from rlinf_async.errors import LaunchError
 from rlinf_launcher import job as job_module
 from rlinf_launcher.job import Job
 from rlinf_launcher.remote.host import Host
 from rlinf_launcher.report import Report
-
-from rlinf_async.errors import LaunchError
 from tests._support.fake_daemons import Stage
 
 

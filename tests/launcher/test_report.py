@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+
 from rlinf_launcher.report import JsonReport, LiveReport, Report, grid, make_report
 
 
@@ -23,14 +25,15 @@ class Terminal(io.StringIO):
 
 def tell(report: Report) -> None:
     """The story of a run."""
-    report.begin("0a1b2c3d", [Node("a"), Node("b"), Node("localhost", hidden=True)])
-    report.node(1, "reached", after="0.2s", py="3.11.7")
+    report.begin("0a1b2c3d", [Node("a"), Node("b"), Node("localhost", hidden=True)], "/tmp/logs")
+    report.node(1, "reached", after=0.2, py="3.11.7")
     report.node(0, "failed", "ssh: no [way]\ntry: x")
     report.warn("a clock")
     report.ready({"node": 2, "GPU": 1})
     report.node(1, "lost", "cable")
     report.output("[g:0@b] hello")
-    report.exit("train.py", 3)
+    report.bundle(Path("/tmp/logs/rlinf-0a1b2c3d.zip"))
+    report.exit("train.py", 3, 3)
     report.close()
 
 
@@ -39,13 +42,18 @@ def test_without_a_terminal_every_change_is_one_plain_line() -> None:
     tell(Report(screen))
     lines = screen.getvalue().splitlines()
     assert lines[:3] == [
-        "rlinf run 0a1b2c3d: 2 nodes, and a daemon here for the script",
+        "rlinf run 0a1b2c3d: 2 nodes, and a daemon here for the script, logs in /tmp/logs",
         "b: reached after 0.2s py 3.11.7",
         "warning: a clock",
     ]
     assert lines[3].startswith("ready in ")
     assert lines[3].endswith(": 2 nodes, 1 GPU")
-    assert lines[4:] == ["error: b: lost: cable", "[g:0@b] hello", "train.py ended with exit code 3"]
+    assert lines[4:] == [
+        "error: b: lost: cable",
+        "[g:0@b] hello",
+        "a bundle of the run: /tmp/logs/rlinf-0a1b2c3d.zip (rlinf-ctl page /tmp/logs/rlinf-0a1b2c3d.zip shows it)",
+        "train.py ended with exit code 3",
+    ]
     assert "\x1b" not in screen.getvalue()
 
 
@@ -60,10 +68,35 @@ def test_json_is_one_object_per_line() -> None:
     tell(JsonReport(screen))
     events = [json.loads(line) for line in screen.getvalue().splitlines()]
     assert [event["event"] for event in events] == [
-        "run", "node", "node", "warning", "ready", "node", "output", "exit",
+        "run", "node", "node", "warning", "ready", "node", "output", "bundle", "exit",
     ]  # fmt: skip
     assert events[2] == {"event": "node", "rank": 0, "name": "a", "state": "failed", "text": "ssh: no [way]\ntry: x"}
-    assert events[-1] == {"event": "exit", "script": "train.py", "code": 3}
+    assert events[0]["log_dir"] == "/tmp/logs"
+    assert events[1]["after"] == 0.2
+    assert {name: events[4][name] for name in ("nodes", "gpus")} == {"nodes": 2, "gpus": 1}
+    assert events[-2] == {"event": "bundle", "path": "/tmp/logs/rlinf-0a1b2c3d.zip"}
+    assert events[-1] == {"event": "exit", "script": "train.py", "code": 3, "script_code": 3}
+
+
+def test_quiet_json_leaves_errors_lost_and_failed_nodes_the_nodes_own_output_and_how_a_run_failed() -> None:
+    screen = io.StringIO()
+    tell(JsonReport(screen, verbosity=-1))
+    events = [json.loads(line) for line in screen.getvalue().splitlines()]
+    assert [(event["event"], event.get("state")) for event in events] == [
+        ("node", "failed"), ("node", "lost"), ("output", None), ("bundle", None), ("exit", None),
+    ]  # fmt: skip
+
+
+def test_the_scripts_code_is_told_beside_the_launchers_which_may_be_another() -> None:
+    screen = io.StringIO()
+    for report in (Report(screen), JsonReport(screen, verbosity=-1)):
+        report.exit("train.py", 1, 0)
+        report.exit("train.py", 130, None)
+        report.exit("train.py", 0, 0)
+    assert [json.loads(line) for line in screen.getvalue().splitlines()] == [
+        {"event": "exit", "script": "train.py", "code": 1, "script_code": 0},
+        {"event": "exit", "script": "train.py", "code": 130, "script_code": None},
+    ]
 
 
 def test_on_a_terminal_a_table_gives_way_to_lines() -> None:

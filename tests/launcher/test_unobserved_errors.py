@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from textwrap import dedent, indent
 
 import pytest
+
 from rlinf_launcher.control.bundle_file import read_bundle
 
 CHECKOUT = Path(__file__).parents[2]
@@ -46,6 +48,15 @@ def launch(folder: Path, body: str, *flags: str) -> subprocess.CompletedProcess[
     script.write_text(SCRIPT.format(body=indent(dedent(body), " " * 8)))
     command = [sys.executable, "-m", "rlinf_launcher", *flags, str(script)]
     return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_for_machines_the_exit_event_has_the_launchers_code_and_the_scripts_also_when_quiet(tmp_path: Path) -> None:
+    done = launch(tmp_path, "group.fail(); group.hello().wait(); group.hello().wait()", "-q", "--json", "--tee", "none")
+    assert done.returncode == 1
+    events = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    assert [event["event"] for event in events] == ["bundle", "error", "exit"]
+    assert Path(events[0]["path"]).is_file()
+    assert events[-1] == {"event": "exit", "script": str(tmp_path / "train.py"), "code": 1, "script_code": 0}
 
 
 @pytest.mark.parametrize(

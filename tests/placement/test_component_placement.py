@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from omegaconf import OmegaConf
 
+from rlinf_async.configuration import ClusterConfig
 from rlinf_async.errors import ConfigError
 from rlinf_async.placement import (
     FlexiblePlacementStrategy,
@@ -85,6 +86,9 @@ def test_a_configuration_may_be_a_dict_a_dict_config_or_an_object(make_cluster, 
 @pytest.mark.parametrize(
     ("config", "text"),
     [
+        (None, r"needs a configuration, got None: give the path of its file, or .* give cluster\.config"),
+        ("none.yaml", "none.yaml: cannot read the configuration"),
+        (ClusterConfig(), "component_placement must be provided .*'cluster' has no section"),
         ({}, "cluster must be provided for component placement: the configuration has no section 'cluster'"),
         ({"cluster": {"num_nodes": 1}}, "component_placement must be provided .*'cluster' has no section"),
         (OmegaConf.create({"cluster": {}}), "component_placement must be provided"),
@@ -95,6 +99,23 @@ def test_a_configuration_may_be_a_dict_a_dict_config_or_an_object(make_cluster, 
 def test_a_missing_section_is_named(make_cluster, config, text):
     with pytest.raises(ConfigError, match=text):
         HybridComponentPlacement(config, make_cluster(1))
+
+
+@pytest.mark.parametrize(
+    "text", ["cluster:\n  component_placement:\n    actor: %s", "component_placement:\n  actor: %s"]
+)
+def test_a_configuration_may_be_a_file_or_the_section_that_a_cluster_has_read(make_cluster, tmp_path, text):
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text(text % "0-3")
+    bad.write_text(text % "0-4")
+    line = text.count("\n") + 1
+
+    for config in (good, str(good), ClusterConfig.from_file(good)):
+        placement = HybridComponentPlacement(config, make_cluster(4))
+        assert placement.get_strategy("actor") == FlexiblePlacementStrategy([[0], [1], [2], [3]])
+    for config in (bad, ClusterConfig.from_file(bad)):
+        with pytest.raises(ConfigError, match=f"{bad}:{line}: component 'actor' asks for accelerators 0-4"):
+            HybridComponentPlacement(config, make_cluster(4))
 
 
 @pytest.mark.parametrize(
@@ -128,6 +149,38 @@ def test_a_missing_section_is_named(make_cluster, config, text):
 def test_a_bad_rule_names_the_component_and_the_reason(make_cluster, gpus, rules, text):
     with pytest.raises(ConfigError, match=text):
         place(rules, make_cluster(*gpus))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "rule", "text"),
+    [
+        (
+            (0,),
+            "0-7",
+            "component 'actor' asks for nodes 0-7, the cluster has node 0 only; no node has an accelerator, so that "
+            "ranks are nodes: where accelerators are meant, `rlinf-launch --fake-gpus 8` (or Cluster(fake_gpus=8)) "
+            "declares them for a rehearsal; where nodes are meant, `rlinf-launch --local-nodes 8` (or "
+            "Cluster(local_nodes=8)) tries it on this machine",
+        ),
+        (
+            (2, 2),
+            "0-1,2-6",
+            "component 'actor' asks for accelerators 2-6, the cluster has 4 (node 0 'a': 2, node 1 'b': 2); to "
+            "rehearse it without them, `rlinf-launch --fake-gpus 4` (or Cluster(fake_gpus=4)) declares so many on "
+            "each node",
+        ),
+        (
+            (2,),
+            {"node_group": "node", "placement": "0-1:0-3"},
+            "component 'actor' asks for nodes 0-1, the cluster has node 0 only; `rlinf-launch --local-nodes 2` (or "
+            "Cluster(local_nodes=2)) tries it on this machine",
+        ),
+    ],
+)
+def test_a_rule_that_asks_for_more_than_there_is_says_how_it_can_be_tried(make_cluster, gpus, rule, text):
+    with pytest.raises(ConfigError) as caught:
+        place({"actor": rule}, make_cluster(*gpus))
+    assert str(caught.value) == text
 
 
 def test_a_mandatory_value_that_nobody_gave_is_a_bad_rule(make_cluster):

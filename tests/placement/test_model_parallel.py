@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
+from rlinf_async.configuration import ClusterConfig
 from rlinf_async.errors import ConfigError
 from rlinf_async.placement import (
     ModelParallelComponentPlacement,
@@ -31,6 +32,18 @@ def configure(rules, *, actor=(1, 1), rollout=1, inference=None, recompute=True,
 
 def place(cluster, rules, **options):
     return ModelParallelComponentPlacement(configure(rules, **options), cluster)
+
+
+def test_sizes_are_read_from_a_file_and_are_not_in_a_section(make_cluster, tmp_path):
+    cluster, path = make_cluster(4, 4), tmp_path / "job.yaml"
+    config = configure({"actor,rollout,reward": "all"}, actor=(4, 1), rollout=2)
+    path.write_text(OmegaConf.to_yaml(config))
+
+    assert ModelParallelComponentPlacement(path, cluster).get_strategy("rollout") == place(
+        cluster, {"actor,rollout,reward": "all"}, actor=(4, 1), rollout=2
+    ).get_strategy("rollout")
+    with pytest.raises(ConfigError, match="reads the sizes in 'actor' and 'rollout' too: give the whole"):
+        ModelParallelComponentPlacement(ClusterConfig.from_file(path), cluster)
 
 
 def test_on_the_same_accelerators_an_engine_has_those_of_its_part_of_the_actor(make_cluster):

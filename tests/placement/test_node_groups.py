@@ -157,7 +157,7 @@ def test_a_rule_counts_nodes_where_one_of_its_groups_has_no_hardware(make_groupe
         ({"node_group": "arm", "placement": "0-1"}, "component 'x' asks for Arms 0-1, node group 'arm' has 1"),
         ({"node_group": "a,arm", "placement": "0-5"}, "asks for hardware ranks 0-5, node groups 'a', 'arm' have 3"),
         ({"node_group": "node", "placement": 9}, "component 'x' asks for node 9, the cluster has nodes 0-1"),
-        ({"node_group": "a"}, r"component_placement.x: Missing fields '\['placement'\]' detected in component 'x'"),
+        ({"node_group": "a"}, r"component_placement.x: Missing fields \['placement'\] detected in component 'x'"),
         ({"node_grup": "a", "placement": 0}, r"detected in component 'x' \(did you mean 'node_group'\?\)"),
         ({"node_group": 3, "placement": 0}, "node_group must be a label, labels with commas between, or a list"),
         ({"node_group": [], "placement": 0}, "node_group must be a label"),

@@ -51,7 +51,7 @@ def test_a_section_becomes_the_class_of_its_back_end() -> None:
     [
         ({}, "backend must be specified, one of nsight, rocprof_sys, torch"),
         ({"backend": "nsigth"}, r"Unknown profiling backend 'nsigth' \(did you mean 'nsight'\?\)"),
-        ({"backend": "torch", "flags": []}, "Unknown fields '{'flags'}' detected in profiling"),
+        ({"backend": "torch", "flags": []}, "Unknown fields {'flags'} detected in profiling"),
         ({"backend": "nsight", "option": {}}, r"Unknown fields .* detected in profiling \(did you mean options\?\)"),
         ({"backend": "nsight", "options": ["-t"]}, "profiling.options must be a mapping"),
         ({"backend": "nsight", "options": {"trace=cuda": 1}}, "which is no option: write its name alone"),

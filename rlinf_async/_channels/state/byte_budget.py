@@ -80,10 +80,10 @@ class ByteBudget:
 
     # -- batches ------------------------------------------------------------------------------------------------
 
-    def gather(self, get: Get, item: Item) -> None:
-        """A batch that may want more has this item now."""
+    def gather(self, get: Get, item: Item, weight: int) -> None:
+        """A batch that may want more has this item now, which counts so much."""
         get.items.append(item)
-        get.weight += item.weight
+        get.weight += weight
         self.partial[get] = None
         self._partial_bytes += item.nbytes
 

@@ -55,8 +55,9 @@ class KeyQueue:
                 get.items.append(self._pop())
             else:
                 head = self.returned[0] if self.returned else self.items[0]
-                if get.weight + head.weight <= get.target:
-                    budget.gather(get, self._pop())
+                weight = 1 if get.counted else head.weight
+                if get.weight + weight <= get.target:
+                    budget.gather(get, self._pop(), weight)
                     if get.weight < get.target:
                         continue
                 elif not get.items:
@@ -68,8 +69,11 @@ class KeyQueue:
         return None
 
     def serve(self, get: Get, steps: list[Step]) -> None:
-        """Hands the first item to a get that never had to wait."""
+        """Hands the first item to a get that never had to wait, or the first ones to one that takes what is there."""
         get.items.append(self._pop())
+        if get.partly:
+            assert get.target is not None
+            get.items += [self._pop() for _ in range(min(get.target - 1, self.size))]
         self.lease(get, steps)
 
     def lease(self, get: Get, steps: list[Step]) -> None:

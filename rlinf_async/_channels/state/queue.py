@@ -134,14 +134,17 @@ class Queue:
         key: bytes,
         target: int | None = None,
         nowait: bool = False,
+        counted: bool = False,
+        partly: bool = False,
         prefetched: bool = False,
     ) -> list[Step]:
-        """Gets one item; with a ``target``, as many as weigh that much together.
+        """Gets one item; with a ``target``, as many as weigh that much together, or so many if it is ``counted``.
 
         Args:
+            partly: what is there is enough, however little; where nothing is there, it is refused as empty.
             prefetched: no caller of the consumer has asked for it yet; only one without a target may be.
         """
-        return self._in_order(consumer, number, Get(consumer, number, key, target, nowait, prefetched))
+        return self._in_order(consumer, number, Get(consumer, number, key, target, nowait, counted, partly, prefetched))
 
     def skip(self, who: int, number: int, paid: int = 0) -> list[Step]:
         """A request that makes no sense: it counts as given up.  ``paid`` is the credit that it has cost."""
@@ -484,7 +487,7 @@ class Queue:
     def enter(self, get: Get, steps: list[Step]) -> None:
         """A get meets items, or waits for some."""
         key_queue = self._keys.get(get.key) or self._new_key(get.key)
-        if get.target is None and not key_queue.gets and key_queue.size:
+        if (get.target is None or get.partly) and not key_queue.gets and key_queue.size:
             key_queue.serve(get, steps)
             if key_queue.puts:
                 self._run(key_queue, steps)

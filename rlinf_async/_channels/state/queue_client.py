@@ -46,8 +46,10 @@ class Get:
 
     Attributes:
         target: the weight of the batch; None where one item is wanted.
+        counted: ``target`` is a number of items, and each counts one, whatever it weighs.
+        partly: where fewer than ``target`` are there, these are wanted; only of one that is ``nowait`` and ``counted``.
         items: of a batch that waits, those that it has so far.
-        weight: of its items.
+        weight: of its items, or their number.
         delivered: it has been answered, and its consumer has not taken the items yet.
         prefetched: no caller of its consumer has asked for it yet, as far as is known here.
         gated: the queue's gate is told when it ends.
@@ -58,6 +60,8 @@ class Get:
     key: bytes
     target: int | None
     nowait: bool
+    counted: bool = False
+    partly: bool = False
     prefetched: bool = False
     items: list[Item] = field(default_factory=list)
     weight: int = 0

@@ -33,9 +33,12 @@ def refusal(act: int, what: Any, channel: str, max_bytes: int) -> tuple[str, str
             f"the next item of channel '{channel}' weighs {what.weight}, which is more than get_batch's target_weight "
             f"{what.target}: it can never be part of such a batch; take it with get()"
         )
+    asked, had = f"get_batch of weight {what.target}", f"a weight of {what.weight}"
+    if what.counted:
+        asked, had = f"get_many of {what.target} items", f"{what.weight}"
     return "ValueError", (
-        f"get_batch of weight {what.target} on channel '{channel}' had gathered a weight of {what.weight} when its "
-        f"items filled max_bytes={max_bytes}: make that larger, or the batch smaller"
+        f"{asked} on channel '{channel}' had gathered {had} when its items filled max_bytes={max_bytes}: make that "
+        "larger, or the batch smaller"
     )
 
 

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from mmap import mmap
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 DIRECTORY: Final = "recorder"
 """Of the rings, below the directory of the logs."""
@@ -95,6 +95,18 @@ class MetricKind(IntEnum):
     COUNTER = 2
 
 
+class Begin(Protocol):
+    """Writes the beginning of an operation, or a point, and gives its number."""
+
+    def __call__(self, kind: int, name: str, value: float = 0.0) -> int: ...
+
+
+class End(Protocol):
+    """Writes the end of an operation."""
+
+    def __call__(self, operation: int, failed: bool = False) -> None: ...
+
+
 def ring_path(logs: str | Path, endpoint: int) -> Path:
     """The file of a process's ring, below the directory of its machine's logs."""
     return Path(logs) / DIRECTORY / f"{endpoint:x}.ring"
@@ -105,6 +117,30 @@ def size_of(slots: int) -> int:
     return SLOTS_AT + slots * EVENT.size
 
 
+class _Names(dict[str, int]):
+    """Indices of the names that the ring holds; looking up a new one writes it there, or gives that of ``OTHER``."""
+
+    def __init__(self, buffer: mmap | bytearray, lock: threading.RLock) -> None:
+        self._buffer, self._lock, self._used = buffer, lock, USED.size
+
+    def __missing__(self, name: str) -> int:
+        told = name.encode(errors="replace")[:MAX_NAME_BYTES]
+        with self._lock:
+            known = self.get(name)
+            if known is not None:
+                return known
+            end = self._used + LENGTH.size + len(told)
+            if end > CELLS_AT - NAMES_AT or len(self) > 0xFFFF:
+                return 0
+            index = self[name] = len(self)
+            at = NAMES_AT + self._used
+            self._used = end
+            LENGTH.pack_into(self._buffer, at, len(told))
+            self._buffer[at + LENGTH.size : NAMES_AT + end] = told
+            USED.pack_into(self._buffer, NAMES_AT, end)  # last: what is in use is whole
+        return index
+
+
 class EventRing:
     """The writing side, of any thread and of finalizers: no locks but for new names, nothing that fails.
 
@@ -113,6 +149,11 @@ class EventRing:
         slots: events that are kept; a power of two.
         identity: of the process, as JSON; up to 4000 bytes.
         clock: nanoseconds.
+
+    Attributes:
+        begin: ``begin(kind, name, value)``, an operation begins; its number, never 0.
+        end: ``end(operation, failed)``, an operation has ended.
+        point: ``point(kind, name, value)``, something has happened; its number.
 
     Raises:
         ValueError: ``slots`` is no power of two, or the identity is too long.
@@ -131,50 +172,20 @@ class EventRing:
         if HEADER.size + len(told) > NAMES_AT:
             raise ValueError(f"the identity of a ring has up to {NAMES_AT - HEADER.size} bytes, got {len(told)}")
         self._buffer = buffer
-        self._mask = slots - 1
-        # From 1 on: a Work that has no event has the number 0.
-        self._numbers = itertools.count(1)
-        self._pack = EVENT.pack_into
-        self._clock = clock
+        self._slots = slots
         # Reentrant: a finalizer that the collector runs in there may record an event with a new name.
         self._lock = threading.RLock()
-        self._names: dict[str, int] = {}
-        self._used = USED.size
+        self._names = _Names(buffer, self._lock)
         self._cells: dict[str, int] = {}
         # One store of eight aligned bytes, where pack_into would clear them first: no reader sees anything in between.
         self._values = memoryview(buffer)[CELLS_AT:SLOTS_AT].cast("d")
         HEADER.pack_into(buffer, 0, MAGIC, slots, len(told), time.time_ns() - time.monotonic_ns())
         buffer[HEADER.size : HEADER.size + len(told)] = told
-        self._index(OTHER)
+        assert self._names[OTHER] == 0
+        self.begin, self.end, self.point = _writers(buffer, slots, self._names, clock)
 
     def __repr__(self) -> str:
-        return f"<EventRing [{self._mask + 1} slots, {len(self._names)} names, {len(self._cells)} metrics]>"
-
-    def begin(self, kind: int, name: str, value: float = 0.0) -> int:
-        """An operation begins; its number, never 0."""
-        index = self._names.get(name)
-        if index is None:
-            index = self._index(name)
-        number = next(self._numbers)
-        # The time is written last: if the process is killed within this line, the slot has the oldest time of the
-        # ring, and a reader leaves the oldest ones out.
-        at = SLOTS_AT + (number & self._mask) * 24
-        self._pack(self._buffer, at, kind, 1, index, number & 0xFFFFFFFF, value, self._clock())
-        return number
-
-    def end(self, operation: int, failed: bool = False) -> None:
-        """An operation has ended."""
-        at = SLOTS_AT + (next(self._numbers) & self._mask) * 24
-        self._pack(self._buffer, at, 0, 3 if failed else 2, 0, operation & 0xFFFFFFFF, 0.0, self._clock())
-
-    def point(self, kind: int, name: str, value: float = 0.0) -> None:
-        """Something has happened."""
-        index = self._names.get(name)
-        if index is None:
-            index = self._index(name)
-        number = next(self._numbers)
-        at = SLOTS_AT + (number & self._mask) * 24
-        self._pack(self._buffer, at, kind, 4, index, number & 0xFFFFFFFF, value, self._clock())
+        return f"<EventRing [{self._slots} slots, {len(self._names)} names, {len(self._cells)} metrics]>"
 
     def left_out(self, count: int) -> None:
         """So many operations have not been recorded until now."""
@@ -194,7 +205,7 @@ class EventRing:
             with self._lock:
                 number = len(self._cells)
                 if name not in self._cells:
-                    if number == MAX_CELLS or (index := self._index(name)) == 0:
+                    if number == MAX_CELLS or (index := self._names[name]) == 0:
                         return None
                     CELL.pack_into(self._buffer, CELLS_AT + number * CELL.size, index, kind, 0.0)
                     self._cells[name] = number * 2 + 1  # in words of 8 bytes
@@ -214,21 +225,30 @@ class EventRing:
         with self._lock:
             self._values[place] += amount
 
-    # -- inside -------------------------------------------------------------------------------------------------
 
-    def _index(self, name: str) -> int:
-        told = name.encode(errors="replace")[:MAX_NAME_BYTES]
-        with self._lock:
-            known = self._names.get(name)
-            if known is not None:
-                return known
-            end = self._used + LENGTH.size + len(told)
-            if end > CELLS_AT - NAMES_AT or len(self._names) > 0xFFFF:
-                return 0
-            index = self._names[name] = len(self._names)
-            at = NAMES_AT + self._used
-            self._used = end
-            LENGTH.pack_into(self._buffer, at, len(told))
-            self._buffer[at + LENGTH.size : NAMES_AT + end] = told
-            USED.pack_into(self._buffer, NAMES_AT, end)  # last: what is in use is whole
-        return index
+def _writers(buffer: mmap | bytearray, slots: int, names: _Names, clock: Callable[[], int]) -> tuple[Begin, End, Begin]:
+    """``begin``, ``end`` and ``point`` of a ring: closures, since a method's look-ups of attributes would be a fifth of
+    an event's time.
+    """
+    number, pack, mask = itertools.count(1).__next__, EVENT.pack_into, slots - 1  # from 1 on: 0 is no operation
+
+    # The time is written last: if the process is killed within such a line, the slot has the oldest time of the ring,
+    # and a reader leaves the oldest ones out.
+
+    def begin(kind: int, name: str, value: float = 0.0) -> int:
+        operation = number()
+        at = SLOTS_AT + (operation & mask) * 24
+        pack(buffer, at, kind, 1, names[name], operation & 0xFFFFFFFF, value, clock())
+        return operation
+
+    def end(operation: int, failed: bool = False) -> None:
+        at = SLOTS_AT + (number() & mask) * 24
+        pack(buffer, at, 0, 3 if failed else 2, 0, operation & 0xFFFFFFFF, 0.0, clock())
+
+    def point(kind: int, name: str, value: float = 0.0) -> int:
+        operation = number()
+        at = SLOTS_AT + (operation & mask) * 24
+        pack(buffer, at, kind, 4, names[name], operation & 0xFFFFFFFF, value, clock())
+        return operation
+
+    return begin, end, point

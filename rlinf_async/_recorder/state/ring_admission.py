@@ -4,7 +4,7 @@
     if admits():                    # a fifteenth of a microsecond where the rate is high
         ring.begin(...)
 
-Beyond ``slots / 2`` operations in ``COVERED_S`` (1092 a second of 65536 slots) and a burst of ``slots / 8``, they are
+Beyond ``slots / 2`` operations in ``COVERED_S`` (1092 a second of 65536 slots) and a burst of ``slots / 128``, they are
 left out, and counted.
 """
 
@@ -38,7 +38,7 @@ class Admission:
     def __init__(
         self, slots: int, left_out: Callable[[int], None], clock: Callable[[], int] = time.monotonic_ns
     ) -> None:
-        self._burst = max(1, slots // 8)
+        self._burst = max(1, slots // 128)
         self._interval_ns = COVERED_S * 1_000_000_000 * 2 // slots or 1
         self._tell = left_out
         self._clock = clock

@@ -1,7 +1,8 @@
 """Writer of a trace in Chrome's format (Perfetto): spans of all processes, call arrows; whole JSON at any time.
 
 What is added replaces the end of the document, and brings that end along in the same write.  So whoever reads the file,
-or finds it after all have died, has a document that is complete as far as it goes.
+or finds it after all have died, has a document that is complete as far as it goes.  A SIGKILL in the midst of a write
+cuts it at a page's border: then the last line is not whole and the end is missing, which viewers of traces admit.
 """
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ class Manifest:
 
     @classmethod
     def of(cls, tree: ParamTree, transport_dtype: TransportDtype = None) -> Manifest:
-        """
+        """Lays out the tensors of a model.
+
         Args:
             tree: whose tensors; only their shapes and dtypes are looked at.
             transport_dtype: what floating-point tensors are cast to on the way: a dtype, its name, or a function of
@@ -104,7 +105,8 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Manifest:
-        """
+        """The manifest that ``to_bytes`` has written.
+
         Raises:
             WeightMismatch: this is no manifest, or one of another version of the framework.
         """

@@ -270,7 +270,7 @@ class Publisher:
             self._facts = (begun, time.monotonic() - begun)
             self._handle = handle = SyncHandle(number, seconds, self._expire, self._outlets.forget, parcels)
             handle.model, handle.nbytes = self._model_id, packed
-            recording.follow(handle, EventKind.WEIGHTS, self._model_id, number)
+            handle._event = recording.begin(EventKind.WEIGHTS, self._model_id, number)
             called = [name for delivery in parcels for name in delivery.names]
             far = self._outlets.publish(number, names, self._store, writer, called)
             recording.version(self._model_id, "published", number)

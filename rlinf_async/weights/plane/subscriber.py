@@ -220,6 +220,7 @@ class Subscriber:
         self._changes.notify()
 
     def hear_end(self, error: Exception) -> None:
+        """Notes that the link has ended, and why, and wakes all waiters."""
         self._end = error
         if self._host is not None:
             self._host.host.close(error)

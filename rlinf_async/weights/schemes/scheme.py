@@ -109,7 +109,8 @@ class WeightSyncScheme(Configuration):
         self.init_on_worker(model_id, context, **kwargs)
 
     def get_sender(self) -> WeightSender:
-        """
+        """The trainer's end of this scheme.
+
         Raises:
             RuntimeError: ``init_on_sender`` has not been called.
         """
@@ -118,7 +119,8 @@ class WeightSyncScheme(Configuration):
         return self._sender
 
     def get_receiver(self) -> WeightReceiver:
-        """
+        """The worker's end of this scheme.
+
         Raises:
             RuntimeError: ``init_on_worker`` has not been called.
         """
@@ -208,9 +210,11 @@ class WeightSyncScheme(Configuration):
     # -- what schemes differ in ---------------------------------------------------------------------------------
 
     def create_sender(self) -> WeightSender:
+        """A new trainer's end; ``init_on_sender`` makes its own."""
         return WeightSender(self)
 
     def create_receiver(self) -> WeightReceiver:
+        """A new worker's end; ``init_on_worker`` makes its own."""
         return WeightReceiver(self)
 
 

@@ -117,7 +117,8 @@ class WorkerWeightSyncScheme(CallingScheme):
     instead = "leave it out, or have a worker send: init_on_sender(receivers=), init_on_worker(sender=)"
 
     def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """
+        """Makes this the trainer's end.
+
         Args:
             kwargs: ``receivers``, in a worker: the name of a group, of which all ranks are meant that are there now, or
                 a list of ``(group, rank)``, in the order of the workers' ids.  Or ``remote_collectors``: a worker
@@ -139,7 +140,8 @@ class WorkerWeightSyncScheme(CallingScheme):
             sender._register_worker(worker_id, tuple(member))
 
     def init_on_worker(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """
+        """Makes this a worker's end.
+
         Args:
             kwargs: ``sender``: group and rank of the trainer; without it, only calls bring weights.  ``model``.
         """
@@ -152,7 +154,8 @@ class WorkerWeightSyncScheme(CallingScheme):
         self._become_receiver(receiver, model_id, context, model_of(context, kwargs, model_id))
 
     def create_transport(self, pipe_or_context: Any) -> WorkerTransport | WorkerLinkTransport:
-        """
+        """The way to one worker.
+
         Args:
             pipe_or_context: ``(group, rank)`` of the other worker; or a handle of it, which is called.
         """

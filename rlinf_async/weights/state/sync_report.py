@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from rlinf_async._core.error_copy import copy_of
 
+_MOST_NAMED = 8
+
 
 @dataclass(frozen=True)
 class Ack:
@@ -34,7 +36,8 @@ class Ack:
 
 @dataclass(frozen=True)
 class SyncReport:
-    """
+    """The workers that have a version of weights, or why they lack it, and what it cost.
+
     Attributes:
         bytes: of the weights, as they travel to one worker: in the dtype that they travel in, and with ``keys=`` only
             those.  To another machine all of them travel, or what has changed (``delta=``).  The most that went to one.
@@ -53,8 +56,18 @@ class SyncReport:
         """The errors of those workers that do not have this version."""
         return {worker_id: ack.error for worker_id, ack in self.per_worker.items() if ack.error is not None}
 
+    def __str__(self) -> str:
+        """For people: ``version 3, 1.2 MiB: rollout:0, rollout:1 have it, after 4.1 ms, of which staging ...``."""
+        failed = self.failed
+        having = [str(worker_id) for worker_id in self.per_worker if worker_id not in failed]
+        named = ", ".join(having[:_MOST_NAMED]) + f" and {len(having) - _MOST_NAMED} more" * (len(having) > _MOST_NAMED)
+        text = f"version {self.version}, {_size(self.bytes)}: {named or 'nobody'} {'have' if having[1:] else 'has'} it"
+        text += f", after {self.t_total * 1e3:.1f} ms, of which staging took {self.t_stage * 1e3:.1f} ms"
+        return text + "".join(f"; {each} lacks it: {type(error).__name__}: {error}" for each, error in failed.items())
+
     def raise_failures(self) -> None:
-        """
+        """Raises where a worker does not have this version.
+
         Raises:
             BaseException: that of the first worker that failed, an object of its own each time; its notes name all of
                 them.
@@ -66,3 +79,13 @@ class SyncReport:
         for worker_id, each in failed.items():
             error.add_note(f"worker {worker_id} does not have version {self.version}: {type(each).__name__}: {each}")
         raise error
+
+
+def _size(nbytes: int) -> str:
+    """``312 B``, ``1.2 KiB``, ``64.0 MiB``, ``1.5 GiB``."""
+    size, unit = float(nbytes), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

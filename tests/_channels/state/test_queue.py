@@ -6,6 +6,7 @@ from typing import Any
 
 from rlinf_async._channels.state.actions import Act, Step
 from rlinf_async._channels.state.queue import Queue
+from rlinf_async._channels.state.refusals import refusal
 from rlinf_async._core import pool
 
 P, C, D = 1, 2, 3
@@ -268,6 +269,68 @@ def test_a_batch_that_gathers_what_was_pulled_while_a_put_waits_is_no_standstill
     assert acts(queue.put(P, 2, K, 1, 2)) == [(Act.PULL, 2)]
     assert queue.put(P, 3, L, 1, 3, "c") == []
     assert acts(queue.supply(P, 2, "b")) == [(Act.ACCEPTED, 2), (Act.OUT_OF_BYTES, 1)]
+
+
+# -- counted ----------------------------------------------------------------------------------------------------------
+
+
+def test_so_many_items_are_waited_for_whatever_they_weigh() -> None:
+    queue = weighted(5, 0)
+    assert queue.get(C, 1, K, 3, counted=True) == []
+    assert given(queue.put(P, 3, K, 7, 1, 7)) == [(C, [5, 0, 7])]
+    assert acts(queue.get(C, 2, K, 1, nowait=True, counted=True)) == [(Act.EMPTY, 2)]
+
+
+def test_fewer_than_so_many_are_had_at_the_end_and_then_it_is_the_end() -> None:
+    queue = weighted(5, 0)
+    queue.get(C, 1, K, 3, counted=True)
+    assert given(queue.close()) == [(C, [5, 0])]
+    queue.taken(C, [1])
+    assert acts(queue.get(C, 2, K, 3, counted=True)) == [(Act.ENDED, 2)]
+    assert acts(queue.get(C, 3, K, 3, True, counted=True, partly=True)) == [(Act.ENDED, 3)]
+    assert queue.finished
+
+
+def test_what_is_there_is_had_in_order_and_no_more_than_was_asked_for() -> None:
+    queue = filled("a", "b", "c", "d")
+    queue.get(D, 1, K)
+    queue.cancel(D, 1)
+    assert given(queue.get(C, 1, K, 3, True, counted=True, partly=True)) == [(C, ["a", "b", "c"])]
+    assert given(queue.get(C, 2, K, 3, True, counted=True, partly=True)) == [(C, ["d"])]
+    assert acts(queue.get(C, 3, K, 3, True, counted=True, partly=True)) == [(Act.EMPTY, 3)]
+    queue.taken(C, [1, 2])
+    assert queue.used == []
+
+
+def test_those_that_wait_for_room_come_in_behind_what_was_there() -> None:
+    queue = Queue(maxsize=2, max_bytes=2, max_buffered=10)
+    for number in (1, 2, 3, 4):
+        queue.put(P, number, K, nbytes=1, body=number)
+    steps = queue.get(C, 1, K, 9, True, counted=True, partly=True)
+    assert (given(steps), acts(steps)) == ([(C, [1, 2])], [(Act.DELIVER, 1)])  # its bytes are not free yet
+    assert acts(queue.taken(C, [1])) == [(Act.ACCEPTED, 3), (Act.ACCEPTED, 4)]
+    assert given(queue.get(C, 2, K, 9, True, counted=True, partly=True)) == [(C, [3, 4])]
+
+
+def test_what_was_there_and_is_given_back_stands_before_what_came_later() -> None:
+    queue = filled("a", "b")
+    queue.get(C, 1, K, 9, True, counted=True, partly=True)
+    queue.put(P, 3, K, nbytes=1, body="c")
+    queue.get(D, 1, K, 3, counted=True)
+    steps = queue.drop(C)
+    assert given(steps) == [(D, ["a", "b", "c"])]
+    assert [item.redelivered for item in steps[0][1].items] == [True, True, False]
+
+
+def test_so_many_that_fill_all_bytes_are_an_error_that_names_their_number() -> None:
+    queue = Queue(max_bytes=2)
+    queue.get(C, 1, K, 5, counted=True)
+    queue.put(P, 1, K, 0, 1, "a")
+    queue.put(P, 2, K, 0, 1, "b")
+    *_, (act, get) = queue.put(P, 3, K, 0, 1, "c")
+    kind, text = refusal(act, get, "obs", 2)
+    assert kind == "ValueError"
+    assert text.startswith("get_many of 5 items on channel 'obs' had gathered 2 when its items filled max_bytes=2: ")
 
 
 # -- bytes ------------------------------------------------------------------------------------------------------------

@@ -12,8 +12,11 @@ from rlinf_async._channels.state.queue import Queue
 from rlinf_async._channels.state.queue_client import Get, Item
 
 HOW = ["wait", "wait", "announced", "nowait"]
-BATCHES = [(None, False), (None, False), (None, False), (None, True), (1, False), (3, False), (3, True)]
-"""What a get wants, and whether it must be there."""
+BATCHES: list[tuple[Any, ...]] = [
+    (None, False), (None, False), (None, False), (None, True), (1, False), (3, False), (3, True),
+    (2, False, True), (2, True, True), (2, True, True, True), (1 << 60, True, True, True),
+]  # fmt: skip
+"""What a get wants, whether it must be there, whether it is counted, and whether fewer will do."""
 WIRED = st.booleans()
 
 
@@ -78,7 +81,7 @@ class Histories(RuleBasedStateMachine):
         self.send(process, wired, "put", process.said, (key, weight, nbytes, body, how == "nowait"))
 
     @rule(who=who, key=keys, batch=st.sampled_from(BATCHES), wired=WIRED)
-    def get(self, who: int, key: bytes, batch: tuple[int | None, bool], wired: bool) -> None:
+    def get(self, who: int, key: bytes, batch: tuple[Any, ...], wired: bool) -> None:
         process = self.process(who)
         process.said += 1
         process.gets.add(process.said)
@@ -211,6 +214,9 @@ class Histories(RuleBasedStateMachine):
     def follow_get(self, act: int, get: Get, process: Process) -> None:
         if act == Act.DELIVER:
             assert get.items, "nothing was delivered"
+            if get.counted:
+                assert len(get.items) == get.target or get.partly or self.queue.closed, "too few, or too many"
+                assert len(get.items) <= (get.target or 0), "too many"
             last: dict[bytes, int] = {}
             for item in get.items:
                 identity = (item.producer, item.number)
@@ -232,6 +238,8 @@ class Histories(RuleBasedStateMachine):
             else:  # it has been cancelled
                 process.gave_back |= {(item.producer, item.number) for item in get.items}
         else:
+            assert act != Act.EMPTY or not get.partly or not self.queue.size(get.key), "something was there"
+            assert act != Act.OUT_OF_BYTES or not get.partly, "what does not wait was in the way"
             assert get.number not in process.has
             if act == Act.ENDED:
                 own = {(item.producer, item.number) for items in process.has.values() for item in items}

@@ -6,7 +6,7 @@ from rlinf_async._recorder.state.ring_admission import COVERED_S, Admission
 
 SLOTS = 65536
 RATE = SLOTS // 2 / COVERED_S
-BURST = SLOTS // 8
+BURST = SLOTS // 128
 
 
 class Recorder:

@@ -4,11 +4,11 @@ import io
 from pathlib import Path
 
 import pytest
+
+from rlinf_async.errors import ConfigError
 from rlinf_launcher.cli import allocation
 from rlinf_launcher.cli.allocation import find_hosts
 from rlinf_launcher.cli.hosts_file import Host
-
-from rlinf_async.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
+
+from rlinf_async.errors import ConfigError
 from rlinf_launcher.cli.host_ranges import MAX_HOSTS, expand
 from rlinf_launcher.cli.hosts_file import Host, describe, parse_hosts, parse_list, read_hosts
 from rlinf_launcher.source_text import Span
-
-from rlinf_async.errors import ConfigError
 
 GRAMMAR = """\
 # comment

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -17,19 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rlinf_launcher.cli import main
 
+from rlinf_launcher.cli import main
 from tests._support.fake_daemons import Stage
 
 CHECKOUT = Path(__file__).parents[3]
 
 PATIENT = """
 import os, signal, time
-out = open(os.environ["OUT"], "w", 1)
-def count(*_):
-    print("SIGINT", file=out)
+out = os.open(os.environ["OUT"], os.O_WRONLY | os.O_CREAT)
+def count(*_):  # perhaps in the midst of the line below, which a print would not survive
+    os.write(out, b"SIGINT\\n")
 signal.signal(signal.SIGINT, count)
-print("running", file=out)
+os.write(out, b"running\\n")
 while "SIGINT" not in open(os.environ["OUT"]).read():
     time.sleep(0.01)
 time.sleep(0.2)
@@ -93,7 +94,7 @@ def test_stdout_is_the_scripts_and_so_is_the_exit_code(stage: Stage) -> None:
     assert (done.returncode, done.stdout) == (3, "result --lr 1 -q\n")
     lines = done.stderr.splitlines()
     assert lines[0].startswith("rlinf run ")
-    assert lines[0].endswith(": 1 node")
+    assert re.search(r": 1 node, logs in /\S+/rlinf-logs-\d+/[0-9a-f]{8}$", lines[0])
     assert lines[-1] == f"{stage.script} ended with exit code 3"
 
 
@@ -108,9 +109,47 @@ def test_json_tells_the_same_story_to_machines(stage: Stage) -> None:
     done = run(stage, "--json", "--local-nodes", "2", str(stage.script))
     events = [json.loads(line) for line in done.stderr.splitlines()]
     assert events[0]["event"] == "run"
-    assert events[-1] == {"event": "exit", "script": str(stage.script), "code": 0}
+    assert events[0]["log_dir"].endswith(events[0]["run"])
+    assert events[-1] == {"event": "exit", "script": str(stage.script), "code": 0, "script_code": 0}
+    (ready,) = [event for event in events if event["event"] == "ready"]
+    assert (ready["nodes"], ready["cpus"]) == (2, 2), "two nodes of one machine share its CPUs"
+    assert [type(event["daemon"]) for event in events if "daemon" in event] == [float, float]
     states = [event["state"] for event in events if event["event"] == "node" and event["name"] == "local1"]
     assert states == ["reached", "up", "ready"]
+
+
+def test_quiet_json_says_nothing_of_a_run_that_goes_well(stage: Stage) -> None:
+    stage.runs("print('result')")
+    done = run(stage, "-q", "--json", str(stage.script))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "result\n", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--check",),
+        ("--check", "train.py"),
+        ("--dry-run",),
+        ("--dry-run", "--show-placement", "job.yaml"),
+        ("--show-placement", "job.yaml"),
+        ("--version",),
+        ("--sweep", "0a1b2c3d"),
+        ("--no-such-flag",),
+        ("--hosts", "no_such_file", "--check"),
+        ("--show-placement", "no_such_file.yaml"),
+    ],
+)
+def test_quiet_json_is_json_and_nothing_else_whatever_is_asked_for(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text("cluster: {num_nodes: 1, component_placement: {actor: 0}}")
+    code = main.main(["-q", "--json", *words])
+    out, err = capfd.readouterr()
+    told, errors = ([json.loads(line) for line in text.splitlines()] for text in (out, err))
+    assert all(event["event"] in ("check", "dry_run", "placement", "version", "sweep") for event in told)
+    assert [event["event"] for event in errors] == ["error"] * (code == 2)
+    assert bool(told) != bool(errors)
 
 
 def test_a_module_runs_as_under_python(stage: Stage) -> None:
@@ -181,16 +220,36 @@ def test_an_interpreter_that_is_not_on_this_machine_is_said(stage: Stage) -> Non
 
 
 def test_dry_run_shows_everything_and_does_nothing(stage: Stage) -> None:
-    done = run(stage, "--dry-run", "-e", "WANDB_API_KEY=geheim", "--hosts", "a,u@b:2222,localhost", "train.py", "x")
+    stage.runs("pass")
+    words = ("-e", "WANDB_API_KEY=geheim", "--hosts", "a,u@b:2222,localhost", str(stage.script), "x")
+    done = run(stage, "--dry-run", *words)
     assert done.returncode == 0
     assert "hosts from --hosts a,u@b:2222,localhost" in done.stdout
     assert "0     a slots=" in done.stdout
+    assert "2     localhost slots=(one per GPU, else 1) (local) from --hosts" in done.stdout
     assert "  ssh -T -o BatchMode=yes " in done.stdout
     assert " -l u -p 2222 " in done.stdout
     assert "WANDB_API_KEY=***" in done.stdout
     assert "geheim" not in done.stdout
-    assert done.stdout.splitlines()[-1].endswith("train.py x")
+    assert done.stdout.splitlines()[-1].endswith(f"{stage.script} x")
     assert not list(stage.folder.glob("*.json"))
+
+
+def test_dry_run_misses_a_script_and_says_where_its_hosts_are_from(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["--dry-run", "--local-nodes", "2", "no_such.py"]) == 255
+    out = capsys.readouterr().out
+    assert out.startswith("hosts from --local-nodes 2\n")
+    assert "0     local0 slots=(one per GPU, else 1) (this machine, without ssh) from --local-nodes 2\n" in out
+    assert "script: there is no no_such.py here\nfix: check the path" in out
+
+
+def test_a_flag_of_the_launcher_behind_the_script_is_noted(stage: Stage) -> None:
+    stage.runs("import sys; sys.exit(3)")
+    done = run(stage, "--json", str(stage.script), "--local-nodes=2", "--timeout", "9", "-v")
+    notes = [event["text"] for event in map(json.loads, done.stderr.splitlines()) if event["event"] == "note"]
+    assert notes[0] == (
+        "note: --local-nodes stands after the script, and so for it; rlinf-launch's flags stand before the script"
+    )
 
 
 def test_dry_run_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,6 +280,36 @@ def test_check_for_machines(stage: Stage) -> None:
     assert told["refused"]["answer"] is None
     assert told["there"]["failure"] is None
     assert told["there"]["answer"]["python"] == "{}.{}.{}".format(*sys.version_info[:3])
+
+
+def test_check_says_what_it_checked_also_where_all_is_well(stage: Stage) -> None:
+    stage.runs("pass")
+    done = run(stage, "--check", "--local-nodes", "2", str(stage.script))
+    assert done.returncode == 0
+    table, here, other, left = done.stdout.split("\n\n")
+    assert table.startswith("NODE")
+    python = "{}.{}.{}".format(*sys.version_info[:3])
+    asked = (
+        f"  Python 3.11 or newer, as the script's ({sys.executable}: {python})\n"
+        "  packages rlinf_async, rlinf_launcher, torch, numpy, msgpack, cloudpickle, uvloop, grpc, cryptography, "
+        f"and the version of rlinf-async\n  working directory {CHECKOUT}\n"
+    )
+    assert here.startswith(f"checked on local0:\n{asked}  a folder for the run in ")
+    assert here.endswith(f"\n  its address for the other nodes\n  its clock\n  script {stage.script}")
+    assert other.startswith(f"checked on local1:\n{asked}  a folder for the run in ")
+    assert left == "not checked: GPUs, whether the hosts reach each other\n"
+
+
+def test_check_lists_what_it_checked_once_for_hosts_that_are_alike(stage: Stage) -> None:
+    done = run(stage, "--check", "--hosts", "refused,there,elsewhere")
+    assert "\nchecked on there, elsewhere, localhost:\n" in done.stdout
+    assert "checked on refused" not in done.stdout
+
+
+def test_check_misses_a_script_that_is_not_on_this_machine(stage: Stage) -> None:
+    done = run(stage, "--check", "no_such.py")
+    assert done.returncode == 255
+    assert f"script: there is no no_such.py here\n  fix: check the path; it is seen from {CHECKOUT}" in done.stdout
 
 
 def test_sweep_ends_what_bears_the_runs_id_and_nothing_else(stage: Stage) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
+
+from rlinf_async.errors import ConfigError
 from rlinf_launcher.cli.flags import FLAGS, GROUPS, help_text
 from rlinf_launcher.cli.parsing import exported, parse
 from rlinf_launcher.options import Options
 from rlinf_launcher.remote.exported_env import EXPORTED, OWN_TO_A_MACHINE, RESERVED, read_env_file, shown
-
-from rlinf_async.errors import ConfigError
 
 CHECKOUT = Path(__file__).parents[3]
 

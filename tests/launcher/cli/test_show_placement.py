@@ -8,6 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+
 from rlinf_launcher.cli import main
 
 SVG = "{http://www.w3.org/2000/svg}"

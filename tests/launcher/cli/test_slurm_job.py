@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
+from rlinf_async.errors import ConfigError
 from rlinf_launcher.cli.allocation import with_launcher
 from rlinf_launcher.cli.hosts_file import parse_list
 from rlinf_launcher.cli.slurm_job import show_job, slurm_hosts
 from rlinf_launcher.remote.host import Host, SlurmNode, describe
-
-from rlinf_async.errors import ConfigError
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-2]", "SLURMD_NODENAME": "n0", "SLURM_GPUS_ON_NODE": "2"}
 HET = {

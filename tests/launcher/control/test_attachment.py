@@ -7,12 +7,12 @@ import socket
 from pathlib import Path
 
 import pytest
-from rlinf_launcher.control.attachment import attached
-from rlinf_launcher.control.run_places import LocalRun
 
 from rlinf_async._core import frames
 from rlinf_async._wire.unix import Connection
 from rlinf_async.errors import LaunchError
+from rlinf_launcher.control.attachment import attached
+from rlinf_launcher.control.run_places import LocalRun
 
 
 async def test_a_daemon_that_does_not_know_its_run_yet_is_named_as_starting(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from rlinf_launcher.control import bundle_file
 from rlinf_launcher.control.bundle_file import BadBundle, read_bundle, write_bundle
-
 from tests._support.made_snapshots import RUN, made_snapshot
 
 FACTS = {"format": 1, "run": RUN, "taken_at": 5, "is_alive": False, "status": None, "verdict": None, "missing": {}}

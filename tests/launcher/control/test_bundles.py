@@ -15,6 +15,10 @@ from typing import Any
 
 import psutil
 import pytest
+
+from rlinf_async._core import operations
+from rlinf_async._recorder.state.event_ring import EventKind, Phase
+from rlinf_async.errors import LaunchError
 from rlinf_launcher.cli.control import main
 from rlinf_launcher.control.attachment import attached
 from rlinf_launcher.control.bundle_file import read_bundle
@@ -23,10 +27,6 @@ from rlinf_launcher.control.recorded_run import RecordedRun
 from rlinf_launcher.control.run_places import LocalRun, find_runs
 from rlinf_launcher.control.run_snapshot import RunSnapshot
 from rlinf_launcher.control.snapshot_taking import fetch_files, take_snapshot
-
-from rlinf_async._core import operations
-from rlinf_async._recorder.state.event_ring import EventKind, Phase
-from rlinf_async.errors import LaunchError
 from tests._support.standing_runs import CHECKOUT, daemon_of, standing_run, stopped
 
 pytestmark = pytest.mark.shared_cluster

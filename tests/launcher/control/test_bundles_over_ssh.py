@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from rlinf_launcher.control.bundle_file import read_bundle
 
+from rlinf_launcher.control.bundle_file import read_bundle
 from tests._support import standing_runs
 from tests._support.fake_hosts import CHECKOUT, FakeHosts
 from tests._support.standing_runs import await_line

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rlinf_launcher.cli.control import main
-from rlinf_launcher.control.run_places import LocalRun, find_runs
 
 from rlinf_async import Channel, Cluster
 from rlinf_async.errors import NodeLost
+from rlinf_launcher.cli.control import main
+from rlinf_launcher.control.run_places import LocalRun, find_runs
 from tests._support.standing_runs import await_line, daemon_of, standing_run, stopped
 
 pytestmark = pytest.mark.shared_cluster
@@ -131,7 +131,7 @@ def test_ranks_that_are_not_there_are_an_error(
     assert missing in err
 
 
-@pytest.mark.parametrize("words", [[], ["walk"], ["logs"], ["stack"], ["status", "--timeout", "0"], ["kill", "--all"]])
+@pytest.mark.parametrize("words", [[], ["walk"], ["status", "--timeout", "0"], ["kill", "--all"]])
 def test_wrong_usage_has_an_exit_code_of_its_own(said: Any, words: list[str]) -> None:
     code, out, err = said(*words)
     assert (code, out) == (2, "")
@@ -143,7 +143,7 @@ def test_wrong_usage_has_an_exit_code_of_its_own(said: Any, words: list[str]) ->
     [
         (["status", "--timeout", "0"], "'0' is not a number of seconds above 0, as 10 or 0.5"),
         (["ps", "--run-dir", "/nonexistent"], "there is no folder '/nonexistent'"),
-        (["stack"], "one of the arguments GROUP[:RANKS]|driver --all is required"),
+        (["stat"], "there is no command 'stat'; did you mean 'status'?\n  fix: write one of ps, status, stuck, down,"),
         (["status", "0a0a", "--run", "0b0b"], "status 0a0a and --run 0b0b name two runs\n  fix: keep one of the two"),
         (["sweep"], "sweep is `rlinf-launch --sweep`, and takes its words\n  fix: write it first: rlinf-ctl sweep ..."),
     ],
@@ -196,15 +196,27 @@ def test_sweep_says_what_it_does(said: Any) -> None:
 def test_a_run_that_does_not_exist_has_an_exit_code_of_its_own(run: LocalRun, said: Any) -> None:
     code, out, err = said("down", "ffffffff")
     assert (code, out) == (3, "")
-    assert re.search(rf"{run.run}  alive, since \S+, node 0, node 1 here, \S+standing_runs.py\n", err)
-    assert "of a run with --log-dir that has ended, name the directory of its logs: `rlinf-ctl bundle ./logs`" in err
+    assert re.search(rf"{run.run}  alive, since \S+, node 0, node 1 here, \S+standing_runs.py in {Path.cwd()}\n", err)
+    assert "--log-dir" not in err, "of an ended run it has nothing to say"
+    code, out, err = said("logs", "--run", "ffffffff")
+    assert (
+        "of a run with --log-dir that has ended, name the directory of its logs: `rlinf-ctl logs --run ./logs`" in err
+    )
+
+
+def test_logs_and_stacks_without_a_group_are_those_of_all(run: LocalRun, said: Any) -> None:
+    lines = [json.loads(line) for line in said("logs", "--run", run.run, "--json")[1].splitlines()]
+    assert {(line["group"], line["rank"]) for line in lines} == {("rollout", 0), ("rollout", 1)}
+    assert "rollout:0-1  (2 alike" in said("stack", "--run", run.run)[1]
 
 
 def test_check_and_sweep_are_the_launchers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "nothex"]) == 2
     assert "rlinf-launch: --sweep: 'nothex' is not a run's id" in capsys.readouterr().err
     assert main(["--json", "check", "--hosts", "localhost:x"]) == 2
-    assert "rlinf-launch" in capsys.readouterr().err
+    told = json.loads(capsys.readouterr().err)
+    assert told["event"] == "error"
+    assert "fix: write node04:8" in told["text"]
 
 
 async def test_a_cluster_that_has_started_its_nodes_by_itself_is_ended_by_them(capsys: Any) -> None:
@@ -245,3 +257,9 @@ def test_ranks_are_killed_and_the_run_is_ended_by_its_launcher(
         assert await_line(follower, "rank 1")
         assert follower.wait(10) == 0
     assert run.run not in {left.run for left in find_runs(places())}
+    for words in (["logs", "rollout"], ["logs", "-f"]):
+        code, out, err = said(*words, "--run", str(run.logs))
+        assert (code, err) == (0, "")
+        assert [line for line in out.splitlines() if line.startswith("rank")] == ["rank 0", "rank 1"]
+    assert said("logs", "rollout:1", "--run", str(run.logs), "--tail", "0")[0] == 0
+    assert said("logs", "critic", "--run", str(run.logs))[0] == 3

@@ -7,11 +7,11 @@ import json
 from typing import Any
 
 import pytest
-from rlinf_launcher.control.page_data import FAILED, MAX_SPANS, PageData
-from rlinf_launcher.control.recorded_run import RecordedRun
 
 from rlinf_async._recorder.state.event_ring import SKIPPED, EventKind, MetricKind
 from rlinf_async._recorder.state.ring_contents import Metric, RingContents
+from rlinf_launcher.control.page_data import FAILED, MAX_SPANS, PageData
+from rlinf_launcher.control.recorded_run import RecordedRun
 from tests._support.made_rings import operation, point, ring
 from tests._support.made_run import EPOCH, HOSTILE, OFFSET, made_run
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import rlinf_launcher.control
 from rlinf_launcher.control.page_document import document
-
 from tests._support.made_run import HOSTILE
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rlinf_launcher.control.page_document import document
-from rlinf_launcher.control.page_server import PageServer
-from rlinf_launcher.control.run_page import document_of
 
 from rlinf_async._recorder.state.event_ring import SKIPPED, MetricKind
 from rlinf_async._recorder.state.ring_contents import Metric
+from rlinf_launcher.control.page_document import document
+from rlinf_launcher.control.page_server import PageServer
+from rlinf_launcher.control.run_page import document_of
 from tests._support.browser import Page, chromium
 from tests._support.made_run import made_run
 from tests.launcher.control.test_page_server import HandFed

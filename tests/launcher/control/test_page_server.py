@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+
 from rlinf_launcher.control import page_server
 from rlinf_launcher.control.page_data import PageData, Snapshot
 from rlinf_launcher.control.page_document import Document
 from rlinf_launcher.control.page_server import PageServer
-
 from tests._support.made_run import made_run
 
 

@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
+
 from rlinf_launcher.control.recorded_places import choose_recorded, find_recorded
 from rlinf_launcher.control.run_places import NoSuchRun
-
 from tests._support.made_snapshots import made_node
 
 
@@ -31,7 +31,7 @@ def test_ended_runs_are_found_by_their_logs_the_latest_last(places: list[Path]) 
     found = [run for run in find_recorded(places) if run.logs and run.logs.is_relative_to(places[0])]
     assert [run.run for run in found] == ["cafecafe", "cafebabe", "00000001"]
     assert not any(run.is_alive for run in found)
-    assert "ended, since 1970" in str(found[0])
+    assert "ended at about 1970" in str(found[0])
     assert f"logs in {places[0]}" in str(found[0])
 
 
@@ -44,6 +44,9 @@ def test_several_or_none_are_an_error_that_lists_them(places: list[Path]) -> Non
         choose_recorded("cafe", places)
     with pytest.raises(NoSuchRun, match=r"there is no run 'ffffffff' of this user.*\n(.*\n)*.*00000001  ended"):
         choose_recorded("ffffffff", places)
+    hint = "name the directory of its logs: `rlinf-ctl page ./logs`"
+    with pytest.raises(NoSuchRun, match=hint):
+        choose_recorded("ffffffff", places, "rlinf-ctl page RUN")
     with pytest.raises(NoSuchRun, match=r"no run of this user is alive.*: name one that has ended(.*\n)*.*00000001"):
         choose_recorded(None, places)
 

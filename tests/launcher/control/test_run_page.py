@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from rlinf_launcher.cli.control import main
 from rlinf_launcher.control.run_places import LocalRun, find_runs
-
 from tests._support.standing_runs import standing_run
 
 pytestmark = pytest.mark.shared_cluster

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rlinf_launcher.control.run_places import LocalRun, NoSuchRun, choose, find_runs, folders, latest
 
 from rlinf_async._wire.local_socket import listen
+from rlinf_launcher.control.run_places import LocalRun, NoSuchRun, choose, find_runs, folders, latest
 
 
 @pytest.fixture
@@ -70,7 +70,14 @@ def test_the_only_run_that_lives_is_chosen_or_one_by_the_beginning_of_its_id(pla
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        (None, ["2 runs are alive", "0a0a0a0a  alive", "0c0c0c0c  alive"]),
+        (
+            None,
+            [
+                "2 runs are alive here: name one of them: `rlinf-ctl stack --run RUN`\n",
+                "0a0a0a0a  alive",
+                "0c0c0c0c  alive",
+            ],
+        ),
         ("0", ["2 runs are alive"]),
         ("0b", ["run 0b0b0b0b has ended, and where its logs are is not known\n  fix: `rlinf-ctl bundle DIR`"]),
         ("ff", ["no run 'ff'", "0a0a0a0a  alive"]),
@@ -81,7 +88,7 @@ def test_where_no_run_or_several_are_meant_those_that_there_are_are_listed(
 ) -> None:
     node(place, "rlinf-0b0b0b0b").close()
     with node(place, "rlinf-0a0a0a0a"), node(place, "rlinf-0c0c0c0c"), pytest.raises(NoSuchRun) as refused:
-        choose(find_runs([place]), wanted, [place])
+        choose(find_runs([place]), wanted, [place], "rlinf-ctl stack --run RUN")
     for each in words:
         assert each in str(refused.value)
 
@@ -95,7 +102,7 @@ def test_of_a_run_that_has_ended_it_is_said_when_and_what_shows_it(tmp_path: Pat
         choose([LocalRun("0b0b0b0b", 5.0, logs=tmp_path)], "0b", [])
     told = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(10**9))
     assert f"run 0b0b0b0b has ended at about {told}; its logs are in {tmp_path}" in str(refused.value)
-    assert "`rlinf-ctl bundle 0b0b0b0b` keeps, and `rlinf-ctl page 0b0b0b0b` shows, what is" in str(refused.value)
+    assert "`rlinf-ctl logs --run 0b0b0b0b` prints them; `rlinf-ctl bundle 0b0b0b0b` keeps, and" in str(refused.value)
     with pytest.raises(NoSuchRun, match="2 runs begin with '0', and all have ended"):
         choose([LocalRun("0b0b0b0b", 5.0), LocalRun("0c0c0c0c", 6.0)], "0", [])
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
+from rlinf_async._recorder.state.event_ring import Phase
 from rlinf_launcher.control import run_snapshot
 from rlinf_launcher.control.run_snapshot import RunSnapshot
-
-from rlinf_async._recorder.state.event_ring import Phase
 from tests._support.made_snapshots import RUN, made_death, made_node, made_ring, made_snapshot
 
 

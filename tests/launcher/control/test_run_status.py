@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from rlinf_async._inspection.state.run_report import RunReport
 from rlinf_launcher.control.run_status import weight_rows
 from rlinf_launcher.control.run_view import RunView
-
-from rlinf_async._inspection.state.run_report import RunReport
 from tests.launcher.control.test_run_view import process
 
 

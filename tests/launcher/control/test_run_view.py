@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from rlinf_launcher.control.run_places import NoSuchRun
-from rlinf_launcher.control.run_view import RunView, split_ranks
 
 from rlinf_async._inspection.state.run_report import ProcessReport, RunReport
 from rlinf_async.errors import ConfigError
+from rlinf_launcher.control.run_places import NoSuchRun
+from rlinf_launcher.control.run_view import RunView, split_ranks
 
 
 def process(endpoint: int, group: str, rank: int) -> ProcessReport:

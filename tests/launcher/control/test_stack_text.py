@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlinf_launcher.control.stack_text import alike, stack_lines
-
 from rlinf_async._inspection.state.run_report import (
     Activity,
     Frame,
@@ -16,6 +14,7 @@ from rlinf_async._inspection.state.run_report import (
     TargetKind,
     Wait,
 )
+from rlinf_launcher.control.stack_text import alike, stack_lines
 
 
 def rank(number: int, activities: list[Activity], **facts: Any) -> ProcessReport:

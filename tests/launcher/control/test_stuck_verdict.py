@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rlinf_launcher.control.run_places import find_runs
 
+from rlinf_launcher.control.run_places import find_runs
 from tests._support.inspected_runs import InspectedRun
 from tests._support.standing_runs import daemon_of, stopped
 

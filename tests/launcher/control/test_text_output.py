@@ -6,6 +6,7 @@ import io
 import re
 
 import pytest
+
 from rlinf_launcher.control.text_output import Output, age, size
 
 

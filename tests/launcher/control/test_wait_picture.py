@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlinf_launcher.control.wait_picture import MAX_BOXES, picture_of
-
 from rlinf_async._inspection.state.run_report import State, to_data
+from rlinf_launcher.control.wait_picture import MAX_BOXES, picture_of
 from tests._support.made_reports import MadeRun, get
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rlinf_launcher.daemon.black_box import BlackBox
-
 from rlinf_async._core import operations
+from rlinf_launcher.daemon.black_box import BlackBox
 
 CONFIG = {"name": "gpu02", "env": {"HF_TOKEN": "hidden", "MODE": "fast"}}
 ENVIRONMENT = {"HF_TOKEN": "hidden", "MODE": "fast", "NCCL_DEBUG": "INFO", "HOME": "/root"}

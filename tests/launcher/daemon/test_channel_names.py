@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rlinf_launcher.daemon.channel_names import ChannelNames
-from rlinf_launcher.daemon.handlers import LATER, Requester
 
 from rlinf_async._core import frames, operations
+from rlinf_launcher.daemon.channel_names import ChannelNames
+from rlinf_launcher.daemon.handlers import LATER, Requester
 
 A, B = frames.endpoint(0, 1), frames.endpoint(1, 1)
 DAEMON = frames.endpoint(1, 0)

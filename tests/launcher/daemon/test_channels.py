@@ -11,10 +11,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from rlinf_launcher.daemon.channels import LATER, Channels
-from rlinf_launcher.daemon.endpoint import Endpoint
-from rlinf_launcher.daemon.handlers import Requester
-from rlinf_launcher.daemon.router import Router
 
 from rlinf_async import settings
 from rlinf_async._channels.state.credit import ITEM_OVERHEAD_BYTES, cost
@@ -22,6 +18,11 @@ from rlinf_async._core import frames, operations
 from rlinf_async._core.frames import FrameError
 from rlinf_async._core.segment import write_segment
 from rlinf_async._inspection.state.run_report import QueueReport
+from rlinf_launcher.daemon import channel_replies
+from rlinf_launcher.daemon.channels import LATER, Channels
+from rlinf_launcher.daemon.endpoint import Endpoint
+from rlinf_launcher.daemon.handlers import Requester
+from rlinf_launcher.daemon.router import Router
 
 NUMBER = 5
 """Of the one channel."""
@@ -579,7 +580,35 @@ async def test_a_batch_that_is_there_is_given_and_one_that_is_not_is_refused(dae
     process.put(b"b", weight=1)
     get = process.get(target=[3])
     await turn()
-    assert [(number, body) for word, number, body in process.heard()[-2:]] == [(get, b"a"), (get, b"b")]
+    given = [(get, True, False, b"a"), (get, False, False, b"b")]
+    ((word, (_, had)),) = process.heard()
+    assert (word, had) == ("replies", given)
+
+
+async def test_many_small_items_share_frames_and_among_large_ones_each_has_its_own(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_replies, "_MAX_ITEMS", 2)
+    producer, consumer = Process(daemon), Process(daemon)
+    await daemon.host(producer.id)
+    for body in (b"a", b"b", b"c", b"d"):
+        producer.put(body)
+    producer.put_large()
+    several = consumer.get(target=[3, frames.SOME])
+    others = consumer.get(target=[3, frames.SOME])
+    nothing = consumer.get(target=[3, frames.SOME])
+    await turn()
+    *heard, refused = consumer.heard()
+    assert heard == [
+        ("replies", [[], [(several, True, False, b"a"), (several, True, False, b"b")]]),
+        ("replies", [[], [(several, False, False, b"c")]]),
+        ("give", others, b"d"),
+        ("give", others, SIZE),
+    ]
+    assert refused[0] == "failed"
+    assert refused[1][:2] == [nothing, "QueueEmpty"]
+    consumer.tell("taken", [several, others])
+    assert daemon.channels.status()["obs"]["keys"] == 0
 
 
 async def test_what_only_daemons_say_does_not_come_from_a_process(

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+
 from rlinf_launcher.daemon.child_processes import children_of
 
 PROGRAM = """

@@ -12,17 +12,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from rlinf_async._core import frames, operations
+from rlinf_async._core.frames import FrameError
+from rlinf_async._core.operations import OPERATIONS, Operation
+from rlinf_async.errors import AuthError
 from rlinf_launcher.daemon import sub_workers
 from rlinf_launcher.daemon.cleanup import run_all
 from rlinf_launcher.daemon.endpoint import Endpoint
 from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.router import Router
 from rlinf_launcher.daemon.service import DaemonService, Site
-
-from rlinf_async._core import frames, operations
-from rlinf_async._core.frames import FrameError
-from rlinf_async._core.operations import OPERATIONS, Operation
-from rlinf_async.errors import AuthError
 
 NODE = 3
 """Of the daemon: so that endpoint ids are large numbers, which stand for nothing else."""

@@ -15,6 +15,11 @@ from typing import Any
 
 import psutil
 import pytest
+
+from rlinf_async import Cluster, LaunchError, NodeLost, NodePlacementStrategy, WorkerDied, settings
+from rlinf_async._core import frames, operations
+from rlinf_async._core.frames import Status
+from rlinf_async._core.segment import write_segment
 from rlinf_launcher.daemon import worker_output
 from rlinf_launcher.daemon.endpoint import MAX_QUEUED_BYTES, Endpoint
 from rlinf_launcher.daemon.handlers import Requester
@@ -24,11 +29,6 @@ from rlinf_launcher.daemon.router import Router
 from rlinf_launcher.daemon.service import DaemonService, Group, Site
 from rlinf_launcher.daemon.templates import Template, Templates
 from rlinf_launcher.daemon.worker_output import Output
-
-from rlinf_async import Cluster, LaunchError, NodeLost, NodePlacementStrategy, WorkerDied, settings
-from rlinf_async._core import frames, operations
-from rlinf_async._core.frames import Status
-from rlinf_async._core.segment import write_segment
 from tests._support.workers import Parent, Plain
 
 ONE = NodePlacementStrategy([0])
@@ -43,6 +43,9 @@ class Link:
         self.on_lost: Callable[[str], None] | None = None
         self.sent: list[bytes] = []
         self.error = error
+        self.lease = 15.0
+        self.peer_has_ended = False
+        self.seconds_down = 0.0
 
     def send(self, data: bytes) -> None:
         self.sent.append(data)
@@ -130,6 +133,9 @@ async def test_a_lost_neighbour_answers_asks_and_calls() -> None:
     neighbour = NodeLink(1, "far", Link(), lambda *_: None, lambda *_: None)
     to.neighbours[1] = neighbour
     neighbour._gone("it burnt")
+    to.from_endpoint(source, call(source, [[1, [4, 0]]]), [])
+    assert client.sent == []  # what is lost is decided elsewhere
+    neighbour.lost = "it burnt"
     to.from_endpoint(source, [frames.REQUEST, 0, 0, 1, 3, "NodeStatus", {}], [])
     assert client.sent.pop()[3:] == (source.id, 3, False, ["NodeLost", "node 1 (far) is lost: it burnt"])
     to.from_endpoint(source, call(source, [[1, [4, 0, 5, 2]]]), [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hypothesis import given, strategies as st
+
 from rlinf_launcher.daemon.frame_holdback import Holdback
 
 

@@ -14,11 +14,11 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from rlinf_launcher.daemon.process_state import is_stopped
 
 from rlinf_async import Cluster, NodePlacementStrategy, Worker, WorkerDied, settings
 from rlinf_async._core import operations
 from rlinf_async._inspection.state.run_report import LOOP_BLOCKED, ProcessReport, State, from_data
+from rlinf_launcher.daemon.process_state import is_stopped
 from tests._support.unauthenticated_clients import node_directory
 
 pytestmark = pytest.mark.shared_cluster
@@ -122,7 +122,10 @@ def test_ranks_tell_what_they_do_and_those_that_cannot_are_told_for(cluster: Clu
     holding = begin(group.execute_on(1).hold, folder)
     sleeping = begin(group.execute_on(0).sleep, folder)
     cluster.status()  # the daemon knows of calls past it from now on
-    found = inspect(cluster)
+    for _ in range(10):  # it has begun, and sleeps in a moment
+        found = inspect(cluster)
+        if State.SLEEPING in [activity.state for activity in found["busy:0"].activities]:
+            break
     sleeper, holder, stopped, driver = (found[name] for name in ("busy:0", "busy:1", "busy:2", f"driver {os.getpid()}"))
 
     assert (sleeper.answered, sleeper.trouble) == (True, "")

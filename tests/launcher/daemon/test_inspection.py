@@ -12,12 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rlinf_launcher.daemon import inspection, stack_reader
-from rlinf_launcher.daemon.channels import Channels
-from rlinf_launcher.daemon.endpoint import Endpoint
-from rlinf_launcher.daemon.handlers import Requester
-from rlinf_launcher.daemon.inspection import Inspection
-from rlinf_launcher.daemon.router import Router
 
 from rlinf_async import settings
 from rlinf_async._core import frames, operations
@@ -36,6 +30,12 @@ from rlinf_async._inspection.state.run_report import (
     from_data,
     to_data,
 )
+from rlinf_launcher.daemon import inspection, stack_reader
+from rlinf_launcher.daemon.channels import Channels
+from rlinf_launcher.daemon.endpoint import Endpoint
+from rlinf_launcher.daemon.handlers import Requester
+from rlinf_launcher.daemon.inspection import Inspection
+from rlinf_launcher.daemon.router import Router
 from tests._support.silent_processes import RecordingConnection, silent
 
 OPERATOR = Requester(frames.endpoint(3, 1), 1)

@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+
+from rlinf_async._core import frames, operations
+from rlinf_async._core.frames import FrameError
+from rlinf_async._core.segment import write_segment
 from rlinf_launcher.daemon import router as routers
 from rlinf_launcher.daemon.death_watch import DeathWatch
 from rlinf_launcher.daemon.endpoint import Endpoint
 from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.router import Router
-
-from rlinf_async._core import frames, operations
-from rlinf_async._core.frames import FrameError
-from rlinf_async._core.segment import write_segment
 
 FACTS = [0, 0, 1, 0, None, 100, None]
 

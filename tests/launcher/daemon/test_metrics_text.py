@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from rlinf_launcher.daemon.metrics_server import MetricsServer
-from rlinf_launcher.daemon.metrics_text import text_of
 
 from rlinf_async._recorder.state import metric_table
 from rlinf_async._recorder.state.event_ring import MetricKind
 from rlinf_async._recorder.state.metric_names import cell_name
+from rlinf_launcher.daemon.metrics_server import MetricsServer
+from rlinf_launcher.daemon.metrics_text import text_of
 
 GAUGE, COUNTER = int(MetricKind.GAUGE), int(MetricKind.COUNTER)
 Answers = dict[str, dict[str, Any] | None]

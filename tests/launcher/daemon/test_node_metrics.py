@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from rlinf_async._core.operations import NodeMetrics as Operation
+from rlinf_async._recorder.state import metric_table as table
+from rlinf_async._recorder.state.event_ring import EventRing, MetricKind, ring_path, size_of
 from rlinf_launcher.daemon import node_metrics
 from rlinf_launcher.daemon.channels import Channels
 from rlinf_launcher.daemon.death_watch import DeathWatch
 from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.node_metrics import NodeMetrics
 from rlinf_launcher.daemon.router import Router
-
-from rlinf_async._core.operations import NodeMetrics as Operation
-from rlinf_async._recorder.state import metric_table as table
-from rlinf_async._recorder.state.event_ring import EventRing, MetricKind, ring_path, size_of
 
 
 class TwoGpus:

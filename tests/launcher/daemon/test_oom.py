@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rlinf_launcher.daemon import oom
-from rlinf_launcher.daemon.oom import MemoryKills, explain_kill
 
 from rlinf_async import Cluster, WorkerDied
+from rlinf_launcher.daemon import oom
+from rlinf_launcher.daemon.oom import MemoryKills, explain_kill
 from tests._support.workers import Plain
 
 GREEDY = "x = bytearray(200 << 20)"

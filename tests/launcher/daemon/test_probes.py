@@ -9,12 +9,12 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from rlinf_launcher.daemon.handlers import Requester
-from rlinf_launcher.daemon.probes import Probes
 
 from rlinf_async import settings
 from rlinf_async._core import codec, operations
 from rlinf_async.errors import ConfigError, LaunchError
+from rlinf_launcher.daemon.handlers import Requester
+from rlinf_launcher.daemon.probes import Probes
 
 GPUS = {"accelerator_type": "NV_GPU", "rehearsed": False, "gpus": [{"id": "0", "model": "H200"}]}
 GUESSED = {

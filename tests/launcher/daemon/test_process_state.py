@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+
 from rlinf_launcher.daemon.process_state import catches, image_of, is_stopped, state_of
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlinf_launcher.daemon.reply_coalescing import ReplyCoalescing
-
 from rlinf_async._core import frames
 from rlinf_async._core.frames import Status
+from rlinf_launcher.daemon.reply_coalescing import ReplyCoalescing
 
 
 def reply(slot: int, status: Status = Status.OK, call: int = 7) -> Any:

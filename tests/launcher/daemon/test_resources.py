@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from rlinf_launcher.daemon.resources import addresses, count_cpus, count_memory, facts
 
+from rlinf_launcher.daemon.resources import addresses, count_cpus, count_memory, facts
 from tests._support.fake_nvml import FakeLibrary
 
 

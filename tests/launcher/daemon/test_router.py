@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from rlinf_launcher.daemon import router as routers
-from rlinf_launcher.daemon.endpoint import Endpoint
-from rlinf_launcher.daemon.router import Router
 
 from rlinf_async._core import frames
 from rlinf_async._core.frames import Status
 from rlinf_async._core.operations import NodeMetrics
 from rlinf_async.errors import LaunchError
+from rlinf_launcher.daemon import router as routers
+from rlinf_launcher.daemon.endpoint import Endpoint
+from rlinf_launcher.daemon.router import Router
 
 
 def test_so_many_workers_at_a_time_answer_past_the_daemon_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

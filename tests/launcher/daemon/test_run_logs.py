@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from rlinf_launcher.daemon import run_logs
-from rlinf_launcher.daemon.run_logs import RunLogs
 
 from rlinf_async import Cluster, NodePlacementStrategy
+from rlinf_launcher.daemon import run_logs
+from rlinf_launcher.daemon.run_logs import RunLogs
 from tests._support.workers import Plain
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="a directory of another user can only be made by root")
@@ -110,6 +110,20 @@ def test_the_newest_runs_stay_and_those_that_live_and_what_is_no_run(opened: Ope
         "00000000", "00000006", "00000007", "00000008", "latest", "mine",
     ]  # fmt: skip
     assert os.readlink(parent / "latest") == "00000008"
+
+
+def test_runs_with_a_bundle_are_not_pushed_out_by_runs_that_went_well(opened: Open) -> None:
+    for number in range(1, 8):
+        ended = opened(f"{number:08}")
+        if number < 4:
+            (ended.path / f"rlinf-{ended.path.name}.zip").touch()
+        os.utime(ended.path, (number, number))
+        ended.close()
+    latest = opened("00000008")
+    latest.prune(2)
+    assert sorted(path.name for path in latest.path.parent.iterdir()) == [
+        "00000002", "00000003", "00000007", "00000008", "latest",
+    ]  # fmt: skip
 
 
 def test_a_folder_that_the_user_has_chosen_is_never_cleaned_up(opened: Open, tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from rlinf_async._inspection.state import stack_dump
 from rlinf_launcher.daemon import stack_reader
 from rlinf_launcher.daemon.endpoint import Endpoint
 from rlinf_launcher.daemon.router import Router
 from rlinf_launcher.daemon.stack_reader import StackReader
-
-from rlinf_async._inspection.state import stack_dump
 from tests._support.silent_processes import silent
 
 

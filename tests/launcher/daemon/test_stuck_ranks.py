@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+
+from rlinf_async._core import frames, operations
 from rlinf_launcher.daemon.endpoint import Endpoint
 from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.router import Router
 from rlinf_launcher.daemon.stuck_ranks import StuckRanks
-
-from rlinf_async._core import frames, operations
 
 CALLER = frames.endpoint(0, 99)
 

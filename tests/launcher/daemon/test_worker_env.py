@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from rlinf_launcher.daemon.worker_env import prepare
 
 from rlinf_async.errors import LaunchError
+from rlinf_launcher.daemon.worker_env import prepare
 
 NODE = {"PATH": "/bin", "HOME": "/root", "LD_LIBRARY_PATH": "/lib"}
 

@@ -9,10 +9,10 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from rlinf_launcher.remote import archive
-from rlinf_launcher.remote.archive import Archive, pack
 
 from rlinf_async.errors import ConfigError
+from rlinf_launcher.remote import archive
+from rlinf_launcher.remote.archive import Archive, pack
 
 
 def fill(folder: Path, *names: str) -> None:

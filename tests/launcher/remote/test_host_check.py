@@ -6,6 +6,7 @@ import io
 from typing import Any
 
 import pytest
+
 from rlinf_launcher.options import Options
 from rlinf_launcher.remote.host import Host, SlurmNode
 from rlinf_launcher.remote.host_check import HostCheck

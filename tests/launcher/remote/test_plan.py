@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from rlinf_async.errors import ConfigError
 from rlinf_launcher.cli.hosts_file import parse_hosts
 from rlinf_launcher.cli.parsing import parse
 from rlinf_launcher.remote.host import Host, SlurmNode
 from rlinf_launcher.remote.local import LocalConnector
 from rlinf_launcher.remote.plan import chosen_hosts, driver_python, plan
 from rlinf_launcher.remote.srun import SrunConnector
-
-from rlinf_async.errors import ConfigError
 
 
 def names(text: str) -> list[str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from rlinf_launcher.remote.bootstrap import BOOTSTRAP, shipment
 
 CHECKOUT = Path(__file__).parents[3]

@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from rlinf_async._wire.remote_exit import RemoteExit
 from rlinf_launcher.options import Options
 from rlinf_launcher.remote.bootstrap import BOOTSTRAP
 from rlinf_launcher.remote.host import Host
 from rlinf_launcher.remote.local import LocalConnector
 from rlinf_launcher.remote.prologue import bootstrap_argv, explain_prologue
 from rlinf_launcher.remote.ssh import ssh_connector
-
-from rlinf_async._wire.remote_exit import RemoteExit
 
 PROGRAM = (
     "import os, sys\ndef main(read):\n    os.write(1, repr((sys.executable, os.environ.get('A'), read(3))).encode())\n"

@@ -10,12 +10,12 @@ import threading
 from pathlib import Path
 
 import pytest
+
+from rlinf_async._wire.remote_exit import RemoteExit
 from rlinf_launcher.options import Options
 from rlinf_launcher.remote.bootstrap import BOOTSTRAP
 from rlinf_launcher.remote.host import Host, SlurmNode
 from rlinf_launcher.remote.srun import srun_connector
-
-from rlinf_async._wire.remote_exit import RemoteExit
 
 
 def words(node: SlurmNode | None = None, host: Host | None = None, **options: object) -> list[str]:

@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from rlinf_async._wire.remote_exit import RemoteExit
+from rlinf_async.errors import ConfigError
 from rlinf_launcher.options import Options
 from rlinf_launcher.remote.bootstrap import BOOTSTRAP, shipment
 from rlinf_launcher.remote.host import Host
 from rlinf_launcher.remote.ssh import ssh_connector
-
-from rlinf_async._wire.remote_exit import RemoteExit
-from rlinf_async.errors import ConfigError
 
 REFUSED = "ssh: connect to host node03 port 2222: Connection refused"
 TIMED_OUT = "ssh: connect to host node03 port 22: Connection timed out"

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rlinf_launcher.remote import sweeper
 
 from rlinf_async._wire.local_socket import listen
+from rlinf_launcher.remote import sweeper
 from tests._support import standing_runs
 from tests._support.inspected_runs import InspectedRun
 

@@ -1,4 +1,4 @@
-"""Errors raised from a sync report."""
+"""Errors raised from a sync report, and its text."""
 
 from __future__ import annotations
 
@@ -43,3 +43,18 @@ def test_every_raise_has_an_error_of_its_own_that_names_its_version(error: BaseE
         assert getattr(each, "number", None) == getattr(error, "number", None)
     assert error.__notes__ == ["said elsewhere"]
     assert len({id(error), *map(id, found)}) == 3
+
+
+def test_a_report_reads_as_a_sentence() -> None:
+    had, lost = Ack("applied", 3), Ack("failed", 3, PeerLost("worker rollout:2 has ended"))
+    whole = SyncReport(3, {"rollout:0": had, "rollout:1": had}, 1_300_000, t_stage=0.0004, t_total=0.0041)  # type: ignore[dict-item]
+    assert str(whole) == (
+        "version 3, 1.2 MiB: rollout:0, rollout:1 have it, after 4.1 ms, of which staging took 0.4 ms"
+    )
+    assert str(SyncReport(3, {0: had, 2: lost}, 312)) == (
+        "version 3, 312 B: 0 has it, after 0.0 ms, of which staging took 0.0 ms; "
+        "2 lacks it: PeerLost: worker rollout:2 has ended"
+    )
+    assert str(SyncReport(1)).startswith("version 1, 0 B: nobody has it")
+    many = str(SyncReport(1, dict.fromkeys(range(11), had), 5 << 30))
+    assert many.startswith("version 1, 5.0 GiB: 0, 1, 2, 3, 4, 5, 6, 7 and 3 more have it")

@@ -1,0 +1,133 @@
+"""Resumption state of a link between nodes: messages of a stream kept until acknowledged; receiver's count.
+
+A link outlives its connections.  Both ends count the messages of each stream, from 1, and when a connection is replaced
+they tell each other how many they have had::
+
+    sender                                        receiver
+    outgoing.add(a); outgoing.take() -> a   ───►  incoming.add(...)     1
+    outgoing.add(b); outgoing.take() -> b   ─ ─
+    outgoing.resume(1)                      ◄───  incoming.received     (a new connection)
+    outgoing.take() -> b                    ───►  incoming.add(...)     2
+    outgoing.acknowledge(2)                 ◄───  incoming.acknowledge()
+
+Order is that of ``add``; nothing is lost, and nothing comes twice.  ``_wire/daemon_link.py`` does the sending.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+ACK_MESSAGES: Final = 64
+"""Messages without an acknowledgement, from which on one is sent at once; before, it rides along or follows soon."""
+ACK_BYTES: Final = 4 << 20
+
+
+class OutgoingMessages:
+    """The messages of one stream that wait to be written, and those that may have to be written again.
+
+    Attributes:
+        acknowledged: messages that the other side has.
+        kept_bytes: of the messages that have been taken and not acknowledged.
+    """
+
+    __slots__ = ("_kept", "_taken", "_waiting", "acknowledged", "kept_bytes")
+
+    def __init__(self) -> None:
+        self._waiting: deque[bytes] = deque()
+        self._kept: deque[list[bytes]] = deque()
+        self._taken = 0
+        """Of those kept, the ones that were written to the present connection."""
+        self.acknowledged = 0
+        self.kept_bytes = 0
+
+    def __len__(self) -> int:
+        """Parts that have never been taken."""
+        return len(self._waiting)
+
+    @property
+    def is_repeating(self) -> bool:
+        """Whether the next message has been written to an earlier connection."""
+        return self._taken < len(self._kept)
+
+    def add(self, part: bytes) -> None:
+        """Appends a part of a message, or the whole of it."""
+        self._waiting.append(part)
+
+    def take(self, limit: int = 0) -> list[bytes]:
+        """The next message, as parts: one, or more of up to ``limit`` bytes in all; empty where nothing waits."""
+        if self.is_repeating:
+            message = self._kept[self._taken]
+        elif self._waiting:
+            message = [self._waiting.popleft()]
+            size = len(message[0])
+            while self._waiting and size + len(self._waiting[0]) <= limit:
+                size += len(self._waiting[0])
+                message.append(self._waiting.popleft())
+            self._kept.append(message)
+            self.kept_bytes += size
+        else:
+            return []
+        self._taken += 1
+        return message
+
+    def acknowledge(self, received: int) -> None:
+        """The other side has so many messages in all; one that says less than before is late.
+
+        Raises:
+            ValueError: that is more than were sent.
+        """
+        if received - self.acknowledged > self._taken:
+            raise ValueError(f"{received} messages were acknowledged, and {self.acknowledged + self._taken} sent")
+        while self.acknowledged < received:
+            self.acknowledged += 1
+            self._taken -= 1
+            self.kept_bytes -= sum(map(len, self._kept.popleft()))
+
+    def resume(self, received: int) -> None:
+        """A new connection to the other side, which has so many messages: what follows them is taken again.
+
+        Raises:
+            ValueError: that is more than were sent, or fewer than were acknowledged.
+        """
+        if received < self.acknowledged:
+            raise ValueError(f"{received} messages are said to have come, and {self.acknowledged} were acknowledged")
+        self._taken = len(self._kept)
+        self.acknowledge(received)
+        self._taken = 0
+
+    def clear(self) -> None:
+        """Nothing of it is written any more."""
+        self._waiting.clear()
+        self._kept.clear()
+        self._taken = self.kept_bytes = 0
+
+
+class IncomingMessages:
+    """Count of one stream's messages that have come, and of those that its sender has been told of.
+
+    Attributes:
+        received: messages that have come.
+    """
+
+    __slots__ = ("_acknowledged", "_bytes", "received")
+
+    def __init__(self) -> None:
+        self.received = self._acknowledged = 0
+        self._bytes = 0
+
+    def add(self, nbytes: int) -> bool:
+        """A message has come; whether it is time to acknowledge at once."""
+        self.received += 1
+        self._bytes += nbytes
+        return self._bytes >= ACK_BYTES or self.received - self._acknowledged >= ACK_MESSAGES
+
+    @property
+    def is_owing(self) -> bool:
+        """Whether the sender keeps messages for want of an acknowledgement."""
+        return self.received > self._acknowledged
+
+    def acknowledge(self) -> int:
+        """Messages that have come, for their sender, who is told now."""
+        self._acknowledged, self._bytes = self.received, 0
+        return self.received

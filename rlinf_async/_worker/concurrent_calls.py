@@ -1,0 +1,111 @@
+"""``ConcurrentCalls``: event loop of a worker's ``@concurrent`` methods, in a thread that starts with the first call.
+
+The main thread belongs to user code, and its loop stands still while a ``def`` method runs; the socket thread must
+never run user code.  So what is to overtake a ``def`` method has a third thread::
+
+    any thread          submit(call) ── call_soon_threadsafe ──► start(call, loop): a task, or None if it was cancelled
+    any thread          cancel(call) ── call_soon_threadsafe ──► behind the start, so that there is a task
+    socket thread       end()        ── at the worker's end: cancels all tasks; the main thread waits for them
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from rlinf_async._worker import broken_loop
+from rlinf_async._worker.running_call import Call
+
+logger = logging.getLogger(__name__)
+
+
+class ConcurrentCalls:
+    """The calls of ``@concurrent`` methods.  All methods may be called from any thread.
+
+    Args:
+        start: begins a call on the loop, in its thread, and returns the task; None where the call has begun or ended.
+    """
+
+    def __init__(self, start: Callable[[Call, asyncio.AbstractEventLoop], asyncio.Task[None] | None]) -> None:
+        self._start = start
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._calls: dict[asyncio.Task[None], Call] = {}
+        """Of the loop's thread, which alone looks at it."""
+        self.ended: Future[None] | None = None
+        """Done when all tasks have ended, after ``end``; None before."""
+
+    def submit(self, call: Call) -> None:
+        """Has a call run; it is ignored at the worker's end, at which the daemon answers what is open.
+
+        Raises:
+            OSError, RuntimeError: there is no descriptor, or no thread, for the loop; the next call tries again.
+        """
+        with self._lock:
+            if self.ended is not None:
+                return
+            if self._loop is None:
+                loop = asyncio.new_event_loop()
+                try:
+                    threading.Thread(target=self._run, args=(loop,), name="rlinf-concurrent", daemon=True).start()
+                except RuntimeError:
+                    loop.close()
+                    raise
+                self._loop = loop
+            self._loop.call_soon_threadsafe(self._begin, call, self._loop)
+
+    def cancel(self, call: Call) -> None:
+        """Cancels a call that runs, or is about to."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._cancel, call)
+
+    def end(self) -> None:
+        """Cancels everything, and takes no more calls."""
+        with self._lock:
+            if self.ended is not None:
+                return
+            if self._loop is not None:
+                self.ended = asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop)
+            else:  # the first call may be on its way, from a caller's own socket: nobody would wait for its cleaning up
+                self.ended = Future()
+                self.ended.set_result(None)
+
+    # -- its own thread -----------------------------------------------------------------------------------------
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        while True:
+            try:
+                loop.run_forever()  # until the process exits; user code may have stopped it
+            except (SystemExit, KeyboardInterrupt) as error:
+                logger.warning("%s in a background task of the worker is ignored", type(error).__name__)
+            except BaseException as error:
+                broken_loop.report(error)
+                os._exit(broken_loop.EXIT_CODE)  # its calls would never be answered
+
+    def _begin(self, call: Call, loop: asyncio.AbstractEventLoop) -> None:
+        task = self._start(call, loop)
+        if task is not None:
+            self._calls[task] = call
+            task.add_done_callback(self._calls.pop)
+
+    @staticmethod
+    def _cancel(call: Call) -> None:
+        if call.task is not None:
+            call.task.cancel()
+
+    async def _cancel_all(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            call = self._calls.get(task)
+            if call is not None and call.cancelled:
+                continue  # a second word must not interrupt the cleaning up that the first one caused
+            if call is not None:
+                call.cancelled = True
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
