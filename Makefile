@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 JOBS ?= 3
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test lint orphans histories faults fuzz museum slurm museum-healthy page stress training bench results docs clean
+.PHONY: run test again lint orphans histories faults fuzz museum slurm museum-healthy page stress training bench results docs clean
 
 run: $(READY)
 	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
@@ -21,6 +21,10 @@ run: $(READY)
 test: export PYTHONDONTWRITEBYTECODE :=
 test: lint
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not orphans and not histories and not training and not stress and not faults and not fuzz and not museum and not slurm and not browser" $(ARGS)
+
+# What has failed in the last run, one after the other; fails too where that run has not come to its tests.
+again: $(READY)
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures=none $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -301,10 +301,13 @@ class Subscriber:
             self._changes.notify()
 
     def _next(self) -> list[Words]:
-        """One word; or several published versions, of which only the last counts."""
+        """One word; or several published versions that are there to be read, of which only the last counts.
+
+        One that is only asked about is no such: on another machine the one before may land after the question.
+        """
         news = self._news
         words = [news.popleft()]
-        while self._skips and words[0][0] == say.PUBLISH and news and news[0][0] == say.PUBLISH:
+        while self._skips and _is_there(words[-1]) and news and _is_there(news[0]):
             words.append(news.popleft())
         return words
 
@@ -536,3 +539,8 @@ class Subscriber:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
+
+
+def _is_there(words: Words) -> bool:
+    """Whether they say in which memory a version is."""
+    return bool(words[0] == say.PUBLISH and words[2] is not None)

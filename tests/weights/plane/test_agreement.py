@@ -13,6 +13,7 @@ import torch
 from rlinf_async.errors import DeadlineExceeded, TransferFailed, WeightMismatch
 from rlinf_async.weights import Publisher, Subscriber
 from tests._support.fake_gpus import FakeGpus
+from tests._support.recording_listener import Ear
 from tests._support.weight_parts import Leases, LocalLink, words
 from tests.weights.plane.test_publisher import Net, filled, pair, shown, weights
 
@@ -148,6 +149,31 @@ async def test_a_version_that_a_mended_model_takes_is_delivered(policy: str, mon
         assert {name: ack.status for name, ack in report.per_worker.items()} == {0: "applied", 1: "applied"}
         assert {float(tensor.min()) for tensor in (*destination.values(), *other.values())} == {5.0}
         assert publisher.quarantined == {}
+
+
+async def test_a_version_that_lands_behind_the_question_for_the_next_one_is_not_taken_for_it() -> None:
+    """On another machine version 1 may land when version 2 is published, and asked of who has refused version 1."""
+    to_receiver, to_ear = LocalLink.pair()
+    told, answers = Ear(), Ear()
+    to_ear.listen(told)
+    async with Publisher(weights(0)) as publisher:
+        await (await publisher.publish(weights(1)))
+        publisher.add("it", to_receiver)
+        told.until(lambda: bool(told.words))
+        hello = told.words[0]
+        *_, memory, version = hello
+        assert (hello[0], version) == (words.HELLO, 1)
+        from_sender, to_sender = LocalLink.pair()
+        from_sender.listen(answers)
+        async with Subscriber(to_sender, weights(0)) as subscriber:
+            subscriber.hear([*hello[:-2], None, 0])
+            subscriber.hear([words.PUBLISH, 2, None, None])
+            subscriber.hear([words.PUBLISH, 1, memory, None])
+            await subscriber.wait_version(1, 10)
+            answers.until(lambda: any(said[0] == words.ACK for said in answers.words))
+            assert [said[1] for said in answers.words if said[0] == words.ACK] == [1]
+            assert subscriber.staleness == 1
+    to_ear.close()
 
 
 @pytest.mark.parametrize("timeout", [None, 0.05])
