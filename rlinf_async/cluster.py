@@ -36,6 +36,7 @@ from rlinf_async._cluster.launch_config import (
 from rlinf_async._cluster.node_infos import described, nodes_from
 from rlinf_async._cluster.output import show_output
 from rlinf_async._cluster.own_nodes import declared_gpus, start_own_nodes
+from rlinf_async._cluster.supervision import Supervision
 from rlinf_async._cluster.sys_variables import ClusterEnvVar, get_full_env_var_name, get_sys_env_var
 from rlinf_async._core import codec, operations, process
 from rlinf_async._core.descriptors import explained_shortage
@@ -52,7 +53,13 @@ from rlinf_async._wire.terminal import Terminal
 from rlinf_async._worker import context
 from rlinf_async._worker.spec import GroupSpec
 from rlinf_async.address import NodeInfo, WorkerAddress
-from rlinf_async.configuration import ClusterConfig, NodeGroup, get_path_env_merge_mode, merge_worker_env_vars
+from rlinf_async.configuration import (
+    ClusterConfig,
+    NodeGroup,
+    RestartPolicy,
+    get_path_env_merge_mode,
+    merge_worker_env_vars,
+)
 from rlinf_async.errors import ClosedError, ConfigError, ForkedProcessError, LoopNotRunning
 from rlinf_async.group import WorkerGroup, public_methods, start_closing
 from rlinf_async.handle import Handle
@@ -61,6 +68,7 @@ from rlinf_async.outcome import CallDeadline
 from rlinf_async.placement import check_strategy, default_strategy
 from rlinf_async.profiling import ProfileConfig, get_profiling_env_vars_for_worker, modify_profile_context
 from rlinf_async.work import DictOrWork, IntOrWork, NoneOrWork, ValueOrWork, Work, blocking
+from rlinf_async.worker import Worker
 
 W = TypeVar("W")
 
@@ -473,6 +481,7 @@ class Cluster:
         seed: int | None = None,
         profiling: ProfileConfig | None = None,
         call_timeout: float | None = None,
+        restarts: tuple[Any, Any, Any] = (None, None, None),
     ) -> WorkerGroup[W]:
         """What ``create_group(...).launch(cluster, ...)`` does; see there."""
         if self._closing is not None:
@@ -509,16 +518,32 @@ class Cluster:
             quiet=disable_distributed_log,
             catch_system_failure=catch_system_failure,
             profiling=self._profiling_of(title, profiling),
+            policy=RestartPolicy.of(*restarts, self._supervision_of(title, strategy)),
         )
         reserved = self._reserve_now(title)
         members = Members(self._client, title, len(placements))
         everyone = members.callee(range(members.size))
         ready = Handle(everyone, "__init__")
+        if plan.policy.restarts:
+            hook = spec.worker_cls.on_restart is not Worker.on_restart  # type: ignore[attr-defined]
+            members.supervisor = Supervision(self._client, members, plan, construct.to_bytes(), hook=hook)
         members.call(everyone, ready, "__init__", [construct])
         members.limit_calls(deadline, ready)
         self._groups = [*(group for group in self._groups if not group.closed), members]
-        members.launching = self._client.run(launch(self._client, members, plan, reserved=reserved))
+        members.launching = self._client.run(self._start_group(members, plan, reserved=reserved))
         return WorkerGroup(members, spec.worker_cls, ready=ready)
+
+    async def _start_group(self, members: Members, plan: Plan, *, reserved: bool) -> None:
+        port = await launch(self._client, members, plan, reserved=reserved)
+        if members.supervisor is not None:
+            members.supervisor.port = port
+
+    def _supervision_of(self, group: str, strategy: Any) -> RestartPolicy | None:
+        """What the configuration says of the restarts of a group, by its name or its component's."""
+        if self._config is None:
+            return None
+        policies = self._config.supervision
+        return policies.get(group) or policies.get(getattr(strategy, "component", ""))
 
     def _address(self, name: str | None, worker_cls: type) -> WorkerAddress:
         """A named group is a root of its own; an unnamed one inside a worker is the worker's child."""

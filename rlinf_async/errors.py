@@ -50,6 +50,7 @@ class WorkerDied(PeerLost):
         methods: the calls that were open on it, oldest first.
         log_path: the full log of the rank on its node.
         last_words: the last lines that it wrote to stderr.
+        returns: it is started again under its rank, as ``launch(restart=)`` says.
     """
 
     group: str = ""
@@ -62,6 +63,7 @@ class WorkerDied(PeerLost):
     methods: Sequence[str] = ()
     log_path: str = ""
     last_words: Sequence[str] = ()
+    returns: bool = False
 
     @classmethod
     def from_exit_report(cls, report: Mapping[str, Any]) -> WorkerDied:
@@ -75,6 +77,10 @@ class WorkerDied(PeerLost):
             lines += [f"    | {line}" for line in report["last_words"]]
         if report.get("log_path"):
             lines.append("  {:<11} {}".format(*told_log(report)))
+        if report.get("returns"):
+            lines.append("  restart     it is started again under its rank")
+        elif report.get("reason"):
+            lines.append(f"  restart     it {report['reason']}")
         error = cls("\n".join(lines))
         error.__dict__.update(report)
         return error

@@ -23,10 +23,11 @@ from rlinf_async._core.root_cause import fold_ranks
 from rlinf_async._core.type_variables import R, W_co
 from rlinf_async._core.worker_facts import read_worker
 from rlinf_async._group.each import per_rank
+from rlinf_async._group.idempotent import is_idempotent
 from rlinf_async._group.members import Members
 from rlinf_async.address import WorkerInfo
 from rlinf_async.configuration import did_you_mean
-from rlinf_async.errors import ClosedError, NodeLost
+from rlinf_async.errors import ClosedError, ConfigError, NodeLost
 from rlinf_async.handle import Handle
 from rlinf_async.outcome import CallDeadline
 from rlinf_async.stream import Stream
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 _CLOSE_ANSWER_S: Final = 3.0
 """Beyond the grace, for the daemons to say that it is done."""
 
-_SHADOWED: Final = frozenset({"call"})
+_SHADOWED: Final = frozenset({"call", "restart"})
 """Names of the group's that a worker class may have too: then ``group.call`` is the worker's method."""
 
 _NO_ARGUMENTS: Final = (codec.encode_arguments((), {}, describe="no argument", root="args"),)
@@ -254,7 +255,8 @@ class WorkerGroup(Generic[W_co]):
         return self._call(found.name, found.streams, args, kwargs)
 
     def _call(self, method: str, streams: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handle | Stream:
-        if not args and not kwargs and not streams:
+        repeats = self._members.supervisor is not None and public_methods(self._worker_cls)[method].is_idempotent
+        if not args and not kwargs and not streams and not repeats:
             handle = Handle(self._callee, method)
             self._members.call(self._callee, handle, method, _NO_ARGUMENTS)
             return handle
@@ -265,7 +267,9 @@ class WorkerGroup(Generic[W_co]):
             for share in (((args, kwargs),) if shares is None else shares)
         ]
         handler: Handle | Stream = Stream(self._callee, method) if streams else Handle(self._callee, method)
-        self._members.call(self._callee, handler, method, encoded, same=shares is None)
+        if repeats:  # it may be sent again later, when what it was made of has changed
+            encoded = [each if isinstance(each, bytes) else each.to_bytes() for each in encoded]
+        self._members.call(self._callee, handler, method, encoded, same=shares is None, repeats=repeats)
         return handler
 
     def __getattr__(self, name: str) -> Any:
@@ -280,6 +284,35 @@ class WorkerGroup(Generic[W_co]):
             f"{self._worker_cls.__name__} has no public method {name!r}{hint}; it has {', '.join(own) or 'none'}, "
             f"and as every Worker {', '.join(inherited)}"
         )
+
+    # -- restarts -----------------------------------------------------------------------------------------------
+
+    def restart(self, *ranks: int) -> NoneOrWork:
+        """Ends these ranks (all of this view without any), if they live, and starts them again.
+
+        It counts against no limit of restarts, and brings a rank back that was lost by one.  In a coroutine it returns
+        a ``Work`` to await, elsewhere it blocks.
+
+        Raises:
+            ConfigError: the group was launched without ``restart=``, or elsewhere: only then what its constructors had
+                is kept.
+            WorkerDied: one could not be started.
+        """
+        supervisor = self._members.supervisor
+        if supervisor is None:
+            raise ConfigError(
+                f"group '{self._members.name}' cannot be restarted: launch it with restart='rank' (with max_restarts=0 "
+                "only by hand), and call restart() where it was launched"
+            )
+        done: NoneOrWork = blocking(supervisor.restart(self.execute_on(*ranks)._ranks if ranks else self._ranks))
+        return done
+
+    def on_restart(self, callback: Callable[[list[int]], object]) -> None:
+        """Calls back with the ranks that were started again, once they are back and before calls that have waited go.
+
+        On the thread of the cluster's loop, where it must not block.
+        """
+        self._members.on_restart.append(callback)
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -387,6 +420,7 @@ class PublicMethod:
     streams: bool
 
     is_plain_generator: bool = False
+    is_idempotent: bool = False
 
     def bind(self, group: WorkerGroup) -> GroupMethod:
         kind = _PlainGenerator if self.is_plain_generator else GroupMethod
@@ -475,7 +509,7 @@ def public_methods(worker_cls: type) -> dict[str, PublicMethod]:
         if name.startswith("_") or isinstance(attribute, property | type):
             continue
         member = getattr(worker_cls, name)
-        if not callable(member) or name in ("timer", "create_group"):
+        if not callable(member) or name in ("timer", "create_group", "on_restart"):
             continue
         if hasattr(WorkerGroup, name) and name not in _SHADOWED:
             taken = [each for each in dir(WorkerGroup) if not each.startswith("_") and each not in _SHADOWED]
@@ -483,7 +517,8 @@ def public_methods(worker_cls: type) -> dict[str, PublicMethod]:
                 f"{worker_cls.__name__}.{name} has the name of a method of WorkerGroup: rename it "
                 f"(taken are {', '.join(taken)})"
             )
-        found[name] = PublicMethod(name, inspect.isasyncgenfunction(member), inspect.isgeneratorfunction(member))
+        streams, yields = inspect.isasyncgenfunction(member), inspect.isgeneratorfunction(member)
+        found[name] = PublicMethod(name, streams, yields, is_idempotent(member))
     _methods[worker_cls] = found
     return found
 

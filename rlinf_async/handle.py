@@ -138,6 +138,8 @@ class Handle(Work[list[R]]):
 
     def _answer(self, slot: int, status: int, body: Body) -> bool:
         """Takes a rank's answer; True once no more is expected."""
+        if status == Status.DIED and not self._cancelled and self._callee.repeats(self, slot, bytes(body)):
+            return False
         step = self._tally.answer(slot, status, body)
         if step is TallyStep.NOTHING:
             return self._tally.missing == 0

@@ -25,6 +25,7 @@ from rlinf_async._worker.routing import Routing
 from rlinf_async._worker.spec import GroupSpec
 from rlinf_async._worker.timers import Span, Timers, caller_name, timed
 from rlinf_async.address import WorkerAddress, WorkerInfo
+from rlinf_async.configuration import RESTARTS
 from rlinf_async.hardware import is_rehearsal
 from rlinf_async.work import BoolOrWork, IntOrWork, blocking
 
@@ -107,6 +108,8 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
     """``MASTER_ADDR``, the address of the group's store for ``torch.distributed``."""
     _master_port: int
     """``MASTER_PORT``, the port of that."""
+    _restarts: int
+    """How often its rank was started again before, as ``launch(restart=)`` says."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Worker:
         worker = super().__new__(cls)
@@ -179,6 +182,7 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
         self._timers = Timers()
         self._device_lock: DeviceLock | None = None
         self._logger = logging.getLogger(f"{NAME}.{self._worker_name}")
+        self._restarts = int(environment.get(RESTARTS, 0))
         self._take_platform()
         Worker.PID = os.getpid()
         Worker.current_worker = self
@@ -194,6 +198,17 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
 
     def __repr__(self) -> str:
         return f"{self._group_name}(rank={self._rank})"
+
+    def on_restart(self, restarts: list[int]) -> None:
+        """Called on every rank once ranks of its group were started again, before the calls that have waited.
+
+        To be overridden, by ``def`` or ``async def``; as it stands it does nothing.  Here a group makes anew what the
+        ranks have together: ``torch.distributed.destroy_process_group()``, where it was, and
+        ``init_process_group()``.
+
+        Args:
+            restarts: of each rank of the group, how often it was started again.
+        """
 
     # -- groups -------------------------------------------------------------------------------------------------
 

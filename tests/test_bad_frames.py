@@ -56,7 +56,7 @@ def test_a_frame_in_the_name_of_another_is_not_believed(cluster: Cluster) -> Non
         number, driver, daemon = group._members.endpoints[0], cluster._client.endpoint, frames.endpoint(0, 0)
         waiting = honest.sleep(60)
         assert honest.noted().wait() == [["sleeping"]]
-        lookup = cluster._client.request(operations.FindGroup("not yet", None), node=0)
+        lookup = cluster._client.request(operations.FindGroup("not yet", None, 0), node=0)
         forged = codec.encode("forged").to_bytes()
         route = frames.route_to([number])
         for kind in [

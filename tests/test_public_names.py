@@ -87,7 +87,7 @@ def test_a_workers_attributes_that_are_rlinfs_are_listed() -> None:
     rlinfs = re.findall(r"^\| `Worker\.(_\w+)` \| same \|.*\| attribute \|", PORTING.read_text(), re.M)
     listed = re.findall(r"^\| `self\.(\w+): [^`]+` \| \S", SECTIONS["Worker"], re.M)
     assert len(rlinfs) > 10
-    assert {*rlinfs, "_worker_name"} == set(listed)
+    assert {*rlinfs, "_worker_name", "_restarts"} == set(listed)
 
 
 @pytest.mark.parametrize("name", ["GroupSpec", "Cluster", "Worker", "Channel", "publish", "follow"])

@@ -20,9 +20,7 @@ class Names:
         lost: the nodes that are lost.
     """
 
-    def __init__(
-        self, answer: Callable[[Requester, Any], None], gone: Set[int], lost: Sequence[dict[str, Any]]
-    ) -> None:
+    def __init__(self, answer: Callable[..., None], gone: Set[int], lost: Sequence[dict[str, Any]]) -> None:
         self._answer = answer
         self._gone = gone
         self._lost = lost
@@ -47,8 +45,13 @@ class Names:
 
     async def find_group(self, requester: Requester, op: operations.FindGroup) -> Any:
         """The roster of a name; answered when there is one, with ``rank`` when it has that."""
-        roster = self.directory.lookup(op.name, requester, op.rank)
+        roster = self.directory.lookup(op.name, requester, op.rank, op.after)
         return LATER if roster is None else roster
+
+    def rank_returned(self, requester: Requester, op: operations.RankReturned) -> None:
+        """A rank of the requester's group is back, or will not be."""
+        for waiter in self.directory.replace(op.group, requester.endpoint, op.rank, op.was, op.entry):
+            self._answer(waiter, self.directory.entries[op.group].roster)
 
     async def cancel_find_group(self, requester: Requester, op: operations.CancelFindGroup) -> list[str]:
         """Ends the request of that number; the names that there are."""
@@ -57,7 +60,13 @@ class Names:
         return self.directory.names()
 
     async def release_group(self, requester: Requester, op: operations.ReleaseGroup) -> bool:
-        return self.directory.release(op.name, requester.endpoint)
+        released = self.directory.release(op.name, requester.endpoint)
+        self._refuse_orphans()
+        return released
+
+    def _refuse_orphans(self) -> None:
+        for name, waiter in self.directory.orphaned_waiters():
+            self._answer(waiter, ["ClosedError", f"group '{name}' was closed"], ok=False)
 
     async def is_alive(self, requester: Requester, op: operations.IsAlive) -> bool:
         """Whether there is a worker of that group and rank, and it has not ended."""
@@ -72,6 +81,7 @@ class Names:
         """A process is no more: what it owned is free, and nobody is to be told for it."""
         self.directory.drop_owner(gone)
         self.directory.drop_waiter(gone)
+        self._refuse_orphans()
 
     def clients(self) -> set[int]:
         """The processes that own a name, or wait for one."""

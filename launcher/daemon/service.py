@@ -59,11 +59,20 @@ _MAX_UNOBSERVED_ERRORS: Final = 1000
 
 @dataclass
 class Group:
-    """The part of a worker group that lives on this node."""
+    """The part of a worker group that lives on this node.
+
+    Attributes:
+        supervised: its owner starts workers again that have died.
+        former: workers that have died, and in whose place others are.
+        store: the socket of the store at MASTER_PORT, for the next one of rank 0.
+    """
 
     name: str
     owner: int
     workers: list[Endpoint] = field(default_factory=list)
+    supervised: bool = False
+    former: list[Endpoint] = field(default_factory=list)
+    store: socket.socket | None = None
     closed: asyncio.Future[None] | None = None
 
 
@@ -143,6 +152,7 @@ class DaemonService:
         on(operations.PublishGroup, self.names.publish_group)
         on(operations.JoinGroup, self.names.join_group)
         on(operations.FindGroup, self.names.find_group)
+        on(operations.RankReturned, self.rank_returned)
         on(operations.CancelFindGroup, self.names.cancel_find_group)
         on(operations.ReleaseGroup, self.names.release_group)
         on(operations.IsAlive, self.names.is_alive)
@@ -231,6 +241,8 @@ class DaemonService:
         name = op.group
         while (group := self.groups.setdefault((owner, name), Group(name, owner))).closed is not None:
             await asyncio.shield(group.closed)  # an earlier one of this name, on its way out
+        group.supervised = op.supervised
+        self._replace_dead(group, [worker["rank"] for worker in op.workers])
         place = prepare(self._site.environment, op.env, op.node_env, op.python, self._site.name)
         template = self._templates.get(place.special, place.python)
         results = await asyncio.gather(
@@ -245,6 +257,26 @@ class DaemonService:
                     self.groups.pop((owner, name), None)
                 raise result
         return [[endpoint.number, endpoint.process.pid, endpoint.process.log_path] for endpoint in started]  # type: ignore[union-attr]
+
+    def _replace_dead(self, group: Group, ranks: Sequence[int]) -> None:
+        """Workers of these ranks that have died make room; their channels live on with the group."""
+        for endpoint in group.workers.copy():
+            assert endpoint.process is not None
+            if endpoint.exit_report is not None and endpoint.process.setup.rank in ranks:
+                group.workers.remove(endpoint)
+                group.former.append(endpoint)
+                self.router.endpoints.pop(endpoint.number, None)
+                self.sub_workers.forget(endpoint)
+
+    async def rank_returned(self, requester: Requester, op: operations.RankReturned) -> None:
+        """Tells every process of this node that a rank is back, or will not be; at node 0 those who look for it too."""
+        if self._site.node == 0:
+            self.names.rank_returned(requester, op)
+        endpoint = self.router.endpoints.get(frames.number_of(op.was))
+        if op.entry is None and endpoint is not None and endpoint.id == op.was and endpoint.exit_report is not None:
+            report = {**frames.unpack(endpoint.exit_report), "returns": False, "reason": op.reason}
+            endpoint.exit_report = frames.pack(report)
+        self.router.tell_all("rank_returned", vars(op))
 
     async def _undo(self, group: Group, endpoint: Endpoint) -> None:
         """Ends a worker whose group does not come to be; returns once it is reaped."""
@@ -282,7 +314,7 @@ class DaemonService:
             "group": group.name,
             "config": op.config,
         }
-        store = self._stores.pop((group.owner, group.name), None) if worker["rank"] == 0 else None
+        store = self._store_for(group) if worker["rank"] == 0 else None
         on_lines = None
         if not op.quiet and site.tee != "none" and _teed(site.tee, worker["rank"]):
             prefix = f"{group.name}:{worker['rank']}@{site.name}"
@@ -314,6 +346,17 @@ class DaemonService:
         endpoint.connection.open()
         group.workers.append(endpoint)
         return endpoint
+
+    def _store_for(self, group: Group) -> socket.socket | None:
+        """The listening socket for rank 0; of a supervised group one stays here, so that the port stays the group's."""
+        store = self._stores.pop((group.owner, group.name), None)
+        if store is not None and group.store is not None:
+            group.store.close()
+            group.store = None
+        if not group.supervised:
+            return store
+        group.store = store or group.store
+        return None if group.store is None else group.store.dup()
 
     def _profiled(self, profiler: Any, place: WorkerEnv, spec: dict[str, Any]) -> ProfiledStarter | None:
         """What starts a worker that a profiler is wrapped around; None where there is none."""
@@ -347,6 +390,7 @@ class DaemonService:
         process = endpoint.process
         assert process is not None
         report = process.exit_report(endpoint.pending_calls.methods(time.monotonic()))
+        report["returns"] = not expected and group is not None and group.supervised and group.closed is None
         if not expected:
             logger.warning("worker %s (pid %d) %s", process.setup.name, process.pid, report["verdict"])
         parts = [
@@ -357,7 +401,9 @@ class DaemonService:
         if not expected:
             parts.append(lambda: self._note_death(process.setup.name, report))
         if group is not None and not expected:
-            parts.append(lambda: self.router.tell(group.owner, "died", {**report, "endpoint": endpoint.id}))
+            # Where it comes back, before its calls fail: one that is made because of that waits for it.
+            place = 0 if report["returns"] else len(parts)
+            parts.insert(place, lambda: self.router.tell(group.owner, "died", {**report, "endpoint": endpoint.id}))
         run_all(f"worker {process.setup.name}", parts)
 
     def _note_death(self, name: str, report: Mapping[str, Any]) -> None:
@@ -376,9 +422,11 @@ class DaemonService:
             return
         group.closed = self._loop.create_future()
         try:
-            store = self._stores.pop((group.owner, group.name), None)
-            if store is not None:
-                store.close()
+            for store in (self._stores.pop((group.owner, group.name), None), group.store):
+                if store is not None:
+                    store.close()
+            for endpoint in group.former:
+                self.forget_endpoint(endpoint.id)
             processes = []
             me = frames.endpoint(self._site.node, 0)
             for endpoint in group.workers:

@@ -196,7 +196,7 @@ class WorkerProcess:
         """The last lines on its stderr, by whichever of its processes."""
         return self._outputs[1].last_lines()
 
-    def exit_report(self, methods: list[str]) -> Mapping[str, Any]:
+    def exit_report(self, methods: list[str]) -> dict[str, Any]:
         """What the world is told about the death (see ``WorkerDied``)."""
         assert self.exit_status is not None
         told = self._kill_reason if self.exit_status.signal == "SIGKILL" else ""  # it may have died of something else

@@ -231,6 +231,18 @@ class NodeClient:
             if node is None or at == node:
                 self._answer(call, slot, Status.LOST, frames.pack([at, reason]))
 
+    def call_again(
+        self, call: int, targets: Sequence[int], slot: int, method: str, body: bytes | int, fds: Sequence[int]
+    ) -> None:
+        """Sends an open call once more, to the process that has come in the place of a dead one."""
+        self._direct_calls.relays(targets[slot], call)
+        route = frames.route_to(targets, [slot])
+        self.send((frames.CALL, len(fds), self.endpoint, route, call, method, 0, body), fds)
+
+    def answer_for(self, call: int, slot: int, status: Status, text: str) -> None:
+        """Answers an open call for a process that is no more, on the loop."""
+        self.later(0, lambda: self._answer(call, slot, status, frames.pack(text)))
+
     def cancel(self, call: int, targets: Sequence[int]) -> None:
         self._signal(frames.CANCEL, targets, call)
 

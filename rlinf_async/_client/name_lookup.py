@@ -13,7 +13,7 @@ from rlinf_async._core.operations import Operation
 from rlinf_async.errors import DeadlineExceeded
 
 _FIND: Final[dict[str, Callable[[str], Operation[Any]]]] = {
-    "group": lambda name: operations.FindGroup(name, None),
+    "group": lambda name: operations.FindGroup(name, None, 0),
     "channel": operations.FindChannel,
 }
 _CANCEL: Final[dict[str, Callable[[int], Operation[list[str]]]]] = {

@@ -8,7 +8,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from rlinf_async._core import frames, operations
 from rlinf_async._core.worker_facts import pack_hardware
 from rlinf_async._group.members import Members
 from rlinf_async.address import NodeInfo, WorkerAddress
+from rlinf_async.configuration import RESTARTS, RestartPolicy
 from rlinf_async.errors import ClosedError, NodeLost
 from rlinf_async.group import info_from
 from rlinf_async.hardware import REHEARSAL, AcceleratorType, get_family
@@ -46,6 +47,7 @@ class Plan:
         config: the cluster's configuration as JSON, for the workers; empty without.
         environment: the group's own variables, which win over all others.
         profiling: of this group; None if it is not profiled.
+        policy: whether and how often its ranks are started again.
     """
 
     name: str
@@ -62,10 +64,11 @@ class Plan:
     catch_system_failure: bool
     config: str = ""
     profiling: ProfileConfig | None = None
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
 
 
-async def launch(client: NodeClient, members: Members, plan: Plan, *, reserved: bool) -> None:
-    """Starts the processes of a group and lets its waiting calls go.
+async def launch(client: NodeClient, members: Members, plan: Plan, *, reserved: bool) -> int:
+    """Starts the processes of a group and lets its waiting calls go; the port of its store.
 
     Nothing is left of a launch that fails: the processes are ended, the name is free, and every call that waits on the
     members gets the error.
@@ -75,12 +78,15 @@ async def launch(client: NodeClient, members: Members, plan: Plan, *, reserved: 
         if not reserved:
             await client.request(operations.ReserveGroup(plan.name), node=0)
             named = True
-        roster = await _spawn(client, plan)
+        port = await _open_store(client, plan)
+        spawned = await spawn(client, plan, range(len(plan.placements)), port)
+        roster = [spawned[rank] for rank in range(len(plan.placements))]
         await client.request(operations.PublishGroup(plan.name, roster), node=0)
         infos = [info_from(entry["info"], entry["pid"]) for entry in roster]
         if members.closed:
             raise asyncio.CancelledError
         members.start([entry["endpoint"] for entry in roster], infos, [entry["log"] for entry in roster])
+        return port
     except BaseException as error:
         try:
             async with asyncio.timeout(_UNDO_TIMEOUT_S):
@@ -94,17 +100,31 @@ async def launch(client: NodeClient, members: Members, plan: Plan, *, reserved: 
         raise
 
 
-async def _spawn(client: NodeClient, plan: Plan) -> list[dict[str, Any]]:
+async def _open_store(client: NodeClient, plan: Plan) -> int:
+    """Opens the socket of the store at MASTER_PORT on the node of rank 0; the port."""
+    node = plan.nodes[plan.placements[0].cluster_node_rank].node_rank
+    return await client.request(operations.OpenStore(plan.name), node=node)
+
+
+async def spawn(
+    client: NodeClient, plan: Plan, ranks: Sequence[int], port: int, restarts: Sequence[int] = ()
+) -> dict[int, dict[str, Any]]:
+    """Starts the processes of these ranks; their entries in the roster.
+
+    Args:
+        port: of the group's store.
+        restarts: of each rank of the group, how often it was started before; empty where it never was.
+    """
     alike: dict[tuple[int, LaunchConfig], list[Placement]] = {}
-    for placement, setting in zip(plan.placements, plan.settings, strict=True):
-        alike.setdefault((placement.cluster_node_rank, setting), []).append(placement)
+    for rank in ranks:
+        placement = plan.placements[rank]
+        alike.setdefault((placement.cluster_node_rank, plan.settings[rank]), []).append(placement)
     first = plan.nodes[plan.placements[0].cluster_node_rank]
-    port = await client.request(operations.OpenStore(plan.name), node=first.node_rank)
     requests = {
         (node, setting): client.request(
             operations.Spawn(
                 group=plan.name,
-                workers=[_worker(plan, placement, first.node_ip, port) for placement in placements],
+                workers=[_worker(plan, placement, first.node_ip, port, restarts) for placement in placements],
                 env=plan.environment,
                 node_env=dict(setting.env),
                 python=setting.python,
@@ -113,6 +133,7 @@ async def _spawn(client: NodeClient, plan: Plan) -> list[dict[str, Any]]:
                 world_size=len(plan.placements),
                 max_concurrency=plan.max_concurrency,
                 quiet=plan.quiet,
+                supervised=plan.policy.restarts,
                 **_surroundings(setting.python),
             ),
             node=node,
@@ -120,19 +141,21 @@ async def _spawn(client: NodeClient, plan: Plan) -> list[dict[str, Any]]:
         )
         for (node, setting), placements in alike.items()
     }
-    roster: list[dict[str, Any]] = [{} for _ in plan.placements]
+    entries: dict[int, dict[str, Any]] = {}
     for key, request in requests.items():
         for placement, (number, pid, log) in zip(alike[key], await request, strict=True):
-            roster[placement.rank] = {
+            entries[placement.rank] = {
                 "endpoint": frames.endpoint(key[0], number),
                 "pid": pid,
                 "log": log,
                 "info": _info(plan, placement, pid),
             }
-    return roster
+    return entries
 
 
-def _worker(plan: Plan, placement: Placement, master_addr: str, master_port: int) -> dict[str, Any]:
+def _worker(
+    plan: Plan, placement: Placement, master_addr: str, master_port: int, restarts: Sequence[int]
+) -> dict[str, Any]:
     name = plan.address.get_child_address(placement.rank).get_name()
     environment = worker_environment(
         placement,
@@ -148,6 +171,8 @@ def _worker(plan: Plan, placement: Placement, master_addr: str, master_port: int
     node = plan.nodes[placement.cluster_node_rank]
     if placement.accelerator_type == AcceleratorType.NO_ACCEL and (family := get_family(node.accelerator_type)):
         environment |= family.get_variables([])  # its node group ignores what the node has
+    if restarts:
+        environment[RESTARTS] = str(restarts[placement.rank])
     if node.rehearsed:
         environment[REHEARSAL] = "1"
     worker = {"rank": placement.rank, "address": name, "env": environment, "info": _info(plan, placement, 0)}

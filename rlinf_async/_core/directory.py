@@ -20,6 +20,8 @@ class Entry:
     roster: Any = None
     published: bool = False
     size: int = 0
+    lost: set[int] = field(default_factory=set)
+    """Endpoints of ranks that have ended and do not come back."""
     members: dict[int, tuple[int, Any]] = field(default_factory=dict)
     """Owner, and entry of the roster, by rank."""
 
@@ -43,6 +45,8 @@ class Directory:
     A lookup of a name that does not exist yet waits for it; a name is free again as soon as it is released or its
     owner is gone.
 
+    A published rank may end and come back with another endpoint: ``replace``, for which a lookup may wait as well.
+
     Example:
         directory.reserve("rollout", owner=7)          # True: it was free
         directory.lookup("rollout", "a waiter")        # None: not yet
@@ -51,8 +55,8 @@ class Directory:
 
     entries: dict[str, Entry] = field(default_factory=dict)
     waiters: dict[str, list[Any]] = field(default_factory=dict)
-    wanted: dict[tuple[str, Any], int] = field(default_factory=dict)
-    """Ranks, by name and waiter, of those who look for one."""
+    wanted: dict[tuple[str, Any], tuple[int, int]] = field(default_factory=dict)
+    """By name and waiter, of those who look for one rank: which, and the endpoint with which it has ended, or 0."""
     closed: ClosedNames = field(default_factory=lambda: ClosedNames("group"))
     """Names that were published and are free again; not those that members join."""
 
@@ -100,17 +104,40 @@ class Directory:
         told = [
             waiter
             for waiter in self.waiters.get(name, ())
-            if entry.published or self.wanted.get((name, waiter)) == rank
+            if entry.published or self.wanted.get((name, waiter), (None,))[0] == rank
         ]
         for waiter in told:
             self.forget_waiter(name, waiter)
         return told
 
-    def lookup(self, name: str, waiter: Any, rank: int | None = None) -> Any:
+    def replace(self, name: str, owner: int, rank: int, was: int, member: Any) -> list[Any]:
+        """A rank that had ended is back, or will not be; the waiters to tell.
+
+        Args:
+            was: the endpoint that it had.
+            member: its entry of the roster; None where it does not come back.
+
+        Raises:
+            KeyError: the name is not published by this owner, or has no such rank.
+        """
+        entry = self.entries.get(name)
+        if entry is None or entry.owner != owner or not entry.published or not 0 <= rank < len(entry.roster):
+            raise KeyError(name)
+        if member is None:
+            entry.lost.add(was)
+        else:
+            entry.roster[rank] = member
+        told = [waiter for waiter in self.waiters.get(name, ()) if self.wanted.get((name, waiter)) == (rank, was)]
+        for waiter in told:
+            self.forget_waiter(name, waiter)
+        return told
+
+    def lookup(self, name: str, waiter: Any, rank: int | None = None, after: int = 0) -> Any:
         """The roster, or None; then the waiter is remembered until the name is published.
 
         Args:
             rank: who is looked for; of a name that is joined, a roster with that member will do.
+            after: the endpoint with which that rank has ended, where it comes back: the one after that is waited for.
 
         Raises:
             ClosedError: what had the name is closed.
@@ -118,10 +145,12 @@ class Directory:
         self.closed.check(name)
         entry = self.entries.get(name)
         roster = None if entry is None else entry.roster_with(rank)
+        if entry is not None and roster is not None and after and rank is not None and after not in entry.lost:
+            roster = None if roster[rank]["endpoint"] == after else roster
         if roster is None:
             self.waiters.setdefault(name, []).append(waiter)
             if rank is not None:
-                self.wanted[name, waiter] = rank
+                self.wanted[name, waiter] = rank, after
         return roster
 
     def find(self, name: str, rank: int) -> Any:
@@ -158,6 +187,18 @@ class Directory:
         for name in names:
             self._close(name)
         return names
+
+    def orphaned_waiters(self) -> list[tuple[str, Any]]:
+        """Takes out those who wait for a rank to come back whose group was closed."""
+        found = [
+            (name, waiter)
+            for name, waiting in self.waiters.items()
+            for waiter in waiting
+            if self.wanted.get((name, waiter), (0, 0))[1] and name not in self.entries
+        ]
+        for name, waiter in found:
+            self.forget_waiter(name, waiter)
+        return found
 
     def _close(self, name: str) -> None:
         entry = self.entries.pop(name)

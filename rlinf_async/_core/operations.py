@@ -9,7 +9,10 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     ReserveGroup *      name                                        None            a launch, before it starts
     PublishGroup        name roster                                 None            a launch whose workers exist
     JoinGroup *         name rank size entry                        None            a worker's subprocess
-    FindGroup *         name rank                                   list[Any]       from_group_name(), the first send
+    FindGroup *         name rank after                             list[Any]       from_group_name(), the first send;
+                                                                                    after a rank's end: its next one
+    RankReturned        group rank was entry reason                 None            a group's owner, of every daemon:
+                                                                                    a rank is back; or never (no entry)
     CancelFindGroup     number                                      list[str]       a lookup that was too late
     ReleaseGroup        name                                        bool            close() of a group
     IsAlive             group rank                                  bool            is_worker_alive()
@@ -31,7 +34,7 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     OpenStore *         group                                       int             a launch, at the node of rank 0
     Spawn *             group workers env node_env python config    list[list[Any]] a launch
                         seed world_size max_concurrency quiet
-                        cwd sys_path script
+                        cwd sys_path script supervised
     CloseGroup          group grace                                 None            close() of a group
     Watch *             numbers                                     None            messages: peers that are waited for
     WatchedBy *         endpoints                                   None            messages: peers that are written to
@@ -143,7 +146,8 @@ class WaitingOperation(Operation[Answer]):
 class ReserveGroup(WaitingOperation[None]): name: str
 class PublishGroup(Operation[None]): name: str; roster: list[Any]
 class JoinGroup(WaitingOperation[None]): name: str; rank: int; size: int; entry: dict[str, Any]
-class FindGroup(WaitingOperation[list[Any]]): name: str; rank: int | None
+class FindGroup(WaitingOperation[list[Any]]): name: str; rank: int | None; after: int
+class RankReturned(Operation[None]): group: str; rank: int; was: int; entry: Any; reason: str
 class CancelFindGroup(Operation[list[str]]): number: int
 class ReleaseGroup(Operation[bool]): name: str
 class IsAlive(Operation[bool]): group: str; rank: int
@@ -166,7 +170,7 @@ class OpenStore(WaitingOperation[int]): group: str
 class Spawn(WaitingOperation[list[list[Any]]]):
     group: str; workers: list[dict[str, Any]]; env: dict[str, str]; node_env: dict[str, str]; python: str | None
     config: str; seed: int | None; world_size: int; max_concurrency: int | None; quiet: bool
-    cwd: str; sys_path: list[str]; script: str | None
+    cwd: str; sys_path: list[str]; script: str | None; supervised: bool
 class CloseGroup(Operation[None]): group: str; grace: float
 class Watch(WaitingOperation[None]): numbers: list[int]
 class WatchedBy(WaitingOperation[None]): endpoints: list[int]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from rlinf_async._client import far_side
 from rlinf_async._client.client import NodeClient
@@ -19,6 +19,7 @@ from rlinf_async._core.frames import Status
 from rlinf_async._core.payload import pack_body
 from rlinf_async._core.root_cause import name_ranks
 from rlinf_async._core.segment import close_fds
+from rlinf_async._core.worker_facts import read_worker
 from rlinf_async._group.failure_notices import Failure, FailureNotices
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
@@ -42,10 +43,35 @@ Bodies = Sequence[tuple[bytes | int, Sequence[int]]]
 """What travels, with its descriptors: one for all ranks, or one for each."""
 
 
+class Supervisor(Protocol):
+    """Owner's side of the restarts of a group.
+
+    Attributes:
+        port: of the group's store.
+    """
+
+    port: int
+
+    def rank_died(self, rank: int, facts: dict[str, Any]) -> None:
+        """A rank has died that is to come back; where answers are handled."""
+
+    def restart(self, ranks: Sequence[int]) -> Work[None]:
+        """Ends these ranks, if they live, and starts them again."""
+
+    def end(self) -> None:
+        """The group is being closed."""
+
+
 class Members:
     """Who is in a group and where they live; until that is known, calls wait here in order.
 
     Lifecycle: launching (calls are queued) -> running -> closed (calls raise ``ClosedError``), or failed at launch.
+    Where ranks are started again, it is held meanwhile, and calls are queued as at first.
+
+    Attributes:
+        restarts: by rank, how often it was started again.
+        supervisor: of the group's owner, if it starts ranks again that have died.
+        on_restart: callbacks of the driver.
     """
 
     def __init__(self, client: NodeClient, name: str, size: int) -> None:
@@ -65,13 +91,23 @@ class Members:
         self.notices = FailureNotices(client, self.open)
         self.launching: Task | None = None
         self.closed = False
+        self.restarts = [0] * size
+        self.supervisor: Supervisor | None = None
+        self.on_restart: list[Callable[[list[int]], object]] = []
+        self.version = 0
+        """Goes up whenever a rank has another endpoint."""
         self._lock = threading.Lock()
         self._pending: list[tuple[Callee, CallHandle, str, Bodies, bool]] = []
+        self._repeatable: dict[int, tuple[str, Sequence[Encoded | bytes]]] = {}
+        """By ``id`` of an open call that may be made again, its method and bodies."""
+        self._repeats: list[tuple[Callee, Handle, int]] = []
+        """Calls and slots that a rank's death has left unanswered, and that are made again."""
         self._started = False
         self._failure: BaseException | None = None
         self.closing: Work[None] | None = None
         client.listen("died", self._on_death)
         client.listen("node_lost", self._on_node_lost)
+        client.listen("rank_returned", self._on_returned)
 
     def callee(self, ranks: Sequence[int]) -> Callee:
         return Callee(self, ranks)
@@ -83,16 +119,50 @@ class Members:
         with self._lock:
             self.infos, self.logs = infos, logs
             self.endpoints = endpoints
-            for waiting in self._pending:
-                self._send(*waiting)
-            self._pending.clear()
-            self._started = True
+            self._let_go()
+
+    def _let_go(self) -> None:
+        repeats, self._repeats = self._repeats, []
+        for callee, handler, slot in repeats:
+            self._repeat(callee, handler, slot)
+        for waiting in self._pending:
+            self._send(*waiting)
+        self._pending.clear()
+        self._started = True
+
+    def hold(self) -> None:
+        """A rank is away: calls wait until ``release``."""
+        self._started = False
+
+    def release(self) -> None:
+        """All that come back are there: what was called meanwhile is sent, in order."""
+        with self._lock:
+            self._let_go()
+
+    def replace(self, rank: int, endpoint: int, info: WorkerInfo, log: str) -> None:
+        """A rank is back, as another process."""
+        assert self.endpoints is not None
+        self.infos[rank], self.logs[rank], self.endpoints[rank] = info, log, endpoint
+        self.deaths.pop(rank, None)
+        self.restarts[rank] += 1
+        self.version += 1
+
+    def _on_returned(self, facts: dict[str, Any]) -> None:
+        """The owner of a group tells of it; the own group's is known."""
+        entry, rank = facts["entry"], facts["rank"]
+        if entry is None or facts["group"] != self.name or self.closed or not self.endpoints:
+            return
+        if rank < self.size and self.endpoints[rank] == facts["was"]:
+            self.replace(rank, entry["endpoint"], read_worker({**entry["info"], "pid": entry["pid"]}), entry["log"])
 
     def fail(self, error: BaseException) -> None:
         """There will be no processes."""
         with self._lock:
             self._failure = error
             pending, self._pending = self._pending, []
+            repeats, self._repeats = self._repeats, []
+        for _, repeated, slot in repeats:
+            self.client.answer_for(repeated._call, slot, Status.UNKNOWN, str(error))
         for _, handler, _, bodies, _ in pending:
             close_fds(fd for _, fds in bodies for fd in fds)
             handler._fail(error)  # the same one: who saw it at one call has seen it
@@ -106,6 +176,13 @@ class Members:
         self.closed = True
         if self.endpoints is None:
             self.fail(ClosedError(f"group '{self.name}' was closed while it was being launched"))
+            return
+        if self.supervisor is not None:
+            self.supervisor.end()
+        with self._lock:
+            is_held = not self._started
+        if is_held:
+            self.fail(ClosedError(f"group '{self.name}' was closed while ranks of it were started again"))
 
     def _on_death(self, facts: dict[str, Any]) -> None:
         if not self.closed and self.endpoints is not None and facts["endpoint"] in self.endpoints:
@@ -115,6 +192,10 @@ class Members:
             self.notices.failed(Failure(rank, facts["endpoint"], 0, lambda: died), None)
             who = f"rank {rank} of group '{self.name}' on {facts['node']}"
             log = " ".join(told_log(facts))
+            if self.supervisor is not None and facts.get("returns"):
+                self.supervisor.rank_died(rank, facts)
+                logger.warning("%s (pid %d) %s, and is started again; %s", who, facts["pid"], facts["verdict"], log)
+                return
             text = f"{who} {facts['verdict']}; {log}"
             death = UnobservedError(death_cause(facts), who, text, is_due=True)  # logged here
             self.client.unobserved.arrived(death)
@@ -187,12 +268,20 @@ class Members:
     # -- calls --------------------------------------------------------------------------------------------------
 
     def call(
-        self, callee: Callee, handler: CallHandle, method: str, encoded: Sequence[Encoded | bytes], *, same: bool = True
+        self,
+        callee: Callee,
+        handler: CallHandle,
+        method: str,
+        encoded: Sequence[Encoded | bytes],
+        *,
+        same: bool = True,
+        repeats: bool = False,
     ) -> None:
         """Sends a call, or keeps it until it can be sent.  What it carries is fixed now.
 
         Args:
             encoded: one body for all ranks, or one for each where they are not the ``same``.
+            repeats: it is made again on the next incarnation of a rank that dies without an answer.
 
         Raises:
             ClosedError: the group or its cluster is closed.  Where this machine's daemon is gone, the call fails
@@ -221,6 +310,8 @@ class Members:
             handler._ended._event = recording.begin(_CALL, f"{self.name}.{method}", len(callee.ranks))
         if recorder.recorder is not None:
             recorder.follow_call(handler, handler._ended, f"{self.name}.{method}")
+        if repeats:
+            self._repeatable[id(handler)] = method, encoded
         if not self._started:
             with self._lock:
                 if self._failure is not None:
@@ -231,6 +322,13 @@ class Members:
                     self._pending.append((callee, handler, method, bodies, same))
                     return
         self._send(callee, handler, method, bodies, same)
+
+    def call_now(self, ranks: Sequence[int], method: str, encoded: Encoded | bytes) -> Handle:
+        """A call in front of all that waits."""
+        callee = self.callee(ranks)
+        handle: Handle = Handle(callee, method)
+        self._send(callee, handle, method, [pack_body(encoded)], same=True)
+        return handle
 
     def _send(self, callee: Callee, handler: CallHandle, method: str, bodies: Bodies, same: bool) -> None:
         credit = handler._window if isinstance(handler, Stream) else 0
@@ -247,6 +345,30 @@ class Members:
             self.open.pop(id(handler), None)
             self.notices.finished(handler)
             raise
+
+    def repeats(self, callee: Callee, handler: Handle, slot: int, report: bytes) -> bool:
+        """Whether a call is made again for a rank that has died of it; then it will be, with those that wait."""
+        if id(handler) not in self._repeatable or not frames.unpack(report)["returns"]:
+            return False
+        self._repeats.append((callee, handler, slot))
+        return True
+
+    def _repeat(self, callee: Callee, handler: Handle, slot: int) -> None:
+        if handler._cancelled:
+            self.client.answer_for(handler._call, slot, Status.CANCELLED, "")
+            return
+        method, encoded = self._repeatable[id(handler)]
+        try:
+            body, fds = pack_body(encoded[slot if len(encoded) > 1 else 0])
+        except MemoryError as error:
+            self.client.answer_for(handler._call, slot, Status.UNKNOWN, str(error))
+            return
+        self.client.call_again(handler._call, callee.targets, slot, method, body, fds)
+
+    def finished(self, handler: CallHandle) -> None:
+        """All ranks have answered."""
+        self.open.pop(id(handler), None)
+        self._repeatable.pop(id(handler), None)
 
     def call_failed(self, callee: Callee, handler: CallHandle) -> None:
         """A rank has failed in a call."""
@@ -272,6 +394,8 @@ class Callee:
         self.ranks = ranks
         self._targets: list[int] | None = None
         self._route: list[list[Any]] | None = None
+        self._version = 0
+        """Of the members, when these were made."""
 
     @property
     def client(self) -> NodeClient:
@@ -287,17 +411,20 @@ class Callee:
 
     @property
     def targets(self) -> Sequence[int]:
-        if self._targets is None:
+        if self._targets is None or self._version != self._members.version:
             endpoints = self._members.endpoints
             if endpoints is None:
                 return ()
+            self._version = self._members.version
             self._targets = [endpoints[rank] for rank in self.ranks]
+            self._route = None
         return self._targets
 
     @property
     def route(self) -> list[list[Any]]:
+        targets = self.targets
         if self._route is None:
-            self._route = frames.route_to(self.targets)
+            self._route = frames.route_to(targets)
         return self._route
 
     def describe_slot(self, slot: int) -> str:
@@ -315,13 +442,16 @@ class Callee:
         launching = self._members.launching
         return None if launching is None else launching._far_side()
 
+    def repeats(self, call: Handle, slot: int, report: bytes) -> bool:
+        return self._members.repeats(self, call, slot, report)
+
     def call_failed(self, call: CallHandle) -> None:
         self._members.call_failed(self, call)
 
     def call_finished(self, call: CallHandle, *, failed: bool) -> None:
         """All ranks have answered a call."""
         members = self._members
-        members.open.pop(id(call), None)
+        members.finished(call)
         if members.notices.concerns:
             members.notices.finished(call)
         if failed:

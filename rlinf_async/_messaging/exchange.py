@@ -46,6 +46,7 @@ class Exchange:
         self._me = Member(group, info.rank)
         self._mailbox = Mailbox(client, (group, info.rank, info.node_name, os.getpid()), info.node_ip)
         self._devices = self._mailbox.peers.devices
+        self._mailbox.inbox.wait_for_return = self._wait_for_return
 
     def __repr__(self) -> str:
         return f"<Exchange of {self._me} {self._mailbox!r}>"
@@ -153,6 +154,16 @@ class Exchange:
         self._start(receiving, [member], start, receives=True, stream=stream)
         return receiving
 
+    def _wait_for_return(self, receiving: Receiving[Any], peer: Peer) -> None:
+        """A receive is posted once more, for the next incarnation of a rank that has died."""
+        member = Member(peer.group, peer.rank)
+
+        def start(peers: Sequence[Peer]) -> None:
+            receiving.peer = peers[0]
+            self._mailbox.inbox.receive(receiving, peers[0], POINT_TO_POINT)
+
+        self._search(receiving, [member], [], start, receives=True)
+
     # -- broadcast ----------------------------------------------------------------------------------------------
 
     def broadcast(
@@ -251,6 +262,11 @@ class Exchange:
         peer = self._mailbox.peers.named(group, rank)
         return peer is not None and peer.error is None
 
+    def comes_back(self, group: str, rank: int) -> bool:
+        """Whether that worker has died, and is started again."""
+        peer = self._mailbox.peers.named(group, rank)
+        return peer is not None and peer.returns
+
     def watch_introductions(self, callback: Callable[[str, int], None]) -> Callable[[], None]:
         """Calls back with group and rank of each worker that sends something here for the first time, before that is
         received; in the thread that reads it.  Returns a function that ends it.
@@ -308,7 +324,9 @@ class Exchange:
             peer = self._known(member, receives)
             if peer is None:
                 operation.missing = member
-                if operation._timeout is not None:
+                before = self._mailbox.peers.named(*member)
+                after = before.endpoint if before is not None and before.returns else 0
+                if operation._timeout is not None and not after:
                     operation.explain = functools.partial(
                         names.late, member.group, operation._timeout, operation.give_up
                     )
@@ -319,7 +337,7 @@ class Exchange:
                     if not operation.done() and self._look(operation, missing, found, roster, error):
                         self._search(operation, missing, found, start, receives)
 
-                names.find(member.group, look, member.rank)
+                names.find(member.group, look, member.rank, after)
                 return
             found.append(peer)
             del missing[0]
@@ -346,8 +364,12 @@ class Exchange:
         except ValueError as failure:
             operation.fail(failure)
             return False
-        self._mailbox.peers.introduced(endpoint, member.group, member.rank, node, pid)
-        found.append(self._mailbox.peers.at(endpoint))
+        peers = self._mailbox.peers
+        peers.introduced(endpoint, member.group, member.rank, node, pid)
+        peer = peers.at(endpoint)
+        if peer.returns:  # the same as before: it does not come back
+            peers.is_lost(peer)
+        found.append(peer)
         return True
 
     def _known(self, member: Member, receives: bool) -> Peer | None:

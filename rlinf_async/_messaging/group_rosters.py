@@ -30,6 +30,11 @@ class Roster:
         """Whether that rank may still come."""
         return 0 <= rank < len(self._entries) and self._entries[rank] is None
 
+    def has(self, rank: int, endpoint: int) -> bool:
+        """Whether that rank still has the endpoint."""
+        entry = self._entries[rank] if 0 <= rank < len(self._entries) else None
+        return entry is not None and entry["endpoint"] == endpoint
+
     def find(self, rank: int) -> tuple[int, str, int]:
         """The endpoint of a rank, the name of its node, and its pid.
 
@@ -49,12 +54,12 @@ OnRoster = Callable[[Roster | None, Exception | None], None]
 """Gets the roster, or why there is none."""
 
 
-_Key = tuple[str, int | None]
+_Key = tuple[str, int | None, int]
 
 
-def _key(group: str, rank: int) -> _Key:
+def _key(group: str, rank: int, after: int) -> _Key:
     """What is looked up together.  The group of a worker's own subprocesses is joined rank by rank."""
-    return group, rank if ":" in group else None
+    return group, rank if after or ":" in group else None, after
 
 
 class _Lookup:
@@ -79,20 +84,21 @@ class Names:
         self._lookups: dict[_Key, _Lookup] = {}
         self._patience = settings.NAME_TIMEOUT_S()
 
-    def find(self, group: str, on_roster: OnRoster, rank: int = 0) -> bool:
+    def find(self, group: str, on_roster: OnRoster, rank: int = 0, after: int = 0) -> bool:
         """Calls back with the roster, at once if it is known; whether it was.
 
-        It has the given rank, if there can be one.
+        It has the given rank, if there can be one; where that has ended with the endpoint ``after``, and is started
+        again, its next one, or as it was if it does not come back.
 
         Where there is no such group within ``settings.NAME_TIMEOUT_S``, the error lists those that there are; where
         it is closed, the error says so at once.
         """
         is_new = False
-        key = _key(group, rank)
+        key = _key(group, rank, after)
         with self._lock:
             lookup = self._lookups.get(key)
             roster = self._rosters.get(group)
-            if lookup is None and (roster is None or roster.lacks(rank)):
+            if lookup is None and (roster is None or roster.lacks(rank) or (after and roster.has(rank, after))):
                 lookup = self._lookups[key] = _Lookup()
                 is_new = True
             if lookup is not None:
@@ -101,16 +107,19 @@ class Names:
             on_roster(roster, None)
             return True
         if is_new:
-            operation = operations.FindGroup(group, None if key[1] is None else rank)
+            operation = operations.FindGroup(group, key[1], after)
             request = self._client.request(operation, node=0, what=f"a group named '{group}'")
             lookup.number = request.number
             request._follow(lambda: self._found(key, lookup, request))
-            self._client.later(self._patience, lambda: self._give_up(key, lookup))
+            if not after:  # else the group's owner says in any case what becomes of the rank
+                self._client.later(self._patience, lambda: self._give_up(key, lookup))
         return False
 
     def is_pending(self, group: str, rank: int) -> bool:
         """Whether a lookup waits for it."""
-        return bool(self._lookups) and _key(group, rank) in self._lookups
+        if not self._lookups:
+            return False
+        return any(name == group and of in (None, rank) for name, of, _ in list(self._lookups))
 
     def forget(self, group: str) -> None:
         """It has ended; if the name means something again, that is another group."""

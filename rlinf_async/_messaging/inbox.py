@@ -17,7 +17,7 @@ from rlinf_async._messaging.peers import Peers
 from rlinf_async._messaging.relayed_broadcast import RELAY, open_landed
 from rlinf_async._messaging.state import message_facts
 from rlinf_async._messaging.state.matching import Arrivals, Do, Message, Step
-from rlinf_async._messaging.state.message_facts import TENSOR
+from rlinf_async._messaging.state.message_facts import POINT_TO_POINT, TENSOR
 from rlinf_async._transports.gpu_link_choice import GPU_LINKS
 from rlinf_async._transports.transport_choice import TRANSPORTS
 from rlinf_async.errors import ClosedError, SerializationError, TransferFailed
@@ -49,6 +49,8 @@ class Inbox:
         self._peers = peers
         self._lock = threading.Lock()
         self._streams: dict[tuple[int, Any], _ReceiveStream] = {}
+        self.wait_for_return: Callable[[Receiving[Any], Peer], None]
+        """Has a receive from a peer that has died wait until that is back."""
 
     def __repr__(self) -> str:
         return f"<Inbox {len(self._streams)} streams>"
@@ -114,7 +116,11 @@ class Inbox:
     def _do(self, stream: _ReceiveStream, step: Step) -> list[Step]:
         receive, message = step.receive, step.message
         if step.do is Do.FAIL:
-            receive.fail(copy_of(step.why))  # which comes to hold on to the frames that it is raised through
+            if stream.source.returns and stream.id == POINT_TO_POINT:
+                receive.withdraw = None
+                self.wait_for_return(receive, stream.source)
+            else:
+                receive.fail(copy_of(step.why))  # which comes to hold on to the frames that it is raised through
             return []
         assert message is not None
         if step.do is Do.GRANT:

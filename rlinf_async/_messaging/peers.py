@@ -17,7 +17,7 @@ from rlinf_async._messaging.peer_devices import Devices
 from rlinf_async._messaging.state import message_facts
 from rlinf_async._transports.gpu_link_choice import GPU_LINKS
 from rlinf_async._transports.transport_choice import make_link
-from rlinf_async.errors import ClosedError, WorkerDied
+from rlinf_async.errors import ClosedError, PeerLost, WorkerDied
 
 
 def label_of(group: str, rank: int, node: str, pid: int) -> str:
@@ -187,10 +187,29 @@ class Peers:
         peer = self._peers.get(facts["endpoint"])
         if peer is not None:
             report = facts["report"]
-            self._end(
-                peer,
-                WorkerDied.from_exit_report(report) if report else ClosedError(f"{peer.label}: its group was closed"),
-            )
+            if report:
+                self._end(peer, WorkerDied.from_exit_report(report), returns=report.get("returns", False))
+            else:
+                self._end(peer, ClosedError(f"{peer.label}: its group was closed"))
+
+    def on_returned(self, facts: dict[str, Any]) -> None:
+        """A rank that had died is back under another endpoint, or will not be."""
+        entry, peer = facts["entry"], self._peers.get(facts["was"])
+        if peer is not None and peer.error is None:  # its end is told by another way, and comes after this
+            self._end(peer, PeerLost(f"{peer.label} has died"), returns=True)
+        if entry is not None:
+            node, pid = entry["info"]["node_name"], entry["pid"]
+            self.introduced(entry["endpoint"], facts["group"], facts["rank"], node, pid)
+        elif peer is not None:
+            self.is_lost(peer, facts["reason"])
+
+    def is_lost(self, peer: Peer, reason: str = "") -> None:
+        """One that was to come back does not."""
+        assert peer.error is not None
+        peer.returns = False
+        if reason:
+            peer.error = copy_of(peer.error)
+            peer.error.add_note(reason)
 
     def on_node_lost(self, facts: dict[str, Any]) -> None:
         error = self._client.lost_nodes[facts["node"]]
@@ -198,9 +217,10 @@ class Peers:
             if peer.node == facts["node"]:
                 self._end(peer, error)
 
-    def _end(self, peer: Peer, error: Exception) -> None:
+    def _end(self, peer: Peer, error: Exception, *, returns: bool = False) -> None:
         if peer.error is not None:
             return
+        peer.returns = returns
         peer.error = error
         links = list(peer.links.values())
         for link in links:

@@ -67,6 +67,9 @@ class GroupSpec(Generic[W_co]):
         seed: int | None = None,
         profiling: ProfileConfig | None = None,
         call_timeout: float | None = None,
+        restart: str | None = None,
+        max_restarts: int | None = None,
+        restart_window: float | None = None,
     ) -> WorkerGroup[W_co]:
         """Starts one worker per rank and returns the ``WorkerGroup`` at once; ``await group`` waits until it is ready.
 
@@ -93,10 +96,19 @@ class GroupSpec(Generic[W_co]):
                 is dropped; the error waits for what daemons say of the ranks (``RLINF_WAIT_ANSWER_S``).  Of a stream it
                 is the time that its consumer waits for the next item.
 
+            restart: what is started again when a worker has died: ``"rank"``, that one; ``"group"``, all ranks;
+                ``"never"``.  It comes back under its rank, with the same address, devices, environment and constructor
+                arguments, of which the driver keeps a copy.  What was called and not answered fails with
+                ``WorkerDied``; what is called meanwhile waits, and so do messages to and from it.  By default what
+                the configuration's ``cluster.supervision`` says for this group or component, else ``"never"``.
+            max_restarts: of a rank, or of the group, within the window (3); with one more death it is lost.  Before
+                each there is a pause, 0.1 s at first, then twice as long, up to 10 s.
+            restart_window: seconds for which a restart is counted (600).
+
         Raises:
             ValueError: the name is taken, a public method has a name that the group needs itself, or
                 ``max_concurrency`` or ``call_timeout`` is out of range.
-            ConfigError: the placement asks for more than the cluster has.
+            ConfigError: the placement asks for more than the cluster has, or the restarts are none.
         """
         if not hasattr(cluster, "_launch"):
             raise TypeError(f"launch(cluster, ...): the first argument is the Cluster, got {cluster!r}")
@@ -114,5 +126,6 @@ class GroupSpec(Generic[W_co]):
             seed=seed,
             profiling=profiling,
             call_timeout=call_timeout,
+            restarts=(restart, max_restarts, restart_window),
         )
         return group

@@ -38,6 +38,10 @@ from rlinf_async.configuration.ranks import (
     parse_range as parse_range,
     parse_rank_config as parse_rank_config,
 )
+from rlinf_async.configuration.restart_policy import (
+    RESTARTS as RESTARTS,
+    RestartPolicy as RestartPolicy,
+)
 from rlinf_async.configuration.schema import (
     Claim as Claim,
     check_values as check_values,

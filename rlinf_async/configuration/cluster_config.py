@@ -14,6 +14,7 @@ from rlinf_async.configuration.metrics_config import MetricsConfig, read_metrics
 from rlinf_async.configuration.net_emulation import NetEmulationConfig, read_net_emulation
 from rlinf_async.configuration.node_group import NodeGroup, built_in_groups
 from rlinf_async.configuration.node_group_config import NodeGroupConfig, read_node_groups
+from rlinf_async.configuration.restart_policy import RestartPolicy, read_supervision
 from rlinf_async.configuration.section import Section, misplaced
 from rlinf_async.errors import ConfigError
 from rlinf_async.hardware import HardwareConfig
@@ -47,6 +48,7 @@ class ClusterConfig:
         net_emulation: None without.
         metrics: where they are served; None for nowhere.
         lease_s: seconds without a sign of life of a node that lose it; None for ``RLINF_LEASE_S``.
+        supervision: by group or component, whether and how often its ranks are started again.
         auto_scheduler, use_pre_process_policy, use_wait_before_last_iter_policy: what
             ``ModelParallelComponentPlacement`` asks for.
     """
@@ -60,6 +62,7 @@ class ClusterConfig:
     net_emulation: NetEmulationConfig | None = None
     metrics: MetricsConfig | None = None
     lease_s: float | None = None
+    supervision: Mapping[str, RestartPolicy] = field(default_factory=dict, hash=False)
     auto_scheduler: bool = False
     use_pre_process_policy: bool = False
     use_wait_before_last_iter_policy: bool = False
@@ -229,12 +232,20 @@ def _read(values: Mapping[Any, Any], steps: Steps, origin: Origin | None) -> Clu
         net_emulation=read_net_emulation(section.get("net_emulation"), (*steps, "net_emulation"), origin),
         metrics=read_metrics(section.get("metrics"), (*steps, "metrics"), origin),
         lease_s=_read_lease(section),
+        supervision=read_supervision(
+            section.get("supervision"), (*steps, "supervision"), origin, _components(placement or {})
+        ),
         auto_scheduler=section.flag("auto_scheduler"),
         use_pre_process_policy=section.flag("use_pre_process_policy"),
         use_wait_before_last_iter_policy=section.flag("use_wait_before_last_iter_policy"),
         values=values,
         origin=origin,
     )
+
+
+def _components(placement: Mapping[Any, Any]) -> list[str]:
+    """The names in the keys of a component placement, ``"actor,rollout"`` for one."""
+    return [name.strip() for key in placement for name in str(key).split(",")]
 
 
 def _read_lease(section: Section) -> float | None:

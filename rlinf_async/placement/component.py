@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,7 +82,9 @@ class ComponentPlacement:
 
     def get_strategy(self, component_name: str) -> PlacementStrategy:
         """The strategy to launch the component with.  Raises ConfigError for an unknown name, as all of these do."""
-        return self._get(component_name).strategy
+        strategy = copy.copy(self._get(component_name).strategy)
+        strategy.component = component_name
+        return strategy
 
     def get_world_size(self, component_name: str) -> int:
         """The number of the component's processes."""

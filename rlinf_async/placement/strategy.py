@@ -18,7 +18,13 @@ from rlinf_async.placement.resolver import MultiNodeGroupResolver
 
 
 class PlacementStrategy(ABC):
-    """Decides where the ranks of a group run."""
+    """Decides where the ranks of a group run.
+
+    Attributes:
+        component: whose rule in ``cluster.component_placement`` it was made from; empty without.
+    """
+
+    component: str = ""
 
     @abstractmethod
     def get_placement(self, cluster: ClusterShape, isolate_accelerator: bool = True) -> list[Placement]:

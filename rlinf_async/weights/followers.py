@@ -132,11 +132,12 @@ class Followers:
                 return
             del self._lines[line.worker]
         lives = isinstance(error, (ClosedError, PeerLost)) and self._exchange.is_there(line.group, line.rank)
-        if not isinstance(error, ClosedError) and (line.has_joined or not lives):
+        returns = self._exchange.comes_back(line.group, line.rank)  # then the next line waits for that
+        if not isinstance(error, ClosedError) and (line.has_joined or not lives) and not returns:
             self._failures[line.worker] = error
         with contextlib.suppress(ValueError):  # it had not joined; or the publisher is closed
             self._publisher.remove(line.worker)
-        if lives:
+        if lives or returns:
             self._open(line.group, line.rank)
         self._changes.notify()
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from rlinf_async._worker import context
-from rlinf_async.errors import ClosedError
+from rlinf_async.errors import ClosedError, WorkerDied
 from rlinf_async.weights.followers import Followers
 from rlinf_async.weights.model.gather import gathers_here
 from rlinf_async.weights.model.gather_calls import Call, Calls
@@ -197,7 +197,8 @@ class Publication(Scope):
             if handle.report is None:  # this wait is over, or the publisher is closed
                 raise
             report = handle.report
-        acks: dict[Any, Ack] = dict(report.per_worker)
+        # A rank that has died of it and is started again follows anew, and is asked as one that has come since.
+        acks: dict[Any, Ack] = {name: ack for name, ack in report.per_worker.items() if not _comes_back(ack.error)}
         if late := [name for name in publisher.worker_ids if name not in acks]:
             acks |= await publisher.catch_up(late, self._patience if timeout is None else _rest(timeout, begun))
         self._is_told = True
@@ -219,6 +220,10 @@ class Publication(Scope):
             self._followers.close()
         if self._publisher is not None:
             await self._publisher.close()
+
+
+def _comes_back(error: BaseException | None) -> bool:
+    return isinstance(error, WorkerDied) and error.returns
 
 
 def _rest(timeout: float | None, begun: float) -> float | None:

@@ -92,3 +92,53 @@ def test_only_the_last_closed_names_are_remembered() -> None:
     closed.check("0")
     with pytest.raises(ClosedError):
         closed.check(str(MAX_CLOSED_NAMES))
+
+
+# -- ranks that come back ---------------------------------------------------------------------------------------------
+
+
+def entry(endpoint: int) -> dict[str, int]:
+    return {"endpoint": endpoint}
+
+
+def with_two_ranks() -> Directory:
+    directory = Directory()
+    directory.reserve("x", 1)
+    directory.publish("x", 1, [entry(10), entry(11)])
+    return directory
+
+
+def test_a_lookup_after_a_ranks_end_waits_for_its_next_endpoint() -> None:
+    directory = with_two_ranks()
+    assert directory.lookup("x", "a", 1, after=11) is None
+    assert directory.lookup("x", "b", 0, after=10) is None
+    assert directory.lookup("x", "c", 1) is not None
+    assert directory.replace("x", 1, 1, 11, entry(21)) == ["a"]
+    assert directory.lookup("x", "d", 1, after=11) == [entry(10), entry(21)]
+    assert list(directory.waiters["x"]) == ["b"]
+
+
+def test_who_waits_for_a_rank_that_does_not_come_back_hears_so_and_so_does_who_comes_later() -> None:
+    directory = with_two_ranks()
+    assert directory.lookup("x", "a", 1, after=11) is None
+    assert directory.replace("x", 1, 1, 11, None) == ["a"]
+    assert directory.lookup("x", "b", 1, after=11) == [entry(10), entry(11)]
+    assert directory.replace("x", 1, 1, 11, entry(21)) == []  # by hand, after all
+    assert directory.lookup("x", "b", 1, after=21) is None
+
+
+def test_only_the_owner_replaces_ranks_that_there_are() -> None:
+    directory = with_two_ranks()
+    for name, owner, rank in (("x", 2, 1), ("x", 1, 2), ("x", 1, -1), ("y", 1, 0)):
+        with pytest.raises(KeyError):
+            directory.replace(name, owner, rank, 11, entry(21))
+
+
+def test_who_waits_for_a_rank_of_a_group_that_is_closed_is_told() -> None:
+    directory = with_two_ranks()
+    directory.lookup("x", "a", 1, after=11)
+    directory.lookup("y", "b")
+    assert directory.orphaned_waiters() == []
+    directory.release("x", 1)
+    assert directory.orphaned_waiters() == [("x", "a")]
+    assert list(directory.waiters) == ["y"]

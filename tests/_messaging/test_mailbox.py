@@ -71,7 +71,7 @@ def test_a_peer_is_looked_up_introduced_to_and_watched_once(network: Network) ->
     network.deliver()
     requests = network.client("a").requests
     assert [request for request in requests if not isinstance(request[0], operations.CancelFindGroup)] == [
-        (operations.FindGroup("b", None), 0),
+        (operations.FindGroup("b", None, 0), 0),
         (operations.Watch([6]), 1),
         (operations.WatchedBy([network.endpoints["b"]]), -1),
     ]

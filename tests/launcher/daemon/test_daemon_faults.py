@@ -330,7 +330,7 @@ async def test_only_the_lookup_that_was_meant_is_forgotten_and_a_dead_endpoint_w
 ) -> None:
     service = new_service(tmp_path, new_router())
     for ask in (1, 2, 3):
-        await service.names.find_group(Requester(9, ask), operations.FindGroup("x", None))
+        await service.names.find_group(Requester(9, ask), operations.FindGroup("x", None, 0))
     await service.names.cancel_find_group(Requester(9, 10), operations.CancelFindGroup(2))
     assert service.names.directory.waiters == {"x": [(9, 1), (9, 3)]}
     service.drop_owner(9)
@@ -389,6 +389,7 @@ def request(workers: int = 3) -> operations.Spawn:
         cwd="/",
         sys_path=[],
         script=None,
+        supervised=False,
     )
 
 

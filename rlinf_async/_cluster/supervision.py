@@ -1,0 +1,283 @@
+"""``Supervision``: starts ranks of a group again that have died, at the group's owner."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from rlinf_async._client.client import NodeClient
+from rlinf_async._client.tasks import Task
+from rlinf_async._cluster.launch import Plan, spawn
+from rlinf_async._core import codec, frames, operations
+from rlinf_async._core.root_cause import name_ranks
+from rlinf_async._group.members import Members
+from rlinf_async._group.restart_budget import RestartBudget
+from rlinf_async._waits.unobserved_errors import UnobservedError
+from rlinf_async.errors import ClosedError, LaunchError, NodeLost, WorkerDied, told_log
+from rlinf_async.group import info_from
+from rlinf_async.outcome import death_cause
+from rlinf_async.work import Work
+
+logger = logging.getLogger(__name__)
+
+_DEATH_TIMEOUT_S: Final = 10.0
+"""For a rank that was killed to be told dead; a daemon that takes longer is on its way out itself."""
+
+_MAX_CAUSES: Final = 4
+"""Deaths of a rank that are told when it is given up."""
+
+_WHOLE_GROUP: Final = -1
+"""In the place of a rank, for the budget of a group that restarts as one."""
+
+
+class Supervision:
+    """Brings back the ranks of one group.
+
+    died ──► calls wait ──► pause ──► spawn ──► every node is told ──► constructor ──► on_restart ──► calls go on
+      ▲                                                                      │ it raises, or the rank dies again
+      └──────────────────────────────────────────────────────────────────────┘
+
+    Everything but ``rank_died`` runs on the client's loop, in one task at a time.
+
+    Args:
+        construct: the body of the constructors' call.
+        hook: the workers have an ``on_restart`` of their own.
+
+    Attributes:
+        port: of the group's store; known once the group is launched.
+    """
+
+    def __init__(self, client: NodeClient, members: Members, plan: Plan, construct: bytes, *, hook: bool) -> None:
+        self._client = client
+        self._members = members
+        self._plan = plan
+        self._construct = construct
+        self._hook = hook
+        self.port = 0
+        self._budget = RestartBudget(plan.policy)
+        self._away: dict[int, dict[str, Any]] = {}
+        """Exit reports of ranks that have died and are not back."""
+        self._free: set[int] = set()
+        """Ranks that were ended on purpose: their next restart is not counted."""
+        self._causes: dict[int, list[str]] = {}
+        """By rank, the deaths and failures that were followed by a restart, oldest first."""
+        self._changed = asyncio.Event()
+        self._working: Task | None = None
+
+    def __repr__(self) -> str:
+        away = f"away: {sorted(self._away)}" if self._away else "all there"
+        return f"<Supervision of '{self._plan.name}' [{away}]>"
+
+    # -- what is told -------------------------------------------------------------------------------------------
+
+    def rank_died(self, rank: int, facts: dict[str, Any]) -> None:
+        """A rank has died; from the thread that handles frames."""
+        # In this order: who lets the calls go sets the group free first, and looks for ranks that are away afterwards.
+        self._away[rank] = facts
+        self._members.hold()
+        self._client.later(0, self._look)
+
+    def _look(self) -> None:
+        self._changed.set()
+        if self._away and self._working is None and not self._members.closed:
+            self._working = self._client.run(self._bring_all_back(), what=f"restarts of group '{self._plan.name}'")
+
+    def end(self) -> None:
+        """The group is being closed: nothing is started any more."""
+        if self._working is not None:
+            self._working.cancel()
+
+    def restart(self, ranks: Sequence[int]) -> Work[None]:
+        what = f"the restart of {name_ranks(ranks)} of group '{self._plan.name}'"
+        return self._client.run(self._restart(list(ranks)), what=what)
+
+    async def _restart(self, ranks: list[int]) -> None:
+        members = self._members
+        before = {rank: members.restarts[rank] for rank in ranks}
+        self._free.update(ranks)
+        members.hold()
+        for rank in ranks:
+            if rank in members.deaths:
+                self._away.setdefault(rank, members.deaths[rank])
+        await self._kill((rank for rank in ranks if rank not in self._away), "restarted by hand")
+        self._look()
+        await self._until(lambda: members.closed or (self._working is None and not self._away))
+        for rank in ranks:
+            if members.restarts[rank] == before[rank]:
+                if members.closed:
+                    raise ClosedError(f"group '{members.name}' was closed while it was restarted")
+                raise WorkerDied.from_exit_report(members.deaths[rank])
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+    # -- the way back -------------------------------------------------------------------------------------------
+
+    async def _bring_all_back(self) -> None:
+        try:
+            while self._away:
+                await self._bring_back()
+        except BaseException as error:
+            self._working = None
+            self._away.clear()
+            self._changed.set()
+            if not isinstance(error, asyncio.CancelledError | ClosedError):
+                logger.exception("ranks of group '%s' could not be started again", self._plan.name)
+            self._members.release()
+            raise
+        self._working = None
+        self._members.release()
+        if self._away:  # another one has died at this moment
+            self._members.hold()
+        self._changed.set()
+
+    async def _bring_back(self) -> None:
+        """Starts the ranks that are away now; what dies, or fails, meanwhile is away again afterwards."""
+        if self._plan.policy.restarts_group:
+            await self._end_others()
+        ranks, pause = await self._afford(sorted(self._away))
+        if not ranks:
+            return
+        await _pause(pause)
+        members = self._members
+        try:
+            counts = [count + 1 for count in members.restarts]
+            entries = await spawn(self._client, self._plan, ranks, self.port, counts)
+        except (LaunchError, NodeLost) as error:
+            await self._lose(ranks, f"could not be started again: {error}")
+            return
+        for rank in ranks:
+            entry = entries[rank]
+            assert members.endpoints is not None
+            was = members.endpoints[rank]
+            self._away.pop(rank, None)
+            self._free.discard(rank)
+            members.replace(rank, entry["endpoint"], info_from(entry["info"], entry["pid"]), entry["log"])
+            await self._tell(rank, was, entry)
+        await self._construct_all(ranks)
+        if not self._away:
+            await self._run_hooks(ranks)
+
+    async def _afford(self, ranks: list[int]) -> tuple[list[int], float]:
+        """The ranks that have a restart left, and the pause before it; the others are given up."""
+        for rank in ranks:
+            facts = self._away[rank]
+            self._note(rank, f"rank {rank} (pid {facts['pid']}) {facts['verdict']}")
+        if self._plan.policy.restarts_group:
+            pause = 0.0 if self._free >= set(ranks) else self._budget.spend(_WHOLE_GROUP, time.monotonic())
+            pauses = dict.fromkeys(ranks, pause)
+        else:
+            now = time.monotonic()
+            pauses = {rank: 0.0 if rank in self._free else self._budget.spend(rank, now) for rank in ranks}
+        if lost := [rank for rank in ranks if pauses[rank] is None]:
+            policy = self._plan.policy
+            times = f"more than {policy.max_restarts} time{'s' * (policy.max_restarts != 1)} within {policy.window:g} s"
+            last = "; ".join(cause for rank in lost for cause in self._causes[rank][-_MAX_CAUSES:])
+            await self._lose(lost, f"died {times}, and is not started again; the last: {last}")
+        left = {rank: pause for rank, pause in pauses.items() if pause is not None}
+        return list(left), max(left.values(), default=0.0)
+
+    def _note(self, rank: int, cause: str) -> None:
+        self._causes[rank] = [*self._causes.get(rank, ())[-_MAX_CAUSES:], cause]
+
+    async def _end_others(self) -> None:
+        """Where a group restarts as one, the others follow the rank that has died."""
+        everyone = range(self._members.size)
+        first = next(iter(self._away))
+        others = [rank for rank in everyone if rank not in self._away]
+        self._free.update(others)
+        await self._kill(others, f"was ended to restart with rank {first} of its group, which had died")
+
+    async def _kill(self, ranks: Iterable[int], reason: str) -> None:
+        """Ends these ranks, and waits until that is told; those of a node that does not tell count as away as well."""
+        members = self._members
+        assert members.endpoints is not None
+        killed = {rank: members.endpoints[rank] for rank in ranks}
+        for node, numbers in frames.route_to(list(killed.values())) if killed else ():
+            with contextlib.suppress(NodeLost, ClosedError):
+                await self._client.request(operations.KillRanks(numbers[::2], reason), node=node)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DEATH_TIMEOUT_S):
+                await self._until(lambda: all(rank in self._away for rank in killed))
+        for rank in killed:
+            info = members.infos[rank]
+            unknown = {"pid": info.pid, "verdict": "was not told dead", "node": info.node_name}
+            self._away.setdefault(rank, unknown)
+
+    async def _construct_all(self, ranks: list[int]) -> None:
+        """Runs the constructors; a rank whose constructor has failed is ended, and is away again."""
+        outcomes = await self._members.call_now(ranks, "__init__", self._construct).outcomes()
+        raised = {outcome.rank: outcome.error for outcome in outcomes if outcome.error is not None}
+        failed = {rank: error for rank, error in raised.items() if not isinstance(error, WorkerDied | NodeLost)}
+        for rank, error in failed.items():
+            self._note(rank, f"the constructor of rank {rank} failed: {type(error).__name__}: {error}")
+        await self._kill((rank for rank in failed if rank not in self._away), "could not be constructed again")
+        lost = [rank for rank, error in raised.items() if isinstance(error, NodeLost)]
+        if lost:
+            await self._lose(lost, f"could not be started again: {raised[lost[0]]}")
+        dead = [rank for rank, error in raised.items() if isinstance(error, WorkerDied)]
+        await self._until(lambda: all(rank in self._away for rank in dead))
+
+    async def _run_hooks(self, ranks: list[int]) -> None:
+        """Tells the workers and the driver that these ranks are back."""
+        members = self._members
+        living = [rank for rank in range(members.size) if rank not in members.deaths]
+        if self._hook:
+            body = codec.encode(((list(members.restarts),), {}), describe="argument of on_restart()", root="args")
+            for outcome in await members.call_now(living, "on_restart", body).outcomes():
+                if outcome.error is not None and not isinstance(outcome.error, WorkerDied):
+                    logger.error("on_restart() of rank %d of group '%s' failed", outcome.rank, members.name)
+                    self._report(f"on_restart() of rank {outcome.rank}", f"{outcome.error!r}")
+        for callback in members.on_restart:
+            try:
+                callback(ranks)
+            except Exception:
+                logger.exception("a callback of on_restart() of group '%s' failed", members.name)
+        logger.warning("%s of group '%s' %s back", name_ranks(ranks), members.name, "is" if not ranks[1:] else "are")
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    async def _lose(self, ranks: Sequence[int], reason: str) -> None:
+        """These ranks do not come back: calls and messages for them fail from now on."""
+        members = self._members
+        assert members.endpoints is not None
+        for rank in ranks:
+            facts = members.deaths[rank] = {**self._away.pop(rank, {}), "returns": False, "reason": reason}
+            self._free.discard(rank)
+            await self._tell(rank, members.endpoints[rank], None, reason)
+            who = f"rank {rank} of group '{members.name}'"
+            logger.error("%s %s", who, reason)
+            log = " ".join(told_log(facts)) if "log_path" in facts else ""
+            cause = death_cause(facts) if "pid" in facts else who
+            self._client.unobserved.arrived(UnobservedError(cause, who, f"{who} {reason}; {log}", is_due=True))
+
+    def _report(self, who: str, text: str) -> None:
+        where = f"{who} of group '{self._members.name}'"
+        self._client.unobserved.arrived(UnobservedError(where, where, f"{where} failed: {text}", is_due=True))
+
+    async def _tell(self, rank: int, was: int, entry: dict[str, Any] | None, reason: str = "") -> None:
+        """Tells all nodes; node 0, where the rank is looked up, and the rank's own have heard of it afterwards."""
+        operation = operations.RankReturned(self._members.name, rank, was, entry, reason)
+        told = {
+            node["node"]: self._client.request(operation, node=node["node"])
+            for node in self._client.welcome["nodes"]
+            if node["node"] not in self._client.lost_nodes
+        }
+        for node in {0, frames.node_of(was)} & told.keys():
+            with contextlib.suppress(NodeLost):
+                await told[node]
+
+
+async def _pause(seconds: float) -> None:
+    over = asyncio.Event()
+    timer = asyncio.get_running_loop().call_later(seconds, over.set)
+    try:
+        await over.wait()
+    finally:
+        timer.cancel()

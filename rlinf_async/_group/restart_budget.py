@@ -1,0 +1,44 @@
+"""``RestartBudget``: restarts that a group has left, and the pause before each: plain state."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from rlinf_async.configuration import RestartPolicy
+
+FIRST_PAUSE_S: Final = 0.1
+"""Before the first restart within the window; each further one waits twice as long."""
+
+MAX_PAUSE_S: Final = 10.0
+
+
+class RestartBudget:
+    """Counts the restarts of each rank (or of the group as one) within the policy's window.
+
+    Example:
+        budget = RestartBudget(RestartPolicy("rank", max_restarts=2, window=60))
+        budget.spend(3, now=0.0)      # 0.1: rank 3 may come back after so many seconds
+        budget.spend(3, now=1.0)      # 0.2
+        budget.spend(3, now=2.0)      # None: not any more
+        budget.spend(3, now=61.0)     # 0.2: the first one is no longer counted
+    """
+
+    def __init__(self, policy: RestartPolicy) -> None:
+        self.policy = policy
+        self._restarts: dict[int, deque[float]] = {}
+
+    def spend(self, rank: int, now: float) -> float | None:
+        """Seconds to wait before a rank is started again; None where none of its restarts is left.
+
+        Args:
+            rank: -1 for the group as a whole.
+        """
+        spent = self._restarts.setdefault(rank, deque())
+        while spent and now - spent[0] >= self.policy.window:
+            spent.popleft()
+        if len(spent) >= self.policy.max_restarts:
+            return None
+        pause = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(len(spent), 16))
+        spent.append(now)
+        return pause

@@ -1,0 +1,107 @@
+"""``RestartPolicy``, and ``cluster.supervision``, which gives one to each group: ranks that died are started again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlinf_async.configuration.document import Origin, Steps
+from rlinf_async.configuration.section import Section, did_you_mean, misplaced
+from rlinf_async.errors import ConfigError
+
+RESTARTS: Final = "RLINF_RESTARTS"
+"""In a worker's environment: how often its rank was started before."""
+
+_KINDS: Final = ("never", "rank", "group")
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """Which workers are started again when one of a group has died, and how often.
+
+    Attributes:
+        restart: ``"never"``; ``"rank"``, the one that has died; ``"group"``, all ranks of its group.
+        max_restarts: of one rank, or of the group, within ``window`` seconds; with one more, it is lost for good.
+        window: in seconds.
+
+    Raises:
+        ConfigError: one of them has no such value.
+    """
+
+    restart: str = "never"
+    max_restarts: int = 3
+    window: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.restart not in _KINDS:
+            hint = did_you_mean(self.restart, _KINDS) if isinstance(self.restart, str) else ""
+            raise ConfigError(f"restart is one of {', '.join(map(repr, _KINDS))}, got {self.restart!r}{hint}")
+        if isinstance(self.max_restarts, bool) or not isinstance(self.max_restarts, int) or self.max_restarts < 0:
+            raise ConfigError(f"max_restarts must be a whole number that is not negative, got {self.max_restarts!r}")
+        is_number = isinstance(self.window, int | float) and not isinstance(self.window, bool)
+        if not is_number or not 0 < self.window < float("inf"):
+            raise ConfigError(f"the window of restarts must be a number of seconds above 0, got {self.window!r}")
+
+    @property
+    def restarts(self) -> bool:
+        """Whether anything is."""
+        return self.restart != "never"
+
+    @property
+    def restarts_group(self) -> bool:
+        """Whether all ranks are, with the one that has died."""
+        return self.restart == "group"
+
+    @classmethod
+    def of(cls, restart: Any, max_restarts: Any, window: Any, configured: RestartPolicy | None) -> RestartPolicy:
+        """What ``launch()`` says, for each None what is configured.
+
+        Raises:
+            ConfigError: it says what cannot be.
+        """
+        before = configured or cls()
+        given = {"restart": restart, "max_restarts": max_restarts, "window": window}
+        try:
+            return dataclasses.replace(before, **{name: each for name, each in given.items() if each is not None})
+        except ConfigError as error:
+            raise ConfigError(
+                f"launch(): {error}; for example launch(..., restart='rank', max_restarts=3, restart_window=600)"
+            ) from None
+
+
+def read_supervision(
+    value: Any, steps: Steps, origin: Origin | None, components: Collection[str]
+) -> Mapping[str, RestartPolicy]:
+    """Reads the section: a policy by the name of a group, or of a component.
+
+    Args:
+        components: those of the component placement, which are then all that there are; empty without.
+
+    Raises:
+        ConfigError: it is malformed, or names none of the components.
+    """
+    if value is None:
+        return {}
+    example = "supervision must map groups to policies, such as {rollout: {restart: rank, max_restarts: 3}}"
+    if not isinstance(value, Mapping):
+        raise misplaced(steps, origin, f"{example}, got {value!r}")
+    found = {}
+    for name, entry in value.items():
+        here = (*steps, str(name))
+        if components and name not in components:
+            text = f"{name!r} is no component{did_you_mean(str(name), components)}; there are: {', '.join(components)}"
+            raise misplaced(here, origin, text)
+        if not isinstance(entry, Mapping):
+            raise misplaced(here, origin, f"{example}, got {entry!r}")
+        section = Section(
+            entry, here, origin, kind="supervision", known=("restart", "max_restarts", "window"), needed=("restart",)
+        )
+        try:
+            found[str(name)] = RestartPolicy(
+                section.get("restart"), section.get("max_restarts", 3), section.get("window", 600.0)
+            )
+        except ConfigError as error:
+            raise section.error(str(error)) from None
+    return found

@@ -1,0 +1,140 @@
+"""Workers that die as they are told, for the tests of restarts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rlinf_async import Worker, follow, idempotent, publish
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Mortal(Worker):
+    """
+    Args:
+        token: what it was constructed with.
+        deaths: a file; as long as it has lines, the constructor takes one and dies, or fails where it says so.
+    """
+
+    def __init__(self, token: Any = None, deaths: str = "") -> None:
+        super().__init__()
+        self.token = token
+        self.seen: list[Any] = []
+        if deaths and self._restarts and (left := Path(deaths).read_text().split()):
+            Path(deaths).write_text(" ".join(left[1:]))
+            if left[0] == "raise":
+                raise ValueError("not yet")
+            die()
+
+    def who(self) -> tuple[int, int, int]:
+        return self._rank, self._restarts, os.getpid()
+
+    def facts(self) -> dict[str, Any]:
+        info = self.worker_info
+        environment = {name: os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "MINE")}
+        return {"address": str(info.address), "node": info.cluster_node_rank, "token": self.token, **environment}
+
+    def die(self) -> None:
+        die()
+
+    def note(self, value: Any) -> list[Any]:
+        self.seen.append(value)
+        return self.seen
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    @idempotent
+    def once_more(self, value: Any, path: str) -> Any:
+        """Dies at the first time, where there is no such file yet."""
+        if not os.path.exists(path) and self._rank == 1:
+            Path(path).touch()
+            die()
+        return self._rank, self._restarts, value
+
+    async def take(self, group: str, rank: int) -> Any:
+        return await self.recv(group, rank, async_op=True)
+
+    async def give(self, value: Any, group: str, rank: int) -> None:
+        await self.send(value, group, rank, async_op=True)
+
+    async def get(self, channel: Any) -> Any:
+        return await channel.get(async_op=True)
+
+    async def hold(self, channel: Any) -> None:
+        """Dies of an item that it has got and not returned."""
+        works = [channel.get(async_op=True)]
+        time.sleep(0.2)
+        del works
+        die()
+
+
+class Together(Mortal):
+    """Ranks with a process group of torch's, made anew when one has come back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.restarts_told: list[int] = []
+        if not self._restarts:
+            dist.init_process_group("gloo")
+
+    def on_restart(self, restarts: list[int]) -> None:
+        self.restarts_told = restarts
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        attempt = sum(restarts)
+        store = dist.TCPStore(self._master_address, self._master_port, is_master=False)
+        store = dist.PrefixStore(f"attempt {attempt}", store)
+        dist.init_process_group("gloo", store=store, rank=self._rank, world_size=self._world_size)
+
+    def total(self) -> float:
+        tensor = torch.tensor([float(self._rank + 1)])
+        dist.all_reduce(tensor)
+        return float(tensor)
+
+    def told(self) -> list[int]:
+        return self.restarts_told
+
+
+class Teacher(Worker):
+    """Publishes a model to a group that may lose ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = torch.nn.Linear(4, 4)
+
+    async def begin(self, to: str) -> None:
+        self.scope = publish(self.model, to=to)
+        self.weights = await self.scope.__aenter__()
+
+    async def step(self, value: float) -> int:
+        with torch.no_grad():
+            self.model.weight.fill_(value)
+        version: int = await self.weights.send()
+        return version
+
+    async def delivered(self) -> list[str]:
+        return sorted(map(str, (await self.weights.delivered()).per_worker))
+
+    async def end(self) -> None:
+        await self.scope.__aexit__(None, None, None)
+
+
+class Pupil(Mortal):
+    async def join(self, group: str) -> int:
+        self.model = torch.nn.Linear(4, 4)
+        self.scope = follow(self.model, group)
+        self.weights = await self.scope.__aenter__()
+        return self.weights.version
+
+    def shown(self) -> tuple[int, float]:
+        return self.weights.version, float(self.model.weight[0, 0])

@@ -1,0 +1,293 @@
+"""Ranks that die are started again: calls, messages, channels, weights and process groups of what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_async import Channel, ClosedError, Cluster, ConfigError, NodePlacementStrategy, WorkerDied, WorkerGroup
+from tests._support.mortal_workers import Mortal, Pupil, Teacher, Together
+
+pytestmark = pytest.mark.shared_cluster
+
+TWO = NodePlacementStrategy([0, 0])
+THREE = NodePlacementStrategy([0, 0, 1])
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(local_nodes=2, log_to_driver=False) as cluster:
+        yield cluster
+
+
+def started(cluster: Cluster, *args: Any, cls: Any = Mortal, placement: Any = THREE, **options: Any) -> Any:
+    options = {"name": "mortals", "restart": "rank", "env": {"MINE": "kept"}, **options}
+    return cls.create_group(*args).launch(cluster, placement, **options).wait_ready()
+
+
+def kill(group: Any, rank: int) -> int:
+    """Ends a rank between calls; its pid."""
+    pid: int = group[rank].who().wait()[0][2]
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+# -- a rank comes back ------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_comes_back_under_its_address_with_what_it_was_made_of(cluster: Cluster) -> None:
+    token = [1, 2]
+    with started(cluster, token) as group:
+        before = group.facts().wait()
+        token.append(3)  # what it was launched with is kept as it was
+        for rank in (0, 2):
+            with pytest.raises(WorkerDied) as died:
+                group[rank].die().wait()
+            assert died.value.returns
+            assert "it is started again under its rank" in str(died.value)
+        assert group.facts().wait() == before
+        assert before[0]["token"] == [1, 2]
+        assert [restarts for _, restarts, _ in group.who().wait()] == [1, 0, 1]
+
+
+def test_a_death_that_nobody_is_in_the_midst_of_is_no_failure(cluster: Cluster) -> None:
+    with started(cluster) as group:
+        before = kill(group, 1)
+        while (after := _who(group, 1)) == before:
+            pass
+        assert after != before
+        assert cluster.status()["groups"]["mortals"] == 2  # and not the dead one besides
+    assert not cluster._client.unobserved.pending()
+
+
+def _who(group: Any, rank: int) -> int:
+    try:
+        return int(group[rank].who().wait()[0][2])
+    except WorkerDied as error:  # it was called before its end was told
+        return error.pid
+
+
+def test_calls_wait_in_their_order_for_who_comes_back(cluster: Cluster) -> None:
+    with started(cluster, placement=TWO) as group:
+        with pytest.raises(WorkerDied):
+            group[1].die().wait()
+        handles = [group.note(number) for number in range(50)]
+        handles.append(group[0].note("alone"))
+        assert handles[-2].wait() == [list(range(50))] * 2
+        assert handles[-1].wait() == [[*range(50), "alone"]]
+
+
+def test_what_is_called_elsewhere_finds_who_has_come_back(cluster: Cluster) -> None:
+    with started(cluster) as group:
+        found = WorkerGroup.from_group_name(Mortal, "mortals", cluster=cluster)
+        before = found.who().wait()
+        with pytest.raises(WorkerDied):
+            found[2].die().wait()
+        after = group.who().wait()
+        assert found.who().wait() == after != before
+
+
+def test_an_idempotent_call_hears_nothing_of_the_death(cluster: Cluster, tmp_path: Path) -> None:
+    with started(cluster) as group:
+        large = os.urandom(1 << 20)
+        found = group.once_more(large, str(tmp_path / "died")).wait()
+        assert found == [(0, 0, large), (1, 1, large), (2, 0, large)]
+        again = group[0:2].once_more("x", str(tmp_path / "died again"))
+        assert again.wait() == [(0, 0, "x"), (1, 2, "x")]
+
+
+# -- how often --------------------------------------------------------------------------------------------------------
+
+
+def test_a_crash_loop_ends_as_one_error_with_the_last_deaths(cluster: Cluster, tmp_path: Path) -> None:
+    deaths = tmp_path / "deaths"
+    deaths.write_text("die raise die")
+    with started(cluster, 7, str(deaths), max_restarts=2) as group:
+        with pytest.raises(WorkerDied):
+            group[1].die().wait()
+        with pytest.raises(WorkerDied, match="died more than 2 times within 600 s, and is not started again") as lost:
+            group.who().wait()
+        text = str(lost.value)
+        assert re.search(r"rank 1 \(pid \d+\) was killed by SIGKILL", text)
+        assert "the constructor of rank 1 failed: ValueError: not yet" in text
+        assert not lost.value.returns
+        assert [rank for rank, _, _ in group.execute_on(0, 2).who().wait()] == [0, 2]
+        deaths.write_text("")
+        group.restart(1)
+        assert group[1].who().wait()[0][0] == 1
+        cluster._client.unobserved.observed(f"death of pid {lost.value.pid} on {lost.value.node}")
+
+
+def test_restarts_by_hand_are_not_counted(cluster: Cluster) -> None:
+    with started(cluster, max_restarts=0) as group:
+        pids = group.who().wait()
+        for times in (1, 2, 3):
+            group.restart(0, 2)
+            assert [restarts for _, restarts, _ in group.who().wait()] == [times, 0, times]
+        assert group.who().wait()[1] == pids[1]
+        group.restart()
+        assert [restarts for _, restarts, _ in group.who().wait()] == [4, 1, 4]
+
+
+def test_a_group_restarts_as_one(cluster: Cluster) -> None:
+    with started(cluster, restart="group") as group:
+        before = [pid for *_, pid in group.who().wait()]
+        sleeping = group.execute_on(0, 2).sleep(60)
+        with pytest.raises(WorkerDied, match="rank 1"):
+            group[1].die().wait()
+        with pytest.raises(WorkerDied, match="was ended to restart with rank 1 of its group, which had died"):
+            sleeping.wait()
+        after = group.who().wait()
+        assert [restarts for _, restarts, _ in after] == [1, 1, 1]
+        assert not {pid for *_, pid in after} & set(before)
+
+
+# -- what it has to do with others ------------------------------------------------------------------------------------
+
+
+def test_messages_wait_for_who_comes_back_in_both_directions(cluster: Cluster) -> None:
+    with started(cluster) as group:
+        group[0].give("first", "mortals", 2), group[2].take("mortals", 0).wait()
+        waiting = [group[0].take("mortals", 2) for _ in range(3)]
+        with pytest.raises(WorkerDied):
+            group[2].die().wait()
+        for number in range(3):
+            group[2].give(number, "mortals", 0)
+        assert [work.wait() for work in waiting] == [[0], [1], [2]]
+        group[0].give("after", "mortals", 2).wait()
+        assert group[2].take("mortals", 0).wait() == ["after"]
+
+
+def test_a_receive_from_who_does_not_come_back_is_an_error(cluster: Cluster) -> None:
+    with started(cluster, max_restarts=0) as group:
+        group[2].give("first", "mortals", 0), group[0].take("mortals", 2).wait()
+        waiting = group[0].take("mortals", 2)
+        with pytest.raises(WorkerDied):
+            group[2].die().wait()
+        with pytest.raises(WorkerDied, match="rank 2"):
+            waiting.wait(20)
+        with pytest.raises(WorkerDied, match="rank 2"):
+            group[0].take("mortals", 2).wait(20)
+        with pytest.raises(WorkerDied, match="not started again"):
+            group[2].who().wait()
+
+
+def test_what_a_dead_consumer_held_goes_to_its_next_incarnation(cluster: Cluster) -> None:
+    with started(cluster) as group:
+        channel = Channel.create("leases")
+        channel.put("item")
+        with pytest.raises(WorkerDied):
+            group[1].hold(channel).wait()
+        assert group[1].get(channel).wait(20) == ["item"]
+        channel.close()
+
+
+def test_who_comes_back_follows_and_has_the_current_weights(cluster: Cluster) -> None:
+    with (
+        started(cluster, cls=Pupil, name="pupils") as pupils,
+        Teacher.create_group().launch(cluster, NodePlacementStrategy([0]), name="teacher").wait_ready() as teacher,
+    ):
+        teacher.begin("pupils").wait()
+        pupils.join("teacher").wait()
+        teacher.step(5.0).wait()
+        with pytest.raises(WorkerDied):
+            pupils[2].die().wait()
+        assert pupils[2].join("teacher").wait(20) == [2]
+        assert pupils[2].shown().wait() == [(2, 5.0)]
+        assert teacher.step(6.0).wait(20) == [3]  # the trainer has no error of it
+        assert teacher.delivered().wait(20) == [["pupils:0", "pupils:1", "pupils:2"]]
+        assert pupils.shown().wait() == [(3, 6.0)] * 3
+        teacher.end().wait()
+
+
+def test_ranks_make_their_process_group_anew_in_on_restart(cluster: Cluster) -> None:
+    told: list[list[int]] = []
+    with started(cluster, cls=Together) as group:
+        group.on_restart(told.append)
+        assert group.total().wait() == [6.0] * 3
+        with pytest.raises(WorkerDied):
+            group[1].die().wait()
+        assert group.total().wait(60) == [6.0] * 3
+        assert group.told().wait() == [[0, 1, 0]] * 3
+        assert told == [[1]]
+
+
+# -- between two steps ------------------------------------------------------------------------------------------------
+
+
+def test_a_group_that_is_closed_while_a_rank_is_away_leaves_nothing(cluster: Cluster) -> None:
+    for pause in (0.0, 0.05, 0.12, 0.2):
+        group = started(cluster)
+        with pytest.raises(WorkerDied):
+            group[2].die().wait()
+        waiting = group.who()
+        threading.Event().wait(pause)
+        group.close()
+        with contextlib.suppress(ClosedError, WorkerDied):
+            assert len(waiting.wait(20)) == 3  # it was back before
+        with pytest.raises(ClosedError):
+            group.who()
+    assert "mortals" not in cluster.status(0)["groups"]
+    assert "mortals" not in cluster.status(1)["groups"]
+
+
+def test_ranks_that_die_together_and_while_they_come_back_all_come_back(cluster: Cluster) -> None:
+    with started(cluster, max_restarts=100) as group:
+        for _ in range(5):
+            for _, _, pid in group.who().wait():
+                os.kill(pid, signal.SIGKILL)
+            while True:
+                try:
+                    found = group.who().wait(60)
+                except WorkerDied:
+                    continue
+                break
+            assert [rank for rank, *_ in found] == [0, 1, 2]
+
+
+async def test_a_call_that_is_cancelled_while_it_waits_to_be_made_again_ends(cluster: Cluster, tmp_path: Path) -> None:
+    group = started_here = await asyncio.to_thread(started, cluster)
+    handle = group.once_more("x", str(tmp_path / "died"))
+    while not (tmp_path / "died").exists():
+        await asyncio.sleep(0.001)
+    handle.cancel()
+    async with asyncio.timeout(20):
+        with pytest.raises((ClosedError, WorkerDied)):
+            await handle
+    await asyncio.to_thread(started_here.close)
+
+
+# -- what cannot be meant ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"restart": "foo"}, "restart is one of 'never', 'rank', 'group', got 'foo'"),
+        ({"restart": "rnak"}, r"got 'rnak' \(did you mean 'rank'\?\)"),
+        ({"max_restarts": -1}, "max_restarts must be a whole number that is not negative, got -1"),
+        ({"max_restarts": True}, "got True"),
+        ({"restart_window": 0}, "the window of restarts must be a number of seconds above 0, got 0"),
+    ],
+)
+def test_launch_says_what_restarts_there_are(cluster: Cluster, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        started(cluster, **options)
+
+
+def test_a_group_without_restarts_says_how_to_have_them(cluster: Cluster) -> None:
+    with started(cluster, restart="never") as group:
+        with pytest.raises(ConfigError, match="launch it with restart='rank'"):
+            group.restart(0)
+        with pytest.raises(WorkerDied) as died:
+            group[0].die().wait()
+        assert not died.value.returns
