@@ -527,7 +527,7 @@ class Cluster:
         if plan.policy.restarts:
             hook = spec.worker_cls.on_restart is not Worker.on_restart  # type: ignore[attr-defined]
             members.supervisor = Supervision(self._client, members, plan, construct.to_bytes(), hook=hook)
-        members.call(everyone, ready, "__init__", [construct])
+        members.call(everyone, ready, "__init__", [construct], repeats=plan.policy.restarts)
         members.limit_calls(deadline, ready)
         self._groups = [*(group for group in self._groups if not group.closed), members]
         members.launching = self._client.run(self._start_group(members, plan, reserved=reserved))

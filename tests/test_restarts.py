@@ -19,6 +19,7 @@ from tests._support.mortal_workers import Mortal, Pupil, Teacher, Together
 
 pytestmark = pytest.mark.shared_cluster
 
+ONE = NodePlacementStrategy([0])
 TWO = NodePlacementStrategy([0, 0])
 THREE = NodePlacementStrategy([0, 0, 1])
 
@@ -103,6 +104,18 @@ def test_an_idempotent_call_hears_nothing_of_the_death(cluster: Cluster, tmp_pat
         assert found == [(0, 0, large), (1, 1, large), (2, 0, large)]
         again = group[0:2].once_more("x", str(tmp_path / "died again"))
         assert again.wait() == [(0, 0, "x"), (1, 2, "x")]
+
+
+def test_a_death_in_the_first_constructor_is_made_good_as_well(cluster: Cluster, tmp_path: Path) -> None:
+    deaths = tmp_path / "deaths"
+    deaths.write_text("die die")
+    with started(cluster, 7, str(deaths), True) as group:
+        assert sum(restarts for _, restarts, _ in group.who().wait()) == 2
+    deaths.write_text("die die die")
+    group = Mortal.create_group(7, str(deaths), True).launch(cluster, ONE, "lost", restart="rank", max_restarts=0)
+    with pytest.raises(WorkerDied, match="died more than 0 times within 600 s, and is not started again"):
+        group.wait_ready()
+    group.close()
 
 
 # -- how often --------------------------------------------------------------------------------------------------------

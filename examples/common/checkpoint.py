@@ -37,6 +37,15 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     return path
 
 
+def has_checkpoint(place: Path) -> bool:
+    """Whether there is one in a folder, or under a log path."""
+    return any(path.is_file() for path in _candidates(place))
+
+
+def _candidates(place: Path) -> list[Path]:
+    return [place / _LATEST, place / "checkpoints" / _LATEST]
+
+
 def load_checkpoint(place: str | Path, cfg: Any = None, same: Sequence[str] = ()) -> dict[str, Any]:
     """Reads one checkpoint: a file, or the latest of a folder (of a run's log path as well).
 
@@ -51,7 +60,7 @@ def load_checkpoint(place: str | Path, cfg: Any = None, same: Sequence[str] = ()
         ConfigError: when there is none, or they do not agree; names file, key and both values.
     """
     place = Path(place)
-    candidates = [place / _LATEST, place / "checkpoints" / _LATEST] if place.is_dir() else [place]
+    candidates = _candidates(place) if place.is_dir() else [place]
     for path in candidates:
         if path.is_file():
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)

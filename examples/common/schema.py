@@ -11,9 +11,11 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from rlinf_async.configuration import Claim, check_values, find_configuration, read_configuration
+from rlinf_async.errors import ConfigError
 
 DEVICES = ("auto", "cpu", "cuda")
 LR_SCHEDULES = ("constant", "linear")
+_RESTART_ARGUMENTS = {"restart": "restart", "max_restarts": "max_restarts", "restart_window": "window"}
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,39 @@ class Schema:
 def placed_components(cfg: Any) -> set[str]:
     """The components that ``cluster.component_placement`` names, also several at a time (``actor,rollout``)."""
     return {part.strip() for names in cfg.cluster.component_placement for part in str(names).split(",")}
+
+
+def supervised(cfg: DictConfig, *, rank: Sequence[str], group: Sequence[str]) -> list[Claim]:
+    """What ``cluster.supervision`` may say: how components may restart, rank by rank or as a group."""
+    kinds = {**dict.fromkeys(rank, ("never", "rank", "group")), **dict.fromkeys(group, ("never", "group"))}
+    names, entries = ", ".join(kinds), cfg.cluster.supervision
+    return [
+        *((f"cluster.supervision.{name}", name in kinds, f"must be one of {names}") for name in entries),
+        *(
+            (f"cluster.supervision.{name}", _restart_of(entry) in kinds.get(name, ()), f"needs restart: {wanted}")
+            for name, entry in entries.items()
+            for wanted in [" or ".join(kinds.get(name, ()))]
+            if name in kinds
+        ),
+    ]
+
+
+def _restart_of(entry: Any) -> Any:
+    return entry.get("restart") if isinstance(entry, Mapping | DictConfig) else None
+
+
+def restart_arguments(supervision: Mapping[str, Any], component: str) -> dict[str, Any]:
+    """What ``launch`` is told of a component's restarts.
+
+    Raises:
+        ConfigError: there is no such setting.
+    """
+    entry = dict(supervision.get(component, {}))
+    found = {name: entry.pop(key, None) for name, key in _RESTART_ARGUMENTS.items()}
+    if entry:
+        known = ", ".join(_RESTART_ARGUMENTS.values())
+        raise ConfigError(f"cluster.supervision.{component}: {', '.join(entry)} is unknown; it has {known}")
+    return found
 
 
 def at_least_one(cfg: DictConfig, *keys: str) -> list[Claim]:

@@ -27,7 +27,7 @@ from rollouts import TaskShape, join_envs
 from seeding import generator_for
 from torch import Tensor
 
-from rlinf_async import Worker, publish
+from rlinf_async import Worker, idempotent, publish
 
 _METRICS = ("policy_loss", "value_loss", "approximate_kl", "clip_fraction", "grad_norm", "entropy")
 
@@ -42,7 +42,13 @@ class EmbodiedFSDPActor(Worker):
     def __init__(self, cfg: Configuration) -> None:
         super().__init__()
         self._cfg = cfg
+        self._is_ready = False
 
+    async def is_ready(self) -> bool:
+        """Whether it was initialised: not any more, once its process was started again."""
+        return self._is_ready
+
+    @idempotent
     def init_worker(
         self, shape: TaskShape, sizes: BatchSizes, layout: Layout, checkpoint: dict[str, Any] | None
     ) -> None:
@@ -64,6 +70,7 @@ class EmbodiedFSDPActor(Worker):
             self._policy.load_state_dict(load_policy(model.model_path, self._cfg, ("actor.model.hidden_sizes",)))
         self._ranks.share_weights(self._policy)
         self._weights = publish(self._policy, to="env" if self._cfg.rollout.placement == "with_env" else "rollout")
+        self._is_ready = True
 
     @Worker.timer("sync_model")
     async def sync_model_to_rollout(self) -> int:

@@ -15,6 +15,7 @@ from common.schema import (
     chosen,
     not_negative,
     placed_components,
+    supervised,
 )
 from omegaconf import MISSING, DictConfig
 
@@ -28,6 +29,7 @@ PLACEMENTS = ("auto", "with_env", "workers")
 class Cluster:
     num_nodes: int = 1
     component_placement: dict[str, Any] = field(default_factory=dict)  # what is not placed here: see defaults.py
+    supervision: dict[str, Any] = field(default_factory=dict)  # env: {restart: rank}, actor: {restart: group}
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Runner:
     max_epochs: int = MISSING  # passes of the training loop
     max_steps: int = -1  # an upper bound on the same; -1: none
     save_interval: int = 0  # training steps between checkpoints; 0: only one, at the end
-    resume_dir: str | None = None  # a log path, or a checkpoint, to go on from
+    resume_dir: str | None = None  # a log path, or a checkpoint, to go on from; auto: this log path, if it has one
     only_eval: bool = False  # evaluate rollout.model.model_path and end
     video: bool = False  # an MP4 of the evaluated policy's first episode, drawn without a screen
     eval: Evaluation = field(default_factory=Evaluation)
@@ -132,6 +134,7 @@ def _claims(cfg: DictConfig) -> list[Claim]:
         ),
         *above_zero(cfg, "algorithm.gamma"),
         *chosen(cfg, {"runner.mode": MODES, "rollout.placement": PLACEMENTS}),
+        *supervised(cfg, rank=("env", "rollout"), group=("actor",)),
         ("algorithm.importance_cap", cfg.algorithm.importance_cap >= 1, "must be at least 1"),
         (
             "rollout.placement",

@@ -6,14 +6,14 @@ import asyncio
 import json
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from batch_sizes import BatchSizes
-from common.checkpoint import load_checkpoint, save_checkpoint
+from common.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
 from common.metric_logger import mean_over_ranks
 from configuration import Configuration, last_step
 from env_worker import FinishedEpisode
@@ -23,7 +23,9 @@ from pipeline import Layout, Queues
 from rollouts import Floats
 from seeding import evaluation_seeds, selection_seeds
 
-from rlinf_async import Channel, Handle, WorkerGroup, each
+from rlinf_async import Handle, WorkerDied, WorkerGroup, each
+
+T = TypeVar("T")
 
 EPISODE_WINDOW = 20
 """Episodes that the reported training return and length are means of."""
@@ -55,6 +57,8 @@ class EmbodiedRunner:
     actor learns: simulators and inference go on meanwhile, with the weights that they have.  No experience is older
     than that when it is learned from, so none is thrown away.
 
+    A worker that dies ends the run, unless ``cluster.supervision`` has it started again: then the step begins anew.
+
     Args:
         cfg: a checked configuration with nothing left open (:func:`defaults.fill_in`).
         actor, env: the launched groups.
@@ -68,6 +72,8 @@ class EmbodiedRunner:
         self.cfg = cfg
         self.actor, self.env, self.rollout = actor, env, rollout
         self.step = self.samples = self._samples_before = 0
+        self._version = 0
+        """Of the weights that were sent last."""
         self._started = time.perf_counter()
         self._training_seconds = 0.0
         self._sizes = BatchSizes.of(cfg, env_ranks=len(env), actor_ranks=len(actor))
@@ -92,10 +98,10 @@ class EmbodiedRunner:
         )
         checkpoint = self._checkpoint_to_resume()
         states = None if checkpoint is None else checkpoint.pop("simulators")
-        shape = self.env.init_worker(self.step, self._layout, states).wait()[0]
+        self._shape = self.env.init_worker(self.step, self._layout, states).wait()[0]
         if self.rollout is not None:
-            self.rollout.init_worker(shape, self._layout).wait()
-        self.actor.init_worker(shape, self._sizes, self._layout, checkpoint).wait()
+            self.rollout.init_worker(self._shape, self._layout).wait()
+        self.actor.init_worker(self._shape, self._sizes, self._layout, checkpoint).wait()
 
     def run(self) -> dict[str, Any]:
         """Trains to the last step, or until an evaluation on the way reaches the target; then evaluates.
@@ -107,47 +113,95 @@ class EmbodiedRunner:
             WorkerDied: a worker of any group, whatever the others were waiting for.
         """
         self._log_path.mkdir(parents=True, exist_ok=True)
-        with (
-            EmbodiedLogger(self._log_path, self._last_step) as logger,
-            Channel.create("observations", distributed=True) as observations,
-            Channel.create("actions", distributed=True) as actions,
-            Channel.create("experience", distributed=True) as experience,
-        ):
-            self._queues = Queues(observations, actions, experience)
+        with EmbodiedLogger(self._log_path, self._last_step) as logger:
             return asyncio.run(self._run(logger))
 
     async def _run(self, logger: EmbodiedLogger) -> dict[str, Any]:
-        version = 0
+        self._queues = await Queues.open()
+        try:
+            return await self._train_and_evaluate(logger)
+        finally:
+            await self._queues.close()
+
+    async def _train_and_evaluate(self, logger: EmbodiedLogger) -> dict[str, Any]:
         if not self.cfg.runner.only_eval:
             started = time.perf_counter()
-            version = await self._train(logger)
+            await self._lasting(self._send_weights)
+            await self._lasting(lambda: self._train(logger))
             self._training_seconds = time.perf_counter() - started
-            await self._save()
+            await self._lasting(self._save)
         seeds = evaluation_seeds(self.cfg.runner.eval.episodes)
-        returns = await self._evaluate(seeds, version)
+        returns = await self._lasting(lambda: self._evaluate(seeds))
         logger.log({"eval/return": float(returns.mean())}, self.samples)
         result = self._report(seeds, returns)
         if self.cfg.runner.video:
             video = self._log_path.absolute() / "video.mp4"
-            await self._evaluate(seeds[:1], version, video)
+            await self._evaluate(seeds[:1], video)
             print(f"video of the first episode: {video}", flush=True)
         return result
 
-    async def _train(self, logger: EmbodiedLogger) -> int:
-        """Returns the version of the last weights."""
+    async def _lasting(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """What ``attempt`` gives, which begins anew after the death of a worker that is started again."""
+        while True:
+            try:
+                return await attempt()
+            except WorkerDied as error:
+                await self._recover(error)
+
+    async def _recover(self, error: WorkerDied) -> None:
+        """Goes on after a death: what was under way is dropped, to be done again.
+
+        Env and rollout workers that were started again are initialised anew, with episodes from their beginning.  An
+        actor's group goes back to the last checkpoint, and the run with it.
+
+        Raises:
+            WorkerDied: it is not started again.
+        """
+        while error.returns:
+            print(f"step {self.step}: {str(error).splitlines()[0]}; going on with what comes in its place", flush=True)
+            try:
+                await self._queues.close()
+                self._queues = await Queues.open()
+                if actor_is_new := not all(await self.actor.is_ready()):
+                    checkpoint = self._newest_checkpoint()
+                    if checkpoint is None:
+                        self.step = self.samples = self._samples_before = 0
+                    else:
+                        del checkpoint["simulators"]
+                    await self.actor.init_worker(self._shape, self._sizes, self._layout, checkpoint)
+                await self._renew(self.env, self.step, actor_is_new=actor_is_new)
+                if self.rollout is not None:
+                    await self._renew(self.rollout, self._shape, actor_is_new=actor_is_new)
+                if not self.cfg.runner.only_eval:
+                    await self._send_weights()
+                return
+            except WorkerDied as another:
+                error = another
+        raise error
+
+    async def _renew(self, group: WorkerGroup, about: Any, *, actor_is_new: bool) -> None:
+        """Initialises the ranks that were started again; the others follow the actor, where that was."""
+        ready = await group.is_ready()
+        if actor_is_new and (old := [rank for rank, is_ready in enumerate(ready) if is_ready]):
+            await group.execute_on(*old).follow_again()
+        if new := [rank for rank, is_ready in enumerate(ready) if not is_ready]:
+            await group.execute_on(*new).init_worker(about, self._layout)
+
+    async def _train(self, logger: EmbodiedLogger) -> None:
         runner = self.cfg.runner
         rollouts: deque[_Rollout] = deque()
-        version = await self._send_weights()
+        receiving: list[Handle] = []
         try:
             while self.step < self._last_step:
                 started = time.perf_counter()
                 while len(rollouts) <= min(self._ahead, self._last_step - self.step - 1):
-                    rollouts.append(self._roll_out(self.step + len(rollouts), version))
-                metrics, durations = await self._receive(rollouts[0], version)
+                    rollouts.append(self._roll_out(self.step + len(rollouts)))
+                receiving = [self.actor.recv_rollout_batch(self._queues)]
+                metrics, durations = await self._receive(rollouts[0], receiving[0])
                 rollouts.popleft()
                 learned, training = await self._learn()
                 metrics |= learned
-                version = await self._send_weights()
+                await self._send_weights()
                 seconds = time.perf_counter() - started
                 self.step += 1
                 self.samples += self._sizes.rollout
@@ -157,41 +211,40 @@ class EmbodiedRunner:
                 if runner.save_interval and self.step % runner.save_interval == 0:
                     await self._save()
                 is_due = runner.eval.interval and self.step % runner.eval.interval == 0
-                if is_due and await self._is_solved(logger, version):
+                if is_due and await self._is_solved(logger):
                     break
             # The target was reached before the last step: nothing is learned from these.
             for rollout in rollouts:
                 await asyncio.gather(*rollout.handles)
         except BaseException:
-            for handle in (handle for rollout in rollouts for handle in rollout.handles):
+            open_calls = [*receiving, *(handle for rollout in rollouts for handle in rollout.handles)]
+            for handle in open_calls:
                 handle.cancel()
+            await asyncio.gather(*open_calls, return_exceptions=True)
             raise
-        return version
 
-    async def _send_weights(self) -> int:
-        """The actor's weights are on their way, and it may learn on.  Returns their version."""
-        versions: list[int] = await self.actor.execute_on(0).sync_model_to_rollout()
-        return versions[0]
+    async def _send_weights(self) -> None:
+        """The actor's weights are on their way, and it may learn on."""
+        (self._version,) = await self.actor.execute_on(0).sync_model_to_rollout()
 
-    def _roll_out(self, step: int, version: int) -> _Rollout:
-        """Begins the rollout of training step ``step``, with weights of ``version`` or later ones."""
-        inference = None if self.rollout is None else self.rollout.generate(self._queues, step, version)
-        return _Rollout(self.env.interact(self._queues, step, version), inference)
+    def _roll_out(self, step: int) -> _Rollout:
+        """Begins the rollout of training step ``step``, with the weights that were sent last, or later ones."""
+        inference = None if self.rollout is None else self.rollout.generate(self._queues, step, self._version)
+        return _Rollout(self.env.interact(self._queues, step, self._version), inference)
 
-    async def _receive(self, rollout: _Rollout, newest: int) -> tuple[dict[str, float], list[dict[str, float]]]:
+    async def _receive(self, rollout: _Rollout, receiving: Handle) -> tuple[dict[str, float], list[dict[str, float]]]:
         """The experience of a rollout, to the actor.  Returns metrics and timers.
 
         The groups are waited for together: when a worker of one dies, the others wait for it, and do not come to an end
         by themselves.
         """
         started = time.perf_counter()
-        receiving = self.actor.recv_rollout_batch(self._queues)
         reports, *decided = await asyncio.gather(rollout.env, receiving, *rollout.handles[1:])
         seconds = time.perf_counter() - started
         versions = [report.versions for report in reports] if rollout.inference is None else decided[1]
         finished = sorted((episode for report in reports for episode in report.episodes), key=_by_step)
         self._episodes.extend((episode.total, episode.length) for episode in finished)
-        metrics = {"rollout/staleness": _mean_staleness(newest, versions)}
+        metrics = {"rollout/staleness": _mean_staleness(self._version, versions)}
         if self._episodes:
             metrics["rollout/return"], metrics["rollout/episode_length"] = map(float, np.mean(self._episodes, axis=0))
         durations = [await handle.consume_durations() for handle in rollout.handles]
@@ -205,17 +258,17 @@ class EmbodiedRunner:
         metrics = {f"train/{name}": value for name, value in mean_over_ranks(await training).items()}
         return metrics, await advantages.consume_durations() | await training.consume_durations()
 
-    async def _evaluate(self, seeds: list[int], version: int, video: Path | None = None) -> Floats:
+    async def _evaluate(self, seeds: list[int], video: Path | None = None) -> Floats:
         """One episode for each seed, without noise; a video of it where there is one.  Returns ``[len(seeds)]``."""
-        handles = [self.env.evaluate(each(np.array_split(seeds, len(self.env))), self._queues, version, video)]
+        handles = [self.env.evaluate(each(np.array_split(seeds, len(self.env))), self._queues, self._version, video)]
         if self.rollout is not None:
-            handles.append(self.rollout.generate_most_likely(self._queues, version))
+            handles.append(self.rollout.generate_most_likely(self._queues, self._version))
         returns, *_ = await asyncio.gather(*handles)
         return np.concatenate(returns)
 
-    async def _is_solved(self, logger: EmbodiedLogger, version: int) -> bool:
+    async def _is_solved(self, logger: EmbodiedLogger) -> bool:
         """Evaluates on seeds that the final evaluation does not use."""
-        returns = await self._evaluate(selection_seeds(self.cfg.runner.eval.episodes), version)
+        returns = await self._evaluate(selection_seeds(self.cfg.runner.eval.episodes))
         mean, target = float(returns.mean()), self.cfg.runner.eval.target_return
         logger.log({"eval/return_on_the_way": mean}, self.samples)
         print(f"step {self.step}: evaluation on the way, mean return {mean:.1f}", flush=True)
@@ -269,11 +322,19 @@ class EmbodiedRunner:
 
     def _checkpoint_to_resume(self) -> dict[str, Any] | None:
         place = self.cfg.runner.resume_dir
-        if place is None:
-            return None
+        if place == "auto":
+            return self._newest_checkpoint()
+        return None if place is None else self._load(place)
+
+    def _newest_checkpoint(self) -> dict[str, Any] | None:
+        """Of this run's log path; None where it has none yet."""
+        return self._load(self._log_path) if has_checkpoint(self._log_path) else None
+
+    def _load(self, place: str | Path) -> dict[str, Any]:
         checkpoint = load_checkpoint(place, self.cfg, ("env.id", "env.total_num_envs", "actor.model.hidden_sizes"))
         self.step, self.samples = checkpoint["step"], checkpoint["samples"]
         self._samples_before = self.samples
+        self._episodes.clear()
         self._episodes.extend(checkpoint["episodes"])
         print(f"resuming at step {self.step} from {place}", flush=True)
         return checkpoint

@@ -22,7 +22,7 @@ from rollouts import Actions, Floats, TaskShape, Transitions, share_envs, stack_
 from seeding import training_seeds
 from simulators import Simulators
 
-from rlinf_async import Worker
+from rlinf_async import Worker, idempotent
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,10 @@ class EnvWorker(Worker):
         super().__init__()
         self._cfg = cfg
         self._turn = asyncio.Lock()
+        self._inference: PolicyInference | None = None
+        self._is_ready = False
 
+    @idempotent
     def init_worker(self, step: int, layout: Layout, states: Sequence[Any] | None = None) -> TaskShape:
         """Builds the simulators, and the policy where this worker infers; begins or restores episodes.
 
@@ -88,7 +91,17 @@ class EnvWorker(Worker):
         shape = self._training[0].shape
         with_env = self._cfg.rollout.placement == "with_env"
         self._inference = PolicyInference(self._cfg, shape, self._rank) if with_env else None
+        self._is_ready = True
         return shape
+
+    async def is_ready(self) -> bool:
+        """Whether it was initialised: not any more, once its process was started again."""
+        return self._is_ready
+
+    async def follow_again(self) -> None:
+        """Follows an actor that was started again."""
+        if self._inference is not None:
+            await self._inference.follow_again()
 
     async def interact(self, queues: Queues, step: int, version: int) -> RolloutReport:
         """``algorithm.rollout_steps`` steps of every simulator, and the experience to the actor.

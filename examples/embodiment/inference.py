@@ -37,6 +37,12 @@ class PolicyInference:
         # Where nothing is trained, no weights come, and the policy is the one that was loaded.
         self._weights = None if cfg.runner.only_eval else follow(self._policy, of="actor")
 
+    async def follow_again(self) -> None:
+        """Follows an actor that was started again."""
+        if self._weights is not None:
+            await self._weights.close()
+            self._weights = follow(self._policy, of="actor")
+
     async def wait_version(self, version: int) -> None:
         """Waits for these weights, or later ones."""
         if self._weights is not None:

@@ -47,6 +47,17 @@ class Queues:
     actions: Channel
     experience: Channel
 
+    @classmethod
+    async def open(cls) -> Queues:
+        """Makes them."""
+        names = ("observations", "actions", "experience")
+        return cls(*[await Channel.create(name, distributed=True) for name in names])
+
+    async def close(self) -> None:
+        """Ends all that waits for something in them, and drops what they have."""
+        for channel in (self.observations, self.actions, self.experience):
+            await channel.aclose(discard=True)
+
 
 @dataclass(frozen=True)
 class Layout:

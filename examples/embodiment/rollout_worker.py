@@ -13,7 +13,7 @@ from inference import PolicyInference
 from pipeline import Layout, Queues
 from rollouts import TaskShape, share_actions
 
-from rlinf_async import Worker
+from rlinf_async import Worker, idempotent
 
 
 class MultiStepRolloutWorker(Worker):
@@ -23,11 +23,22 @@ class MultiStepRolloutWorker(Worker):
         super().__init__()
         self._cfg = cfg
         self._turn = asyncio.Lock()
+        self._is_ready = False
 
+    @idempotent
     def init_worker(self, shape: TaskShape, layout: Layout) -> None:
         """Builds the policy, from ``rollout.model.model_path`` where that is given."""
         self._layout = layout
         self._inference = PolicyInference(self._cfg, shape, self._rank)
+        self._is_ready = True
+
+    async def is_ready(self) -> bool:
+        """Whether it was initialised: not any more, once its process was started again."""
+        return self._is_ready
+
+    async def follow_again(self) -> None:
+        """Follows an actor that was started again."""
+        await self._inference.follow_again()
 
     async def generate(self, queues: Queues, step: int, version: int) -> Counter[int]:
         """Samples an action for each observation, until the env workers ask for no more.

@@ -21,6 +21,7 @@ from pathlib import Path
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # for common/
 
 from actor_worker import EmbodiedFSDPActor
+from common.schema import restart_arguments
 from configuration import SCHEMA, Configuration
 from defaults import fill_in
 from embodied_runner import EmbodiedRunner
@@ -38,7 +39,8 @@ def main(cfg: Configuration) -> None:
 
         def launch(worker: type[Worker], name: str, env: dict[str, str] | None = None) -> WorkerGroup:
             strategy = placement.get_strategy(name)
-            return worker.create_group(cfg).launch(cluster, placement_strategy=strategy, name=name, env=env)
+            restarts = restart_arguments(cfg.cluster.supervision, name)
+            return worker.create_group(cfg).launch(cluster, strategy, name, env=env, **restarts)
 
         actor = launch(EmbodiedFSDPActor, "actor")
         env = launch(EnvWorker, "env", {"MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl")} if cfg.runner.video else None)

@@ -94,7 +94,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _usage(command: str) -> str:
-    return f"rlinf-ctl {command} {'--run ' if command in ('logs', 'stack', 'kill') else ''}RUN"
+    return f"rlinf-ctl {command} {'--run ' if command in ('logs', 'stack', 'kill', 'restart') else ''}RUN"
 
 
 def _wanted(options: argparse.Namespace) -> str | None:
@@ -124,6 +124,8 @@ async def _command(attachment: Attachment, options: argparse.Namespace, output: 
             await show_stacks(attachment, output, options.ranks)
         case "kill":
             return await kill(attachment, output, options.ranks)
+        case "restart":
+            return await kill(attachment, output, options.ranks, restart=True)
         case "down":
             return await down(attachment, output)
     return True

@@ -67,6 +67,8 @@ def parser() -> argparse.ArgumentParser:
     which.add_argument("--all", action="store_true", help="all processes of the run, as without a group")
     kill = command("kill", "end ranks with SIGKILL; their callers get WorkerDied.")
     kill.add_argument("ranks", metavar="GROUP[:RANKS]", help=_RANKS_HELP)
+    restart = command("restart", "end ranks of a group that has launch(restart=), and start them again.")
+    restart.add_argument("ranks", metavar="GROUP[:RANKS]", help=_RANKS_HELP)
     bundle = command("bundle", "keep all that is known of a run, alive or ended, in one file.")
     bundle.add_argument("run_id", nargs="?", metavar="RUN", help=_RECORDED_HELP)
     bundle.add_argument(

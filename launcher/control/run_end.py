@@ -1,4 +1,4 @@
-"""``rlinf-ctl kill`` and ``down``: SIGKILL for ranks by their daemons, and the end of a run in order."""
+"""``rlinf-ctl kill``, ``restart`` and ``down``: the end of ranks by their daemons, and of a run in order."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from .text_output import Output
 _REASON: Final = "was killed by an operator (rlinf-ctl kill)"
 
 
-async def kill(attachment: Attachment, output: Output, words: str) -> bool:
+async def kill(attachment: Attachment, output: Output, words: str, *, restart: bool = False) -> bool:
     """Kills the ranks of ``GROUP[:RANKS]``; whether all of them were there to be killed.
+
+    Args:
+        restart: their owners start them again, and count it against no limit.
 
     Raises:
         NoSuchRun: there is no such group, or no such rank in it.
@@ -30,9 +33,14 @@ async def kill(attachment: Attachment, output: Output, words: str) -> bool:
     numbers: dict[int, list[int]] = {}
     for process in chosen:
         numbers.setdefault(process.node, []).append(frames.number_of(process.endpoint))
-    killed, missing = await attachment.ask_nodes(
-        lambda node: operations.KillRanks(numbers[node], _REASON) if node in numbers else None
-    )
+
+    def end(node: int) -> operations.Operation[list[int]] | None:
+        if node not in numbers:
+            return None
+        return operations.RestartRanks(numbers[node]) if restart else operations.KillRanks(numbers[node], _REASON)
+
+    killed, missing = await attachment.ask_nodes(end)
+    done = "restarted" if restart else "killed"
     complete = True
     for process in chosen:
         is_killed = frames.number_of(process.endpoint) in killed.get(process.node, ())
@@ -42,7 +50,7 @@ async def kill(attachment: Attachment, output: Output, words: str) -> bool:
         if output.as_json:
             output.json(facts)
         else:
-            said = f"not killed: {trouble}" if trouble else "killed"
+            said = f"not {done}: {trouble}" if trouble else done
             output.line(f"{process.name} (pid {process.pid} on {process.node_name}): {said}")
     return complete
 

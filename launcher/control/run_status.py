@@ -150,6 +150,8 @@ def _process_rows(view: RunView) -> list[list[str]]:
     for process in processes:
         detail = view.detail(process)
         since, does = _doing(process, script_of(detail["command"]))
+        if times := detail["restarts"]:
+            does += f" (restarted {'once' if times == 1 else f'{times} times'})"
         memory = size(detail["memory"]) if detail["memory"] else "-"
         devices = ",".join(detail["devices"]) or "-"
         rows.append([process.name, process.node_name, str(process.pid or "-"), memory, devices, since, does])

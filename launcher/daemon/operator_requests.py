@@ -11,6 +11,7 @@ from rlinf_async._core import operations
 from rlinf_async._recorder.run_files import RunFiles
 from rlinf_async._recorder.state.metric_names import split_cell
 from rlinf_async._recorder.state.metric_table import WEIGHTS
+from rlinf_async.configuration import RESTARTS
 from rlinf_async.errors import LaunchError
 
 from .endpoint import Endpoint
@@ -88,6 +89,7 @@ def _details(endpoint: Endpoint) -> dict[str, Any]:
         "log": "" if process is None else str(process.log),
         "devices": [device for device in environment.get("VISIBLE_DEVICES", "").split(",") if device],
         "memory": resident_bytes(pid),
+        "restarts": int(environment.get(RESTARTS, 0)),
     }
 
 

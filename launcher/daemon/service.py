@@ -195,6 +195,7 @@ class DaemonService:
         on(operations.Inspected, self.inspection.inspected)
         on(operations.NodeDetails, self.operators.node_details)
         on(operations.KillRanks, self.operators.kill_ranks)
+        on(operations.RestartRanks, self.restart_ranks)
         on(operations.ListRunFiles, self.operators.list_run_files)
         on(operations.ReadRunFile, self.operators.read_run_file)
         on(operations.ServeMetrics, self.run_metrics.serve_metrics)
@@ -277,6 +278,22 @@ class DaemonService:
             report = {**frames.unpack(endpoint.exit_report), "returns": False, "reason": op.reason}
             endpoint.exit_report = frames.pack(report)
         self.router.tell_all("rank_returned", vars(op))
+
+    async def restart_ranks(self, requester: Requester, op: operations.RestartRanks) -> list[int]:
+        """Ends workers with these numbers, whose owners start them again and count it against no limit.
+
+        Raises:
+            LaunchError: one of them is of a group that is not supervised; none was ended.
+        """
+        found = [(group, each) for group in self.groups.values() for each in group.workers if each.number in op.numbers]
+        for group, _ in found:
+            if not group.supervised:
+                text = "was launched without restart=, so that nothing of what its constructors had is kept"
+                raise LaunchError(f"group '{group.name}' {text}\n  fix: launch(..., restart='rank')")
+        for group, worker in found:
+            self.router.tell(group.owner, "restart_wanted", {"endpoint": worker.id})
+        kill = operations.KillRanks(op.numbers, "was restarted by an operator (rlinf-ctl restart)")
+        return await self.operators.kill_ranks(requester, kill)
 
     async def _undo(self, group: Group, endpoint: Endpoint) -> None:
         """Ends a worker whose group does not come to be; returns once it is reaped."""

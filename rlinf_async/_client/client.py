@@ -239,9 +239,9 @@ class NodeClient:
         route = frames.route_to(targets, [slot])
         self.send((frames.CALL, len(fds), self.endpoint, route, call, method, 0, body), fds)
 
-    def answer_for(self, call: int, slot: int, status: Status, text: str) -> None:
+    def answer_for(self, call: int, slot: int, status: Status, body: bytes) -> None:
         """Answers an open call for a process that is no more, on the loop."""
-        self.later(0, lambda: self._answer(call, slot, status, frames.pack(text)))
+        self.later(0, lambda: self._answer(call, slot, status, body))
 
     def cancel(self, call: int, targets: Sequence[int]) -> None:
         self._signal(frames.CANCEL, targets, call)

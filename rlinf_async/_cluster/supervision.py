@@ -81,6 +81,10 @@ class Supervision:
         self._members.hold()
         self._client.later(0, self._look)
 
+    def restart_wanted(self, rank: int) -> None:
+        """The next death of this rank is counted against no limit; from the thread that handles frames."""
+        self._free.add(rank)
+
     def _look(self) -> None:
         self._changed.set()
         if self._away and self._working is None and not self._members.closed:

@@ -63,7 +63,8 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     Inspect             numbers parts                               dict[str, Any]  a report of the run, of every daemon
     Inspected           round activities                            None            every process, of its own daemon
     NodeDetails         devices                                     dict[str, Any]  an operator: logs, devices, commands
-    KillRanks           numbers reason                              list[int]       an operator
+    KillRanks           numbers reason                              list[int]       an operator; a group's owner
+    RestartRanks        numbers                                     list[int]       an operator
     ListRunFiles                                                    list[list[Any]] an operator: logs, flight recorders
     ReadRunFile         path offset nbytes                          bytes           an operator: a piece of one of these
     EndRun              by                                          bool            an operator
@@ -200,6 +201,7 @@ class Inspect(Operation[dict[str, Any]]): numbers: list[int]; parts: list[str]
 class Inspected(Operation[None]): round: int; activities: list[Any]
 class NodeDetails(Operation[dict[str, Any]]): devices: bool
 class KillRanks(Operation[list[int]]): numbers: list[int]; reason: str
+class RestartRanks(Operation[list[int]]): numbers: list[int]
 class ListRunFiles(Operation[list[list[Any]]]): pass
 class ReadRunFile(Operation[bytes]): path: str; offset: int; nbytes: int
 class EndRun(Operation[bool]): by: str

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 from rlinf_async._client import far_side
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.tasks import Task
-from rlinf_async._core import frames
+from rlinf_async._core import codec, frames
 from rlinf_async._core.encoded import Encoded
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.frames import Status
@@ -54,6 +54,9 @@ class Supervisor(Protocol):
 
     def rank_died(self, rank: int, facts: dict[str, Any]) -> None:
         """A rank has died that is to come back; where answers are handled."""
+
+    def restart_wanted(self, rank: int) -> None:
+        """The next death of this rank is meant; where answers are handled."""
 
     def restart(self, ranks: Sequence[int]) -> Work[None]:
         """Ends these ranks, if they live, and starts them again."""
@@ -108,6 +111,7 @@ class Members:
         client.listen("died", self._on_death)
         client.listen("node_lost", self._on_node_lost)
         client.listen("rank_returned", self._on_returned)
+        client.listen("restart_wanted", self._on_restart_wanted)
 
     def callee(self, ranks: Sequence[int]) -> Callee:
         return Callee(self, ranks)
@@ -147,6 +151,11 @@ class Members:
         self.restarts[rank] += 1
         self.version += 1
 
+    def _on_restart_wanted(self, facts: dict[str, Any]) -> None:
+        """An operator ends a rank to have it started again."""
+        if self.supervisor is not None and self.endpoints and facts["endpoint"] in self.endpoints:
+            self.supervisor.restart_wanted(self.endpoints.index(facts["endpoint"]))
+
     def _on_returned(self, facts: dict[str, Any]) -> None:
         """The owner of a group tells of it; the own group's is known."""
         entry, rank = facts["entry"], facts["rank"]
@@ -162,7 +171,7 @@ class Members:
             pending, self._pending = self._pending, []
             repeats, self._repeats = self._repeats, []
         for _, repeated, slot in repeats:
-            self.client.answer_for(repeated._call, slot, Status.UNKNOWN, str(error))
+            self.client.answer_for(repeated._call, slot, Status.UNKNOWN, frames.pack(str(error)))
         for _, handler, _, bodies, _ in pending:
             close_fds(fd for _, fds in bodies for fd in fds)
             handler._fail(error)  # the same one: who saw it at one call has seen it
@@ -355,13 +364,16 @@ class Members:
 
     def _repeat(self, callee: Callee, handler: Handle, slot: int) -> None:
         if handler._cancelled:
-            self.client.answer_for(handler._call, slot, Status.CANCELLED, "")
+            self.client.answer_for(handler._call, slot, Status.CANCELLED, b"")
             return
         method, encoded = self._repeatable[id(handler)]
+        if method == "__init__" and callee.ranks[slot] not in self.deaths:  # the supervisor has run it
+            self.client.answer_for(handler._call, slot, Status.OK, codec.encode(None).to_bytes())
+            return
         try:
             body, fds = pack_body(encoded[slot if len(encoded) > 1 else 0])
         except MemoryError as error:
-            self.client.answer_for(handler._call, slot, Status.UNKNOWN, str(error))
+            self.client.answer_for(handler._call, slot, Status.UNKNOWN, frames.pack(str(error)))
             return
         self.client.call_again(handler._call, callee.targets, slot, method, body, fds)
 

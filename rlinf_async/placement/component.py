@@ -83,7 +83,7 @@ class ComponentPlacement:
     def get_strategy(self, component_name: str) -> PlacementStrategy:
         """The strategy to launch the component with.  Raises ConfigError for an unknown name, as all of these do."""
         strategy = copy.copy(self._get(component_name).strategy)
-        strategy.component = component_name
+        object.__setattr__(strategy, "component", component_name)  # a frozen one, which its maker may still label
         return strategy
 
     def get_world_size(self, component_name: str) -> int:

@@ -22,14 +22,15 @@ class Mortal(Worker):
     """
     Args:
         token: what it was constructed with.
-        deaths: a file; as long as it has lines, the constructor takes one and dies, or fails where it says so.
+        deaths: a file; as long as it has words, a constructor takes one and dies, or fails where it says so.
+        at_once: that of the first incarnation too.
     """
 
-    def __init__(self, token: Any = None, deaths: str = "") -> None:
+    def __init__(self, token: Any = None, deaths: str = "", at_once: bool = False) -> None:
         super().__init__()
         self.token = token
         self.seen: list[Any] = []
-        if deaths and self._restarts and (left := Path(deaths).read_text().split()):
+        if deaths and (self._restarts or at_once) and (left := Path(deaths).read_text().split()):
             Path(deaths).write_text(" ".join(left[1:]))
             if left[0] == "raise":
                 raise ValueError("not yet")

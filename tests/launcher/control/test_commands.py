@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from rlinf_async import Channel, Cluster
+from rlinf_async import Channel, Cluster, NodePlacementStrategy, WorkerDied
 from rlinf_async.errors import NodeLost
 from rlinf_launcher.cli.control import main
 from rlinf_launcher.control.run_places import LocalRun, find_runs
+from tests._support.mortal_workers import Mortal
 from tests._support.standing_runs import await_line, daemon_of, standing_run, stopped
 
 pytestmark = pytest.mark.shared_cluster
@@ -231,6 +232,35 @@ async def test_a_cluster_that_has_started_its_nodes_by_itself_is_ended_by_them(c
         assert f"run {cluster.run_id} has ended\n" in capsys.readouterr().out
         with pytest.raises(NodeLost):
             await getting
+
+
+async def test_ranks_of_a_supervised_group_are_restarted_and_status_says_how_often(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with Cluster(log_to_driver=False) as cluster:
+        words = ["--run-dir", str(places()[0]), "--run", cluster.run_id]
+        options: dict[str, Any] = {"restart": "rank", "max_restarts": 0}
+        async with (
+            Mortal.create_group().launch(cluster, NodePlacementStrategy([0, 0]), "mortals", **options) as mortals,
+            Mortal.create_group().launch(cluster, NodePlacementStrategy([0]), "plain") as plain,
+        ):
+            for times, said in ((1, "once"), (2, "2 times")):
+                assert await asyncio.to_thread(main, [*words, "restart", "mortals:1"]) == 0
+                assert re.search(r"mortals:1 \(pid \d+ on localhost\): restarted\n", capsys.readouterr().out)
+                while (await _restarts_of(mortals))[1] < times:
+                    pass
+                assert await asyncio.to_thread(main, [*words, "status"]) == 0
+                assert re.search(rf"mortals:1 .* idle \(restarted {said}\)", capsys.readouterr().out)
+            assert await asyncio.to_thread(main, [*words, "restart", "plain"]) == 3
+            assert "group 'plain' was launched without restart=" in capsys.readouterr().err
+            assert await _restarts_of(plain) == [0]
+
+
+async def _restarts_of(group: Any) -> list[int]:
+    try:
+        return [restarts for _, restarts, _ in await group.who()]
+    except WorkerDied:  # in the midst of it
+        return [0] * len(group)
 
 
 def test_ranks_are_killed_and_the_run_is_ended_by_its_launcher(
