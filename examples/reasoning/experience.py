@@ -65,3 +65,17 @@ class Queues:
     problems: Channel
     responses: Channel
     experience: Channel
+
+    @classmethod
+    async def open(cls, step: int) -> Queues:
+        """Makes those of a training step."""
+        return cls(
+            await Channel.create(f"problems {step}"),
+            await Channel.create(f"responses {step}", distributed=True),
+            await Channel.create(f"experience {step}", distributed=True),
+        )
+
+    async def close(self) -> None:
+        """Ends all that waits for something in them, and drops what they have."""
+        for channel in (self.problems, self.responses, self.experience):
+            await channel.aclose(discard=True)

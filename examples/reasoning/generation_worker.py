@@ -14,7 +14,7 @@ from solver import Solver
 from task import make_task
 from tokenizer import CharacterTokenizer
 
-from rlinf_async import Worker, follow
+from rlinf_async import Worker, follow, idempotent
 
 
 class GenerationWorker(Worker):
@@ -23,17 +23,29 @@ class GenerationWorker(Worker):
     def __init__(self, cfg: Configuration) -> None:
         super().__init__()
         self._cfg = cfg
+        self._is_ready = False
 
+    async def is_ready(self) -> bool:
+        """Whether it was initialised: not any more, once its process was started again."""
+        return self._is_ready
+
+    async def follow_again(self) -> None:
+        """Follows an actor that was started again."""
+        await self._weights.close()
+        self._weights = follow(self._model, of="actor")
+
+    @idempotent
     def init_worker(self, reward_ranks: int) -> None:
         """Builds the model, from ``rollout.model.model_path`` where that is given."""
         torch.set_num_threads(1)
         cfg, device = self._cfg, pick_device(self._cfg.rollout.device)
         task = make_task(cfg.data)
         tokenizer = CharacterTokenizer.load(cfg.actor.tokenizer.tokenizer_model, task.characters)
-        model = make_policy(cfg.rollout.model.model_path, cfg, tokenizer).to(device)
-        self._solver = Solver(model, tokenizer, task.longest_response + 1, device)
+        self._model = make_policy(cfg.rollout.model.model_path, cfg, tokenizer).to(device)
+        self._solver = Solver(self._model, tokenizer, task.longest_response + 1, device)
         self._reward_ranks = reward_ranks
-        self._weights = follow(model, of="actor")
+        self._weights = follow(self._model, of="actor")
+        self._is_ready = True
 
     @Worker.timer("sync_model")
     async def sync_model_from_actor(self, version: int) -> None:

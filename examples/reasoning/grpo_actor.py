@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from warm_start import WarmStartReport, warm_start
 
-from rlinf_async import Worker, publish
+from rlinf_async import Worker, idempotent, publish
 
 _METRICS = ("policy_loss", "kl_to_sampler", "kl_to_reference", "clip_fraction", "grad_norm")
 
@@ -45,6 +45,7 @@ class GRPOActor(Worker):
         super().__init__()
         self._cfg = cfg
 
+    @idempotent
     def init_worker(self, sizes: Batches) -> None:
         """Builds the model, the same on every rank, from ``actor.model.model_path`` where that is given."""
         torch.set_num_threads(1)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # for common/
 
+from common.schema import restart_arguments
 from generation_worker import GenerationWorker
 from grpo_actor import GRPOActor
 from placing import declared_gpus, place
@@ -25,23 +26,20 @@ from reasoning_config import SCHEMA, Configuration
 from reasoning_runner import ReasoningRunner
 from reward_worker import RewardWorker
 
-from rlinf_async import Cluster
+from rlinf_async import Cluster, Worker, WorkerGroup
 from rlinf_async.errors import ConfigError
 
 
 def main(cfg: Configuration) -> None:
     with Cluster(num_nodes=cfg.cluster.num_nodes, fake_gpus=declared_gpus(cfg)) as cluster:
         placement = place(cfg, cluster)
-        actor = GRPOActor.create_group(cfg).launch(
-            cluster, placement_strategy=placement.get_strategy("actor"), name="actor"
-        )
-        rollout = GenerationWorker.create_group(cfg).launch(
-            cluster, placement_strategy=placement.get_strategy("rollout"), name="rollout"
-        )
-        reward = RewardWorker.create_group(cfg).launch(
-            cluster, placement_strategy=placement.get_strategy("reward"), name="reward"
-        )
-        runner = ReasoningRunner(cfg=cfg, actor=actor, rollout=rollout, reward=reward)
+
+        def launch(worker: type[Worker], name: str) -> WorkerGroup:
+            restarts = restart_arguments(cfg.cluster.supervision, name)
+            return worker.create_group(cfg).launch(cluster, placement.get_strategy(name), name, **restarts)
+
+        actor, rollout = launch(GRPOActor, "actor"), launch(GenerationWorker, "rollout")
+        runner = ReasoningRunner(cfg=cfg, actor=actor, rollout=rollout, reward=launch(RewardWorker, "reward"))
         runner.init_workers()
         runner.run()
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.schema import Logger, RolloutModel, Schema, above_zero, at_least_one, chosen, not_negative
+from common.schema import Logger, RolloutModel, Schema, above_zero, at_least_one, chosen, not_negative, supervised
 from grpo import KL_ESTIMATORS, LOSS_AGGREGATIONS
 from omegaconf import MISSING, DictConfig
 
@@ -30,6 +30,7 @@ class Cluster:
     num_nodes: int = 1
     fake_gpus: int | None = None  # GPUs to declare on a machine without any: everything computes on the CPU
     component_placement: dict[str, Any] = MISSING  # with two accelerators or more: see placing.py
+    supervision: dict[str, Any] = field(default_factory=dict)  # rollout: {restart: rank}, actor: {restart: group}
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Runner:
     max_epochs: int = MISSING  # passes over the training problems
     max_steps: int = -1  # training steps at most; -1: as many as the epochs have
     save_interval: int = 0  # training steps between checkpoints; 0: none
-    resume_dir: str | None = None  # a log path, or a checkpoint, to go on from
+    resume_dir: str | None = None  # a log path, or a checkpoint, to go on from; auto: this log path, if it has one
     eval_samples: int = 16  # responses to each held-out problem before and after training, for pass@k
     eval_interval: int = 0  # training steps between evaluations on the way, which decide nothing; 0: none
     only_eval: bool = False  # evaluate rollout.model.model_path and end
@@ -175,6 +176,7 @@ def _claims(cfg: DictConfig) -> list[Claim]:
         ),
         *not_negative(cfg, "runner.eval_interval", "runner.save_interval", "algorithm.kl_beta"),
         *not_negative(cfg, "actor.warm_start.further_steps"),
+        *supervised(cfg, rank=("rollout", "reward"), group=("actor",)),
         *chosen(cfg, {"data.task": TASKS, "algorithm.loss_agg_func": (*LOSS_AGGREGATIONS,)}),
         *chosen(cfg, {"algorithm.kl_penalty_type": (*KL_ESTIMATORS,)}),
         *above_zero(cfg, *limits, "actor.warm_start.lr", "algorithm.temperature", "algorithm.importance_sampling_clip"),

@@ -6,13 +6,13 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from batches import Batches
-from common.checkpoint import load_checkpoint, save_checkpoint
+from common.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
 from common.metric_logger import mean_over_ranks
 from experience import ProblemBatch, Queues
 from omegaconf import OmegaConf
@@ -22,8 +22,10 @@ from progress import PHASES, Progress
 from reasoning_config import MODEL_SIZES, Configuration, last_step, steps_per_epoch
 from task import make_task
 
-from rlinf_async import Channel, WorkerGroup, each
+from rlinf_async import WorkerDied, WorkerGroup, each
 from rlinf_async.errors import ConfigError
+
+T = TypeVar("T")
 
 Durations = dict[str, float]
 
@@ -41,6 +43,9 @@ class ReasoningRunner:
     With ``rollout.max_staleness`` 0 one follows the other.  With 1, the first two of the next step go on while the
     actor does the last two of this one: its responses come from weights that are one training step old.
 
+    A worker that dies ends the run, unless ``cluster.supervision`` has it started again: then the responses of the step
+    are made anew, and with an actor's death the run goes back to the last checkpoint.
+
     Args:
         cfg: a checked configuration.
         actor, rollout, reward: the launched groups.
@@ -55,7 +60,8 @@ class ReasoningRunner:
         self.step = 0
         self._started = time.perf_counter()
         self._last_step = last_step(cfg)
-        self._batches: dict[int, int] = {}  # of experience that a training step has
+        self._experience: dict[int, tuple[Queues, int]] = {}  # of a training step: where it lies, in how many batches
+        self._version = 0  # of the weights that were sent last
         self._log_path = Path(cfg.runner.logger.log_path).absolute()
         data = cfg.data
         self._sizes = Batches.of(cfg, len(actor))
@@ -103,33 +109,72 @@ class ReasoningRunner:
             WorkerDied: a worker of any group, whatever the others were waiting for.
         """
         self._log_path.mkdir(parents=True, exist_ok=True)
-        with (
-            Progress(self._log_path, self._last_step) as progress,
-            Channel.create("problems") as problems,
-            Channel.create("responses", distributed=True) as responses,
-            Channel.create("experience", distributed=True) as experience,
-        ):
-            self._queues = Queues(problems, responses, experience)
+        with Progress(self._log_path, self._last_step) as progress:
             return asyncio.run(self._run(progress))
 
     async def _run(self, progress: Progress) -> dict[str, Any]:
         if self.cfg.runner.only_eval:
             result = await self._evaluate(progress, sampled=True)
             return self._report(result, result)
+        while True:
+            try:
+                return await self._train_and_evaluate(progress)
+            except WorkerDied as error:
+                await self._go_back(error)
+            finally:
+                await self._forget_experience()
+
+    async def _train_and_evaluate(self, progress: Progress) -> dict[str, Any]:
         await self.actor.begin_training(self._checkpoint)
-        await self._receive_weights(await self._send_weights())
+        await self._send_weights()
         if self._checkpoint is None:
             self._before = await self._evaluate(progress, sampled=True)
         await self._train(progress)
-        await self._receive_weights(await self._send_weights())
+        await self._send_weights()
         after = await self._evaluate(progress, sampled=True)
         await self.actor.execute_on(0).save(self._log_path / "trained")
         return self._report(self._before, after)
 
+    async def _go_back(self, error: WorkerDied) -> None:
+        """After the death of an actor, to the last checkpoint.
+
+        Raises:
+            WorkerDied: another worker has died, or it does not come back, or there is no checkpoint.
+        """
+        self._checkpoint = self._newest_checkpoint() if error.group == "actor" and error.returns else None
+        if self._checkpoint is None:
+            raise error
+        await self.actor.init_worker(self._sizes)
+        await self._lasting(self.rollout.follow_again)
+
+    async def _lasting(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """What ``attempt`` gives, which begins anew after the death of a rollout or reward worker that comes back."""
+        died = False
+        while True:
+            try:
+                if died:
+                    ready = await self.rollout.is_ready()
+                    if new := [rank for rank, is_ready in enumerate(ready) if not is_ready]:
+                        await self.rollout.execute_on(*new).init_worker(len(self.reward))
+                return await attempt()
+            except WorkerDied as error:
+                if error.group == "actor" or not error.returns:
+                    raise
+                died = True
+                print(
+                    f"step {self.step}: {str(error).splitlines()[0]}; going on with what comes in its place", flush=True
+                )
+
+    async def _forget_experience(self) -> None:
+        while self._experience:
+            queues, _ = self._experience.popitem()[1]
+            await queues.close()
+
     async def _train(self, progress: Progress) -> None:
         durations: Durations = {}
         if self.step < self._last_step:
-            durations = await self._generate_rollouts(self.step, await self._send_weights())
+            await self._send_weights()
+            durations = await self._generate_rollouts(self.step)
         if self._checkpoint is not None:
             await self.actor.catch_up()
         while self.step < self._last_step:
@@ -139,14 +184,13 @@ class ReasoningRunner:
             next_durations: Durations = {}
             if has_more and self.cfg.rollout.max_staleness:
                 # They are on their way: the rollout group takes them and goes on while the actor changes its own.
-                version = await self._send_weights()
-                next_durations, learned = await asyncio.gather(
-                    self._generate_rollouts(following, version), self._learn()
-                )
+                await self._send_weights()
+                next_durations, learned = await self._generate_and_learn(following)
             else:
                 learned = await self._learn()
                 if has_more:
-                    next_durations = await self._generate_rollouts(following, await self._send_weights())
+                    await self._send_weights()
+                    next_durations = await self._generate_rollouts(following)
             self.step = following
             metrics, training = learned
             times = durations | training | {"step": time.perf_counter() - started}
@@ -159,19 +203,32 @@ class ReasoningRunner:
             if interval and has_more and self.step % interval == 0:
                 await self._evaluate(progress)
 
-    async def _send_weights(self) -> int:
-        """The actor's weights are on their way, and it may train on.  Returns their version."""
-        versions: list[int] = await self.actor.execute_on(0).sync_model_to_rollout()
-        return versions[0]
+    async def _generate_and_learn(self, following: int) -> tuple[Durations, tuple[dict[str, float], Durations]]:
+        """The experience of the next step, while the actor learns from this one's."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                generating = tasks.create_task(self._generate_rollouts(following))
+                learning = tasks.create_task(self._learn())
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return generating.result(), learning.result()
 
-    async def _receive_weights(self, version: int) -> Durations:
-        receiving = self.rollout.sync_model_from_actor(version)
+    async def _send_weights(self) -> None:
+        """The actor's weights are on their way, and it may train on."""
+        (self._version,) = await self.actor.execute_on(0).sync_model_to_rollout()
+
+    async def _receive_weights(self) -> Durations:
+        """Waits until the rollout group has the weights that were sent last."""
+        receiving = self.rollout.sync_model_from_actor(self._version)
         await receiving
         durations: Durations = await receiving.consume_durations()
         return durations
 
-    async def _generate_rollouts(self, step: int, version: int) -> Durations:
-        """The problems of ``step``, answered with weights of that version, judged, and given to the actor.
+    async def _generate_rollouts(self, step: int) -> Durations:
+        return await self._lasting(lambda: self._generate(step))
+
+    async def _generate(self, step: int) -> Durations:
+        """The problems of ``step``, answered with the newest weights, judged, and laid where the actor takes them.
 
         While an actor rank has too few groups with a signal, as many other problems follow, ``max_num_gen_batches``
         times in all.
@@ -179,26 +236,45 @@ class ReasoningRunner:
         Returns:
             Seconds by timer tag.
         """
-        durations = await self._receive_weights(version)
+        durations = await self._receive_weights()
+        queues = await Queues.open(step)
+        try:
+            batches = await self._fill(queues, step, durations)
+        except BaseException:
+            await queues.close()
+            raise
+        self._experience[step] = queues, batches
+        return durations
+
+    async def _fill(self, queues: Queues, step: int, durations: Durations) -> int:
+        """Returns the batches of experience."""
         with_signal = np.zeros(len(self.actor), dtype=int)
         for part in range(self.cfg.algorithm.max_num_gen_batches):
             for batch in [*self._problem_batches(step, part), *[None] * len(self.rollout)]:
-                await self._queues.problems.put(batch)
-            generating = self.rollout.generate(self._queues)
-            judging = self.reward.compute_rewards(self._queues, self._sizes.count, len(self.actor))
-            _, signals = await asyncio.gather(generating, judging)
+                await queues.problems.put(batch)
+            generating = self.rollout.generate(queues)
+            judging = self.reward.compute_rewards(queues, self._sizes.count, len(self.actor))
+            try:
+                _, signals = await asyncio.gather(generating, judging)
+            except BaseException:
+                generating.cancel()
+                judging.cancel()
+                await asyncio.gather(generating, judging, return_exceptions=True)
+                raise
             for handle in (generating, judging):
                 for tag, seconds in (await handle.consume_durations()).items():
                     durations[tag] = durations.get(tag, 0.0) + seconds
             with_signal += np.sum(signals, axis=0)
             if with_signal.min() >= self.cfg.data.rollout_batch_size // len(self.actor):
                 break
-        self._batches[step] = (part + 1) * self._sizes.count
-        return durations
+        return (part + 1) * self._sizes.count
 
     async def _learn(self) -> tuple[dict[str, float], Durations]:
         """One training step on the experience that lies in its channel.  Returns metrics and seconds."""
-        await self.actor.recv_rollout_batch(self._queues, self._batches.pop(self.step))
+        queues, batches = self._experience[self.step]
+        await self.actor.recv_rollout_batch(queues, batches)
+        del self._experience[self.step]
+        await queues.close()
         await self.actor.compute_advantages()
         is_linear = self.cfg.actor.optim.lr_schedule == "linear"
         training = self.actor.run_training(self.step, 1.0 - self.step / self._last_step if is_linear else 1.0)
@@ -208,11 +284,16 @@ class ReasoningRunner:
         return mean, {tag: durations[tag] for tag in ("compute_advantages", "run_training")}
 
     async def _evaluate(self, progress: Progress, sampled: bool = False) -> dict[str, float]:
+        return await self._lasting(lambda: self._evaluate_once(progress, sampled))
+
+    async def _evaluate_once(self, progress: Progress, sampled: bool) -> dict[str, float]:
         """Accuracy on the held-out problems by the rollout group's weights: of the most likely responses.
 
         Args:
             sampled: also pass@k, of ``runner.eval_samples`` responses at the temperature of training.
         """
+        if not self.cfg.runner.only_eval:
+            await self._receive_weights()
         problems = self._sets.held_out
         shares = each(_shares(problems, len(self.rollout)))
         right = self._count_right(await self.rollout.answer(shares), 1)
@@ -253,8 +334,15 @@ class ReasoningRunner:
 
     def _checkpoint_to_resume(self) -> dict[str, Any] | None:
         place = self.cfg.runner.resume_dir
-        if place is None:
-            return None
+        if place == "auto":
+            return self._newest_checkpoint()
+        return None if place is None else self._load(place)
+
+    def _newest_checkpoint(self) -> dict[str, Any] | None:
+        """Of this run's log path; None where it has none yet."""
+        return self._load(self._log_path) if has_checkpoint(self._log_path) else None
+
+    def _load(self, place: str | Path) -> dict[str, Any]:
         # A model that is read from a folder has the sizes that it has there.
         sizes = MODEL_SIZES if self.cfg.actor.model.model_path is None else ()
         checkpoint = load_checkpoint(place, self.cfg, ("data.task", *sizes))
