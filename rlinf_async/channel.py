@@ -18,6 +18,8 @@ from rlinf_async._channels.local_queue import LocalQueue
 from rlinf_async._channels.queue_errors import QueueEnd
 from rlinf_async._channels.replicas import Replicas
 from rlinf_async._channels.request import Get, Put, QueueRequest
+from rlinf_async._channels.state.channel_keys import key_of
+from rlinf_async._channels.state.queue_counts import QueueCounts
 from rlinf_async._client import emulated_links, registry
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import process
@@ -507,6 +509,33 @@ class Channel:
         """What is queued under a key, in order, as ``WeightedItem``s; it stays there."""
         return self._ask("peek_all()", key, "peek", _show)
 
+    def stats(self) -> Any:
+        """What has become of the items: put = got + dropped + present.
+
+        An item counts as put when the channel has accepted it, and as got a moment after its consumer has it; what is
+        fetched ahead for a consumer, or was held by one that has died, is present.
+
+        Returns:
+            An object with ``put``, ``got``, ``dropped`` (a dict by reason), ``present``, and ``keys``: by key, of those
+            that have some present, (put, got, present) since it was last empty.  In a coroutine a ``Work`` of it.
+
+        Raises:
+            ClosedError: the channel is closed, and everything in it has been taken.
+            NodeLost: a node of it is lost.
+        """
+        if self._local is not None:
+            return blocking(_done(_named(self._local.counts())))
+        client = self._bound()
+        return blocking(client.run(self._count(client), what=f"the counts of channel '{self._name}'", abandonable=True))
+
+    async def _count(self, client: NodeClient) -> QueueCounts:
+        if self._opening is not None:
+            await self._opening.async_wait()
+        assert self._roster is not None
+        assert self._replicas is not None
+        self._replicas.flush()
+        return _named(await registration.count(client, self._roster))
+
     def _ask(self, verb: str, key: Any, word: str, show: Callable[[Any], Any]) -> Any:
         return _finish(self._start(self._arguments.question(verb, key, word, show)), False)
 
@@ -628,10 +657,14 @@ class Channel:
             recorder.follow(request, f"get {self._name}", "channel")
 
 
-def _done() -> Work[None]:
-    work: Work[None] = Work()
-    work._settle()
+def _done(value: Any = None) -> Work[Any]:
+    work: Work[Any] = Work()
+    work._settle(value)
     return work
+
+
+def _named(counts: QueueCounts) -> QueueCounts:
+    return counts.by({key: key_of(key) for key in counts.keys})
 
 
 def _show(items: list[tuple[int, Callable[[], Any]]]) -> list[WeightedItem]:

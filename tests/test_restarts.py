@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import re
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -304,3 +306,41 @@ def test_a_group_without_restarts_says_how_to_have_them(cluster: Cluster) -> Non
         with pytest.raises(WorkerDied) as died:
             group[0].die().wait()
         assert not died.value.returns
+
+
+# -- for long ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.faults)])
+def test_calls_and_items_outlive_a_storm_of_deaths(cluster: Cluster, tmp_path: Path, seconds: float) -> None:
+    """Ranks are killed at random moments; idempotent calls answer right, and the channel's ledger stays closed."""
+    choose = random.Random(7)
+    until = time.monotonic() + seconds
+    over = threading.Event()
+    with started(cluster, max_restarts=10**6, restart_window=1) as group, Channel.create("stormy") as channel:
+
+        def kill_some() -> None:
+            while not over.wait(choose.uniform(0.05, 0.4)):
+                pid = choose.choice(group.worker_info_list).worker.pid
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill_some)
+        killer.start()
+        try:
+            rounds = 0
+            while time.monotonic() < until:
+                rounds += 1
+                echo = group.echo(rounds)
+                taken = group[choose.randrange(3)].take_one(channel)
+                for _ in range(4):  # what a rank had got when it died is gone with it, and its call takes another one
+                    channel.put(rounds)
+                assert echo.wait(60) == [rounds] * 3
+                assert taken.wait(60)[0] <= rounds
+                stats = channel.stats()
+                assert stats.put == stats.got + sum(stats.dropped.values()) + stats.present
+        finally:
+            over.set()
+            killer.join()
+        assert sum(restarts for _, restarts, _ in group.census().wait(60)) > seconds
+        assert rounds > seconds

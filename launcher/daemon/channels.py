@@ -30,6 +30,7 @@ from rlinf_async._channels.state.refusals import refusal
 from rlinf_async._core import frames, operations
 from rlinf_async._core.segment import close_fds
 from rlinf_async._inspection.state.run_report import QueueReport
+from rlinf_async.errors import ClosedError
 
 from .channel_replies import ChannelReplies
 from .cleanup import run_all
@@ -326,6 +327,17 @@ class Channels:
             hosted.closers.append(requester)
         self._follow(hosted, steps)
         return LATER
+
+    async def count_items(self, requester: Requester, op: operations.CountItems) -> list[Any]:
+        """What has become of a queue's items.
+
+        Raises:
+            ClosedError: it is closed, and nothing is left in it.
+        """
+        hosted = self._hosted.get(op.number)
+        if hosted is None:
+            raise ClosedError("it is closed, and everything in it has been taken")
+        return hosted.queue.counts().to_data()
 
     # -- ends ---------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ launcher, and answers ``NodeStatus``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
@@ -20,7 +21,7 @@ from typing import Any, Final
 from rlinf_async._core import frames, operations
 from rlinf_async._core.descriptors import explained_shortage
 from rlinf_async._wire.unix import Connection
-from rlinf_async.errors import LaunchError
+from rlinf_async.errors import AuthError, LaunchError
 
 from .activity import Activity
 from .black_box import BlackBox
@@ -52,6 +53,12 @@ from .worker_env import WorkerEnv, prepare
 from .worker_process import DESCRIPTORS_PER_WORKER, WorkerProcess, WorkerSetup
 
 logger = logging.getLogger(__name__)
+
+_MAX_FORMER: Final = 64
+"""Workers of a group that have died and are replaced, and whose ends are still told."""
+
+_RETURN_ANSWER_S: Final = 2.0
+"""For the node of a rank to hear that it is back, or will not be."""
 
 _MAX_UNOBSERVED_ERRORS: Final = 1000
 """Errors that a daemon keeps for the launcher: one is enough for the exit code, and people read the first ones."""
@@ -168,6 +175,7 @@ class DaemonService:
         on(operations.RedeemPromise, self.channel_names.redeem_promise)
         on(operations.HostChannel, self.channels.host_channel)
         on(operations.CloseChannel, self.channels.close_channel)
+        on(operations.CountItems, self.channels.count_items)
         on(operations.OpenStore, self.open_store)
         on(operations.Spawn, self.spawn)
         on(operations.CloseGroup, self.close)
@@ -266,13 +274,32 @@ class DaemonService:
             if endpoint.exit_report is not None and endpoint.process.setup.rank in ranks:
                 group.workers.remove(endpoint)
                 group.former.append(endpoint)
-                self.router.endpoints.pop(endpoint.number, None)
                 self.sub_workers.forget(endpoint)
+        # They answer for calls that come late, but not for ever.
+        for endpoint in group.former[:-_MAX_FORMER]:
+            self.router.endpoints.pop(endpoint.number, None)
 
     async def rank_returned(self, requester: Requester, op: operations.RankReturned) -> None:
-        """Tells every process of this node that a rank is back, or will not be; at node 0 those who look for it too."""
+        """Tells every process of this node that a rank is back, or will not be.
+
+        The owner tells node 0, which tells those who look for the rank, and the other nodes.
+
+        Raises:
+            KeyError: the requester does not own the group.
+            AuthError: this is not node 0, and the requester is not node 0's daemon.
+        """
         if self._site.node == 0:
             self.names.rank_returned(requester, op)
+            there = frames.node_of(op.was)
+            for neighbour in self.router.neighbours.values():
+                if neighbour.over is None and neighbour.node != there:
+                    self.router.request(neighbour.node, op)
+            if there:
+                with contextlib.suppress(LaunchError, TimeoutError):  # it is lost, or away
+                    async with asyncio.timeout(_RETURN_ANSWER_S):
+                        await self.router.ask(there, op)
+        elif requester.endpoint != frames.endpoint(0, 0):
+            raise AuthError(f"{op.group}: a process of this node tells of a rank's return: its group's owner does that")
         endpoint = self.router.endpoints.get(frames.number_of(op.was))
         if op.entry is None and endpoint is not None and endpoint.id == op.was and endpoint.exit_report is not None:
             report = {**frames.unpack(endpoint.exit_report), "returns": False, "reason": op.reason}
@@ -444,6 +471,7 @@ class DaemonService:
                     store.close()
             for endpoint in group.former:
                 self.forget_endpoint(endpoint.id)
+                self.router.endpoints.pop(endpoint.number, None)
             processes = []
             me = frames.endpoint(self._site.node, 0)
             for endpoint in group.workers:

@@ -14,6 +14,7 @@ from rlinf_async._channels.queue_errors import error_of
 from rlinf_async._channels.request import Get, Put, Question, QueueRequest
 from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, Step
 from rlinf_async._channels.state.queue import Queue
+from rlinf_async._channels.state.queue_counts import QueueCounts
 from rlinf_async._channels.state.refusals import refusal
 from rlinf_async._core import process
 from rlinf_async._core.frames import NOWAIT, wanted
@@ -116,6 +117,12 @@ class LocalQueue:
 
     def open(self, body: Any, fds: list[int]) -> Any:
         return body[0]
+
+    def counts(self) -> QueueCounts:
+        """What has become of its items."""
+        self._check_process()
+        with self._lock:
+            return self._queue.counts()
 
     def close(self, discard: bool) -> None:
         self._check_process()

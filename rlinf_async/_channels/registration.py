@@ -11,6 +11,7 @@ import logging
 import weakref
 from typing import Any, Final
 
+from rlinf_async._channels.state.queue_counts import QueueCounts
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.name_lookup import find_name
 from rlinf_async._core import operations
@@ -94,6 +95,21 @@ async def redeem(client: NodeClient, promise: Promise, name: str) -> Roster | No
     """The channel that was passed on before it had a number; None if it is closed, or never came to be."""
     operation = operations.RedeemPromise(promise["maker"], promise["promise"])
     return await client.request(operation, node=0, what=f"channel '{name}', being made")
+
+
+async def count(client: NodeClient, roster: Roster) -> QueueCounts:
+    """What has become of the items of all queues.
+
+    Raises:
+        ClosedError: the channel is closed, and nothing is left in it.
+        NodeLost: a node of it is lost.
+    """
+    count_items = operations.CountItems(roster["number"])
+    requests = [client.request(count_items, node=node) for node in roster["nodes"]]
+    try:
+        return QueueCounts.of([await request.async_wait() for request in requests])
+    except ClosedError as error:
+        raise ClosedError(f"channel '{roster['name']}': {error}") from None
 
 
 async def close(client: NodeClient, roster: Roster, *, discard: bool = False) -> None:

@@ -206,10 +206,15 @@ class Supervision:
         for node, numbers in frames.route_to(list(killed.values())) if killed else ():
             with contextlib.suppress(NodeLost, ClosedError):
                 await self._client.request(operations.KillRanks(numbers[::2], reason), node=node)
+
+        def silent() -> list[int]:  # one that was told dead may be back already
+            assert members.endpoints is not None
+            return [rank for rank in killed if rank not in self._away and members.endpoints[rank] == killed[rank]]
+
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DEATH_TIMEOUT_S):
-                await self._until(lambda: all(rank in self._away for rank in killed))
-        for rank in killed:
+                await self._until(lambda: not silent())
+        for rank in silent():
             info = members.infos[rank]
             unknown = {"pid": info.pid, "verdict": "was not told dead", "node": info.node_name}
             self._away.setdefault(rank, unknown)
@@ -252,30 +257,23 @@ class Supervision:
         members = self._members
         assert members.endpoints is not None
         for rank in ranks:
-            facts = members.deaths[rank] = {**self._away.pop(rank, {}), "returns": False, "reason": reason}
+            members.deaths[rank] = {**self._away.pop(rank, {}), "returns": False, "reason": reason}
             self._free.discard(rank)
             await self._tell(rank, members.endpoints[rank], None, reason)
-            who = f"rank {rank} of group '{members.name}'"
-            logger.error("%s %s", who, reason)
-            log = " ".join(told_log(facts)) if "log_path" in facts else ""
-            cause = death_cause(facts) if "pid" in facts else who
-            self._client.unobserved.arrived(UnobservedError(cause, who, f"{who} {reason}; {log}", is_due=True))
+        facts = members.deaths[ranks[0]]
+        who = f"{name_ranks(ranks)} of group '{members.name}'"
+        log = " ".join(told_log(facts)) if "log_path" in facts else ""
+        cause = death_cause(facts) if "pid" in facts else who
+        self._client.unobserved.arrived(UnobservedError(cause, who, f"{who} {reason}; {log}", is_due=True))
 
     def _report(self, who: str, text: str) -> None:
         where = f"{who} of group '{self._members.name}'"
         self._client.unobserved.arrived(UnobservedError(where, where, f"{where} failed: {text}", is_due=True))
 
     async def _tell(self, rank: int, was: int, entry: dict[str, Any] | None, reason: str = "") -> None:
-        """Tells all nodes; node 0, where the rank is looked up, and the rank's own have heard of it afterwards."""
+        """Tells all nodes, by node 0; that one, and the rank's own, have heard of it afterwards."""
         operation = operations.RankReturned(self._members.name, rank, was, entry, reason)
-        told = {
-            node["node"]: self._client.request(operation, node=node["node"])
-            for node in self._client.welcome["nodes"]
-            if node["node"] not in self._client.lost_nodes
-        }
-        for node in {0, frames.node_of(was)} & told.keys():
-            with contextlib.suppress(NodeLost):
-                await told[node]
+        await self._client.request(operation, node=0)
 
 
 async def _pause(seconds: float) -> None:

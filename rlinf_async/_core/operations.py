@@ -30,6 +30,7 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     -- queues, at the nodes of a channel
     HostChannel *       number name maxsize max_bytes               None            Channel.create()
     CloseChannel        number discard                              bool            close() of a channel
+    CountItems          number                                      list[Any]       stats() of a channel
     -- workers, at their nodes
     OpenStore *         group                                       int             a launch, at the node of rank 0
     Spawn *             group workers env node_env python config    list[list[Any]] a launch
@@ -166,6 +167,7 @@ class RedeemPromise(WaitingOperation[Any]): maker: int; promise: int
 
 class HostChannel(WaitingOperation[None]): number: int; name: str; maxsize: int; max_bytes: int
 class CloseChannel(Operation[bool]): number: int; discard: bool
+class CountItems(Operation[list[Any]]): number: int
 
 class OpenStore(WaitingOperation[int]): group: str
 class Spawn(WaitingOperation[list[list[Any]]]):

@@ -265,7 +265,7 @@ class Members:
         """Ends calls; seconds to the next deadline, None where no call is open."""
         if self.deadline is None:
             return None
-        for handler in list(self.open.values()):
+        for handler in (*list(self.open.values()), *(waiting[1] for waiting in list(self._pending))):
             if isinstance(handler, Stream) or handler.done() or handler._expired:
                 continue
             left = max(handler._since, self._counts_from) + self.deadline.seconds - monotonic()
@@ -329,6 +329,8 @@ class Members:
                     raise copy_of(self._failure)
                 if not self._started:
                     self._pending.append((callee, handler, method, bodies, same))
+                    if self.deadline is not None and self._timer.acquire(blocking=False):  # ranks are away
+                        self.client.later(self.deadline.seconds, self._look_at_deadlines)
                     return
         self._send(callee, handler, method, bodies, same)
 
@@ -357,10 +359,22 @@ class Members:
 
     def repeats(self, callee: Callee, handler: Handle, slot: int, report: bytes) -> bool:
         """Whether a call is made again for a rank that has died of it; then it will be, with those that wait."""
-        if id(handler) not in self._repeatable or not frames.unpack(report)["returns"]:
+        facts = frames.unpack(report)
+        if self.supervisor is None or id(handler) not in self._repeatable or not facts["returns"]:
             return False
         self._repeats.append((callee, handler, slot))
+        if self._started:
+            rank = callee.ranks[slot]
+            if self.infos[rank].pid == facts["pid"]:  # it had died before anybody listened to its end
+                self.supervisor.rank_died(rank, facts)
+            else:  # it is back, and the daemon has heard of the call only now
+                self.client.later(0, self._repeat_now)
         return True
+
+    def _repeat_now(self) -> None:
+        with self._lock:
+            if self._started:
+                self._let_go()
 
     def _repeat(self, callee: Callee, handler: Handle, slot: int) -> None:
         if handler._cancelled:

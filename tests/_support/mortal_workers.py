@@ -62,6 +62,18 @@ class Mortal(Worker):
             die()
         return self._rank, self._restarts, value
 
+    @idempotent
+    def echo(self, value: Any) -> Any:
+        return value
+
+    @idempotent
+    def census(self) -> tuple[int, int, int]:
+        return self.who()
+
+    @idempotent
+    async def take_one(self, channel: Any) -> Any:
+        return await channel.get(async_op=True)
+
     async def take(self, group: str, rank: int) -> Any:
         return await self.recv(group, rank, async_op=True)
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from rlinf_async import Channel, Cluster, DeadlineExceeded, SerializationError, WeightedItem, Work
+from rlinf_async import Channel, ClosedError, Cluster, DeadlineExceeded, SerializationError, WeightedItem, Work
 
 pytestmark = pytest.mark.shared_cluster
 
@@ -235,3 +235,25 @@ def test_an_item_that_can_never_enter_is_an_error(cluster: Cluster, users: Any) 
             users[2].call(channel, "put", bytes(1001)).wait()
         channel.put(bytes(500))
         assert len(channel.get()) == 500
+
+
+def test_the_ledger_of_a_channel_is_closed(cluster: Cluster, users: Any) -> None:
+    for options in ({}, {"distributed": True}, {"local": True}):
+        channel = Channel.create("counted", **options)
+        for number in range(6):
+            channel.put(number, key=("env", number % 2))
+        assert channel.get(key=("env", 0)) == 0
+        if "local" not in options:
+            assert users[2].call(channel, "get", key=("env", 1)).wait() == [1]
+        else:
+            channel.get(key=("env", 1))
+        while (stats := channel.stats()).got < 2:
+            pass
+        assert (stats.put, stats.got, stats.dropped, stats.present) == (6, 2, {}, 4)
+        assert stats.keys == {("env", 0): (3, 1, 2), ("env", 1): (3, 1, 2)}
+        channel.close()
+        assert channel.stats().present == 4
+        channel.close(discard=True)
+        if "local" not in options:
+            with pytest.raises(ClosedError, match="channel 'counted': it is closed, and everything in it"):
+                channel.stats()

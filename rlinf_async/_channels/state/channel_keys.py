@@ -33,6 +33,24 @@ def canonical_key(key: Any) -> bytes:
     return packed
 
 
+def key_of(packed: bytes) -> Any:
+    """The key that these bytes stand for; of one that was pickled, the pickle."""
+    if packed[:1] == b"s":
+        return packed[1:].decode("utf-8", "surrogatepass")
+    return _unplain(msgpack.unpackb(packed[1:], unicode_errors="surrogatepass"))
+
+
+def _unplain(value: Any) -> Any:
+    if type(value) is not list:
+        return value
+    kind, *rest = value
+    if kind == "tuple":
+        return tuple(map(_unplain, rest))
+    if kind == "set":
+        return frozenset(_unplain(msgpack.unpackb(item, unicode_errors="surrogatepass")) for item in rest)
+    return int(rest[0]) if kind == "int" else rest[0]
+
+
 def _packed(value: Any) -> bytes:
     packed: bytes = msgpack.packb(_plain(value), use_bin_type=True, unicode_errors="surrogatepass")
     return packed

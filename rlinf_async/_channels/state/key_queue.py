@@ -18,9 +18,11 @@ class KeyQueue:
         returned: items that came back, a heap; all of them stand before ``items``.
         puts, gets: those that wait, first come first.
         leases: gets that were delivered and not taken.
+        put, got: items that were accepted, and that consumers have taken.
+        leased: items of the leases.
     """
 
-    __slots__ = ("gets", "items", "key", "leases", "puts", "returned")
+    __slots__ = ("gets", "got", "items", "key", "leased", "leases", "put", "puts", "returned")
 
     def __init__(self, key: bytes) -> None:
         self.key = key
@@ -28,7 +30,13 @@ class KeyQueue:
         self.returned: list[Item] = []
         self.puts: OrderedDict[Item, None] = OrderedDict()
         self.gets: OrderedDict[Get, None] = OrderedDict()
-        self.leases = 0
+        self.leases = self.leased = 0
+        self.put = self.got = 0
+
+    @property
+    def present(self) -> int:
+        """Items that are queued, gathered for a batch, or leased."""
+        return self.size + self.leased + sum(len(get.items) for get in self.gets)
 
     @property
     def size(self) -> int:
@@ -81,6 +89,7 @@ class KeyQueue:
             get.items.sort()  # something may have come back while it was gathering
         get.delivered = True
         self.leases += 1
+        self.leased += len(get.items)
         steps.append((DELIVER, get))
 
     def remove_get(self, get: Get, budget: ByteBudget) -> None:
@@ -93,6 +102,7 @@ class KeyQueue:
         """A get is over; its items go to their old places, flagged if its consumer may have seen them."""
         if get.delivered:
             self.leases -= 1
+            self.leased -= len(get.items)
         else:
             self.remove_get(get, budget)
         for item in get.items:

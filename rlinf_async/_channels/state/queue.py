@@ -27,6 +27,7 @@ from rlinf_async._channels.state.byte_budget import ByteBudget
 from rlinf_async._channels.state.credit import Grant, Ledger, Recall
 from rlinf_async._channels.state.key_queue import KeyQueue
 from rlinf_async._channels.state.queue_client import Get, Item, QueueClient
+from rlinf_async._channels.state.queue_counts import DISCARDED, TOO_LATE, QueueCounts
 
 
 class Gate(Protocol):
@@ -83,6 +84,8 @@ class Queue:
         self._gone = gone
         self._keys: dict[bytes, KeyQueue] = {}
         self._places = itertools.count()
+        self._counts = QueueCounts()
+        """Of keys that are not used any more."""
         self._undecided: dict[Item, KeyQueue] = {}
         """Puts that may not wait, and have room or not when all credit is back."""
 
@@ -166,6 +169,8 @@ class Queue:
                 self.budget.used -= item.nbytes
             key_queue = self._keys[get.key]
             key_queue.leases -= 1
+            key_queue.leased -= len(get.items)
+            key_queue.got += len(get.items)
             if get.gated:
                 self._has_left(get)
             self._settle(key_queue, steps)
@@ -265,6 +270,19 @@ class Queue:
         key_queue = self._keys.get(key)
         return [] if key_queue is None else key_queue.peek()
 
+    def counts(self) -> QueueCounts:
+        """What has become of all items."""
+        whole = self._counts
+        found = QueueCounts(whole.put, whole.got, dict(whole.dropped))
+        for key, key_queue in self._keys.items():
+            present = key_queue.present
+            found.put += key_queue.put
+            found.got += key_queue.got
+            found.present += present
+            if present:
+                found.keys[key] = key_queue.put, key_queue.got, present
+        return found
+
     @property
     def used(self) -> list[bytes]:
         """The keys of which anything is queued, leased or waiting."""
@@ -350,6 +368,8 @@ class Queue:
             steps.append((Act.LOST, item))
             return
         if self.closed:
+            self._counts.put += 1
+            self._counts.drop(TOO_LATE)
             steps.append((Act.LOST, item))
             return
         key_queue = self._keys.get(item.key) or self._new_key(item.key)
@@ -375,6 +395,7 @@ class Queue:
             self.budget.reserve(item.key, item.nbytes)
         item.place = next(self._places)
         key_queue.items.append(item)
+        key_queue.put += 1
         if not item.paid:
             steps.append((ACCEPTED, item))
             if self.ledger.window:
@@ -546,6 +567,8 @@ class Queue:
             self._end_gets(key_queue, steps)
         if key_queue.is_idle() and self._keys.get(key_queue.key) is key_queue:
             del self._keys[key_queue.key]
+            self._counts.put += key_queue.put
+            self._counts.got += key_queue.got
             if key_queue.key in self.budget.blocked:
                 self.budget.unblock(key_queue.key)
 
@@ -586,6 +609,10 @@ class Queue:
         for client in self.clients.values():
             steps += [(Act.ENDED, get) for get in client.gets.values() if not get.delivered]
             client.gets.clear()
+        for key_queue in self._keys.values():  # what is leased is its consumer's
+            self._counts.put += key_queue.put
+            self._counts.got += key_queue.got + key_queue.leased
+            self._counts.drop(DISCARDED, key_queue.present - key_queue.leased)
         self._keys.clear()
         self._undecided.clear()
         self.budget.clear()

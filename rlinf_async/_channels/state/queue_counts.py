@@ -1,0 +1,57 @@
+"""``QueueCounts``: what has become of a queue's items: put = got + dropped + present, in all and by key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+DISCARDED: Final = "discarded by close(discard=True)"
+TOO_LATE: Final = "came after the channel was closed"
+
+
+@dataclass
+class QueueCounts:
+    """Items of one channel.
+
+    Attributes:
+        put: that the channel has accepted.
+        got: that consumers have taken.
+        dropped: by the reason, that nobody will get.
+        present: that are queued, gathered for a batch, or delivered and not taken yet.
+        keys: put, got and present of each key that has some present, by the key's bytes.
+    """
+
+    put: int = 0
+    got: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    present: int = 0
+    keys: dict[Any, tuple[int, int, int]] = field(default_factory=dict)
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        if count:
+            self.dropped[reason] = self.dropped.get(reason, 0) + count
+
+    def to_data(self) -> list[Any]:
+        """As plain data."""
+        keys = [[key, *counts] for key, counts in self.keys.items()]
+        return [self.put, self.got, self.dropped, self.present, keys]
+
+    @classmethod
+    def of(cls, parts: Iterable[list[Any]]) -> QueueCounts:
+        """The sum of a channel's queues, from their plain data; a key is in one of them only."""
+        whole = cls()
+        for put, got, dropped, present, keys in parts:
+            whole.put += put
+            whole.got += got
+            whole.present += present
+            for reason, count in dropped.items():
+                whole.drop(reason, count)
+            whole.keys |= {key: tuple(counts) for key, *counts in keys}
+        return whole
+
+    def by(self, names: Mapping[Any, Any]) -> QueueCounts:
+        """The same, with other names for the keys."""
+        return QueueCounts(
+            self.put, self.got, self.dropped, self.present, {names[key]: each for key, each in self.keys.items()}
+        )
