@@ -101,14 +101,20 @@ class Supervision:
 
     async def _restart(self, ranks: list[int]) -> None:
         members = self._members
+        if members.launching is not None:
+            await members.launching.async_wait()
         before = {rank: members.restarts[rank] for rank in ranks}
         self._free.update(ranks)
         members.hold()
         for rank in ranks:
             if rank in members.deaths:
                 self._away.setdefault(rank, members.deaths[rank])
-        await self._kill((rank for rank in ranks if rank not in self._away), "restarted by hand")
-        self._look()
+        try:
+            await self._kill((rank for rank in ranks if rank not in self._away), "restarted by hand")
+        finally:
+            self._look()
+            if self._working is None:  # they are back already, or nothing could be told
+                members.release()
         await self._until(lambda: members.closed or (self._working is None and not self._away))
         for rank in ranks:
             if members.restarts[rank] == before[rank]:
@@ -230,8 +236,10 @@ class Supervision:
         lost = [rank for rank, error in raised.items() if isinstance(error, NodeLost)]
         if lost:
             await self._lose(lost, f"could not be started again: {raised[lost[0]]}")
-        dead = [rank for rank, error in raised.items() if isinstance(error, WorkerDied)]
-        await self._until(lambda: all(rank in self._away for rank in dead))
+        # One that has died before its endpoint was known here is told by nothing else.
+        for rank, error in raised.items():
+            if isinstance(error, WorkerDied) and error.pid == self._members.infos[rank].pid:
+                self._away.setdefault(rank, vars(error))
 
     async def _run_hooks(self, ranks: list[int]) -> None:
         """Tells the workers and the driver that these ranks are back."""
