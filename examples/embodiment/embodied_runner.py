@@ -72,6 +72,10 @@ class EmbodiedRunner:
         self.cfg = cfg
         self.actor, self.env, self.rollout = actor, env, rollout
         self.step = self.samples = self._samples_before = 0
+        self._restarted: list[str] = []
+        """Groups of which ranks were started again."""
+        for group in filter(None, (actor, env, rollout)):
+            group.on_restart(lambda ranks, name=group.worker_group_name: self._restarted.append(name))
         self._version = 0
         """Of the weights that were sent last."""
         self._started = time.perf_counter()
@@ -145,20 +149,23 @@ class EmbodiedRunner:
         while True:
             try:
                 return await attempt()
-            except WorkerDied as error:
+            except Exception as error:
                 await self._recover(error)
 
-    async def _recover(self, error: WorkerDied) -> None:
+    async def _recover(self, error: Exception) -> None:
         """Goes on after a death: what was under way is dropped, to be done again.
 
-        Env and rollout workers that were started again are initialised anew, with episodes from their beginning.  An
-        actor's group goes back to the last checkpoint, and the run with it.
+        A worker that dies between two calls is noticed when it is back, and not initialised: by whatever the next call
+        of it fails with.  Env and rollout workers that were started again are initialised anew, with episodes from
+        their beginning.  An actor's group goes back to the last checkpoint, and the run with it.
 
         Raises:
-            WorkerDied: it is not started again.
+            Exception: no worker was started again, or will be.
         """
-        while error.returns:
-            print(f"step {self.step}: {str(error).splitlines()[0]}; going on with what comes in its place", flush=True)
+        while error.returns if isinstance(error, WorkerDied) else self._restarted:
+            what = str(error).splitlines()[0] if isinstance(error, WorkerDied) else ", ".join(self._restarted)
+            print(f"step {self.step}: {what}: going on with what comes in its place", flush=True)
+            self._restarted.clear()
             try:
                 await self._queues.close()
                 self._queues = await Queues.open()
@@ -175,7 +182,7 @@ class EmbodiedRunner:
                 if not self.cfg.runner.only_eval:
                     await self._send_weights()
                 return
-            except WorkerDied as another:
+            except Exception as another:
                 error = another
         raise error
 

@@ -62,6 +62,9 @@ class ReasoningRunner:
         self._last_step = last_step(cfg)
         self._experience: dict[int, tuple[Queues, int]] = {}  # of a training step: where it lies, in how many batches
         self._version = 0  # of the weights that were sent last
+        self._restarted: set[str] = set()
+        for group in (actor, rollout, reward):
+            group.on_restart(lambda ranks, name=group.worker_group_name: self._restarted.add(name))
         self._log_path = Path(cfg.runner.logger.log_path).absolute()
         data = cfg.data
         self._sizes = Batches.of(cfg, len(actor))
@@ -119,7 +122,7 @@ class ReasoningRunner:
         while True:
             try:
                 return await self._train_and_evaluate(progress)
-            except WorkerDied as error:
+            except Exception as error:
                 await self._go_back(error)
             finally:
                 await self._forget_experience()
@@ -135,15 +138,32 @@ class ReasoningRunner:
         await self.actor.execute_on(0).save(self._log_path / "trained")
         return self._report(self._before, after)
 
-    async def _go_back(self, error: WorkerDied) -> None:
+    def _came_back(self, error: Exception) -> set[str]:
+        """The groups of which ranks were started again, or will be; one that dies between two calls is noticed when it
+        is back, and not initialised: by whatever the next call of it fails with.
+
+        Raises:
+            WorkerDied: it does not come back.
+        """
+        restarted, self._restarted = self._restarted, set()
+        if isinstance(error, WorkerDied):
+            if not error.returns:
+                raise error
+            restarted |= {error.group}
+        if restarted:
+            print(f"step {self.step}: {', '.join(restarted)}: going on with what comes in its place", flush=True)
+        return restarted
+
+    async def _go_back(self, error: Exception) -> None:
         """After the death of an actor, to the last checkpoint.
 
         Raises:
-            WorkerDied: another worker has died, or it does not come back, or there is no checkpoint.
+            Exception: it was none, or does not come back, or there is no checkpoint.
         """
-        self._checkpoint = self._newest_checkpoint() if error.group == "actor" and error.returns else None
-        if self._checkpoint is None:
+        checkpoint = self._newest_checkpoint() if "actor" in self._came_back(error) else None
+        if checkpoint is None:
             raise error
+        self._checkpoint = checkpoint
         await self.actor.init_worker(self._sizes)
         await self._lasting(self.rollout.follow_again)
 
@@ -157,13 +177,12 @@ class ReasoningRunner:
                     if new := [rank for rank, is_ready in enumerate(ready) if not is_ready]:
                         await self.rollout.execute_on(*new).init_worker(len(self.reward))
                 return await attempt()
-            except WorkerDied as error:
-                if error.group == "actor" or not error.returns:
+            except Exception as error:
+                restarted = self._came_back(error)
+                if "actor" in restarted or not restarted:
+                    self._restarted |= restarted
                     raise
                 died = True
-                print(
-                    f"step {self.step}: {str(error).splitlines()[0]}; going on with what comes in its place", flush=True
-                )
 
     async def _forget_experience(self) -> None:
         while self._experience:
