@@ -520,7 +520,7 @@ class Channel:
             that have some present, (put, got, present) since it was last empty.  In a coroutine a ``Work`` of it.
 
         Raises:
-            ClosedError: the channel is closed, and everything in it has been taken.
+            ClosedError: the channel is closed, and everything in it, or in its queue on some node, has been taken.
             NodeLost: a node of it is lost.
         """
         if self._local is not None:

@@ -65,6 +65,8 @@ class Router:
         self._gathering = ReplyCoalescing()
         self._release_timer: asyncio.TimerHandle | None = None
         self.endpoints: dict[int, Endpoint] = {}
+        self.replaced: dict[int, Endpoint] = {}
+        """Workers that have died and were started again as others: calls of them that come late are told so."""
         self.neighbours: dict[int, NodeLink] = {}
         self._on_request = on_request
         self.on_channel: Callable[[list[Any], list[int]], None]
@@ -264,7 +266,7 @@ class Router:
         # tests/_client/test_direct_calls.py::test_a_death_before_the_daemon_has_heard_of_the_call_is_told_too
         now = time.monotonic()
         for number, slot, call, method in pending:
-            worker = self.endpoints.get(number)
+            worker = self.endpoints.get(number) or self.replaced.get(number)
             if worker is None or worker.process is None or worker.exit_report is not None:
                 self._refuse(caller.id, call, slot, worker, f"{method} (0.0 s)")
             else:
@@ -372,7 +374,7 @@ class Router:
         targets, elsewhere = self._split(route)
         mine: list[tuple[Endpoint, int]] = []
         for number, slot in targets:
-            endpoint = self.endpoints.get(number)
+            endpoint = self.endpoints.get(number) or self.replaced.get(number)
             if endpoint is None or endpoint.process is None or endpoint.exit_report is not None:
                 self._refuse(source, call, slot, endpoint)
             else:

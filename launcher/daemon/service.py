@@ -274,10 +274,11 @@ class DaemonService:
             if endpoint.exit_report is not None and endpoint.process.setup.rank in ranks:
                 group.workers.remove(endpoint)
                 group.former.append(endpoint)
+                self.router.endpoints.pop(endpoint.number, None)
+                self.router.replaced[endpoint.number] = endpoint
                 self.sub_workers.forget(endpoint)
-        # They answer for calls that come late, but not for ever.
         for endpoint in group.former[:-_MAX_FORMER]:
-            self.router.endpoints.pop(endpoint.number, None)
+            self.router.replaced.pop(endpoint.number, None)
 
     async def rank_returned(self, requester: Requester, op: operations.RankReturned) -> None:
         """Tells every process of this node that a rank is back, or will not be.
@@ -471,7 +472,7 @@ class DaemonService:
                     store.close()
             for endpoint in group.former:
                 self.forget_endpoint(endpoint.id)
-                self.router.endpoints.pop(endpoint.number, None)
+                self.router.replaced.pop(endpoint.number, None)
             processes = []
             me = frames.endpoint(self._site.node, 0)
             for endpoint in group.workers:

@@ -44,7 +44,7 @@ class ComponentPlacement:
 
     ``all`` is every piece.  Processes are numbered from 0 without gaps; either their number divides that of the
     hardware or the other way round, and without a colon there is one for each piece.  Ranges may follow each other with
-    commas, ``0-1:0-3,4:4``.  Components of one entry share one strategy.
+    commas, ``0-1:0-3,4:4``.  Components of one entry are placed alike.
 
     Args:
         config: the path of a YAML file, ``cluster.config`` of a cluster that was given one, or a mapping, an OmegaConf

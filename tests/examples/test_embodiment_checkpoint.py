@@ -83,7 +83,7 @@ def resume(tmp_path: Path, saved: list[str], *overrides: str) -> str:
     save_checkpoint(tmp_path / "checkpoints", 4, {"step": 4, "samples": 1, "episodes": [], "config": config})
     now = SCHEMA.load("hopper_ppo", [f"runner.resume_dir={tmp_path}", *overrides])
     with pytest.raises(ConfigError) as caught:
-        EmbodiedRunner._checkpoint_to_resume(cast(EmbodiedRunner, SimpleNamespace(cfg=now)))
+        EmbodiedRunner._load(cast(EmbodiedRunner, SimpleNamespace(cfg=now)), tmp_path)
     return str(caught.value).removeprefix(f"{tmp_path}/checkpoints/latest.pt ")
 
 

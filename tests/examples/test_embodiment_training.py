@@ -216,7 +216,7 @@ def test_a_run_whose_driver_is_killed_goes_on_as_if_it_had_not_been(tmp_path: Pa
     assert told["returns"] == whole_told["returns"]
 
 
-@pytest.mark.parametrize("placement", ["with_env", "workers"])
+@pytest.mark.parametrize("placement", ["with_env", pytest.param("workers", marks=pytest.mark.training)])
 def test_a_supervised_run_goes_on_whichever_worker_is_killed(tmp_path: Path, placement: str) -> None:
     kills = {1: "env:0", 3: "env:1" if placement == "with_env" else "rollout:0", 5: "actor:0"}
     supervision = [f"cluster.supervision.{name}.restart=rank" for name in ("env", "rollout")]

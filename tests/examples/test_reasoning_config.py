@@ -123,7 +123,7 @@ def resume(tmp_path: Path, saved: list[str], *overrides: str) -> dict[str, Any] 
     config = OmegaConf.to_yaml(OmegaConf.structured(SCHEMA.load(DEFAULT, saved)))
     save_checkpoint(tmp_path / "checkpoints", 4, {"step": 4, "before": {}, "config": config})
     cfg = SCHEMA.load(DEFAULT, [f"runner.resume_dir={tmp_path}", *overrides])
-    return ReasoningRunner._checkpoint_to_resume(cast(ReasoningRunner, SimpleNamespace(cfg=cfg)))
+    return ReasoningRunner._load(cast(ReasoningRunner, SimpleNamespace(cfg=cfg)), tmp_path)
 
 
 @pytest.mark.parametrize(

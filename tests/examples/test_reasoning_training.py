@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ pytest.importorskip("transformers")
 
 from safetensors.torch import load_file
 from tokenizer import CharacterTokenizer
+
+from rlinf_launcher.cli.control import main as control
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "reasoning" / "main_grpo.py"
 
@@ -186,6 +189,29 @@ def test_a_run_whose_driver_is_killed_goes_on_as_if_it_had_not_been(tmp_path: Pa
     assert all(weights[name].equal(expected[name]) for name in expected)
     told, whole_told = evaluation(tmp_path / "resumed"), evaluation(tmp_path / "whole")
     assert told | {"seconds": 0} == whole_told | {"seconds": 0}
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_supervised_run_goes_on_whichever_worker_is_killed(tmp_path: Path, staleness: int) -> None:
+    kills = {1: "rollout:0", 3: "reward:0", 5: "actor:0"}
+    supervision = ["rollout.restart=rank", "reward.restart=rank", "actor.restart=group"]
+    options = [f"cluster.supervision.{entry}" for entry in supervision]
+    options += ["runner.max_steps=9", "runner.save_interval=2", f"rollout.max_staleness={staleness}"]
+    place = f"runner.logger.log_path={tmp_path / 'run'}"
+    command = [sys.executable, str(SCRIPT), "--config", "two_terms_disaggregated", *SMALL, place, *options]
+    told = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as driver:
+        assert driver.stdout is not None
+        for line in driver.stdout:
+            told.append(line)
+            if (step := re.match(r"step +(\d+)/9 ", line)) and (who := kills.pop(int(step[1]), None)) is not None:
+                assert control(["--run-dir", os.environ["XDG_RUNTIME_DIR"], "kill", who]) == 0
+    text = "".join(told)
+    assert driver.returncode == 0, text
+    assert "rollout: going on with what comes in its place" in text, text
+    assert "actor: going on with what comes in its place" in text, text
+    assert evaluation(tmp_path / "run")["steps"] == 9
 
 
 DOOMED = """
