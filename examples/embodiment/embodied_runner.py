@@ -15,6 +15,7 @@ import numpy as np
 from batch_sizes import BatchSizes
 from common.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
 from common.metric_logger import mean_over_ranks
+from common.restarts import comes_of_a_death, death_of
 from configuration import Configuration, last_step
 from env_worker import FinishedEpisode
 from metrics import EmbodiedLogger, phase_seconds
@@ -23,7 +24,7 @@ from pipeline import Layout, Queues
 from rollouts import Floats
 from seeding import evaluation_seeds, selection_seeds
 
-from rlinf_async import Handle, WorkerDied, WorkerGroup, each
+from rlinf_async import Handle, WorkerGroup, each
 
 T = TypeVar("T")
 
@@ -72,10 +73,6 @@ class EmbodiedRunner:
         self.cfg = cfg
         self.actor, self.env, self.rollout = actor, env, rollout
         self.step = self.samples = self._samples_before = 0
-        self._restarted: list[str] = []
-        """Groups of which ranks were started again."""
-        for group in filter(None, (actor, env, rollout)):
-            group.on_restart(lambda ranks, name=group.worker_group_name: self._restarted.append(name))
         self._version = 0
         """Of the weights that were sent last."""
         self._started = time.perf_counter()
@@ -155,17 +152,15 @@ class EmbodiedRunner:
     async def _recover(self, error: Exception) -> None:
         """Goes on after a death: what was under way is dropped, to be done again.
 
-        A worker that dies between two calls is noticed when it is back, and not initialised: by whatever the next call
-        of it fails with.  Env and rollout workers that were started again are initialised anew, with episodes from
-        their beginning.  An actor's group goes back to the last checkpoint, and the run with it.
+        Env and rollout workers that were started again are initialised anew, with episodes from their beginning.  An
+        actor's group goes back to the last checkpoint, and the run with it.
 
         Raises:
             Exception: no worker was started again, or will be.
         """
-        while error.returns if isinstance(error, WorkerDied) else self._restarted:
-            what = str(error).splitlines()[0] if isinstance(error, WorkerDied) else ", ".join(self._restarted)
-            print(f"step {self.step}: {what}: going on with what comes in its place", flush=True)
-            self._restarted.clear()
+        groups = [group for group in (self.actor, self.env, self.rollout) if group is not None]
+        while self.cfg.cluster.supervision and await comes_of_a_death(error, groups):
+            print(f"step {self.step}: {death_of(error)}: going on with what comes in its place", flush=True)
             try:
                 await self._queues.close()
                 self._queues = await Queues.open()

@@ -44,6 +44,11 @@ class GRPOActor(Worker):
     def __init__(self, cfg: Configuration) -> None:
         super().__init__()
         self._cfg = cfg
+        self._is_ready = False
+
+    async def is_ready(self) -> bool:
+        """Whether it was initialised: not any more, once its process was started again."""
+        return self._is_ready
 
     @idempotent
     def init_worker(self, sizes: Batches) -> None:
@@ -59,6 +64,7 @@ class GRPOActor(Worker):
         self._tokenizer = CharacterTokenizer.load(cfg.actor.tokenizer.tokenizer_model, self._task.characters)
         self._model = make_policy(cfg.actor.model.model_path, cfg, self._tokenizer).to(self._device)
         self._weights = publish(self._model, to="rollout")
+        self._is_ready = True
 
     @Worker.timer("warm_start")
     def warm_start(self, sets: ProblemSets) -> WarmStartReport:

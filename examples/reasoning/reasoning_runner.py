@@ -14,6 +14,7 @@ import numpy as np
 from batches import Batches
 from common.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
 from common.metric_logger import mean_over_ranks
+from common.restarts import comes_of_a_death, death_of
 from experience import ProblemBatch, Queues
 from omegaconf import OmegaConf
 from pass_at_k import mean_pass_at_k
@@ -62,9 +63,6 @@ class ReasoningRunner:
         self._last_step = last_step(cfg)
         self._experience: dict[int, tuple[Queues, int]] = {}  # of a training step: where it lies, in how many batches
         self._version = 0  # of the weights that were sent last
-        self._restarted: set[str] = set()
-        for group in (actor, rollout, reward):
-            group.on_restart(lambda ranks, name=group.worker_group_name: self._restarted.add(name))
         self._log_path = Path(cfg.runner.logger.log_path).absolute()
         data = cfg.data
         self._sizes = Batches.of(cfg, len(actor))
@@ -138,32 +136,18 @@ class ReasoningRunner:
         await self.actor.execute_on(0).save(self._log_path / "trained")
         return self._report(self._before, after)
 
-    def _came_back(self, error: Exception) -> set[str]:
-        """The groups of which ranks were started again, or will be; one that dies between two calls is noticed when it
-        is back, and not initialised: by whatever the next call of it fails with.
-
-        Raises:
-            WorkerDied: it does not come back.
-        """
-        restarted, self._restarted = self._restarted, set()
-        if isinstance(error, WorkerDied):
-            if not error.returns:
-                raise error
-            restarted |= {error.group}
-        if restarted:
-            print(f"step {self.step}: {', '.join(restarted)}: going on with what comes in its place", flush=True)
-        return restarted
-
     async def _go_back(self, error: Exception) -> None:
         """After the death of an actor, to the last checkpoint.
 
         Raises:
             Exception: it was none, or does not come back, or there is no checkpoint.
         """
-        checkpoint = self._newest_checkpoint() if "actor" in self._came_back(error) else None
-        if checkpoint is None:
+        if not self.cfg.cluster.supervision or not await comes_of_a_death(error, [self.actor]):
             raise error
-        self._checkpoint = checkpoint
+        print(f"step {self.step}: {death_of(error)}: going on with what comes in its place", flush=True)
+        self._checkpoint = self._newest_checkpoint()
+        if self._checkpoint is None:
+            raise error
         await self.actor.init_worker(self._sizes)
         await self._lasting(self.rollout.follow_again)
 
@@ -178,11 +162,11 @@ class ReasoningRunner:
                         await self.rollout.execute_on(*new).init_worker(len(self.reward))
                 return await attempt()
             except Exception as error:
-                restarted = self._came_back(error)
-                if "actor" in restarted or not restarted:
-                    self._restarted |= restarted
+                is_actors = isinstance(error, WorkerDied) and error.group == "actor"
+                if is_actors or not self.cfg.cluster.supervision or not await comes_of_a_death(error, [self.rollout]):
                     raise
                 died = True
+                print(f"step {self.step}: {death_of(error)}: going on with what comes in its place", flush=True)
 
     async def _forget_experience(self) -> None:
         while self._experience:

@@ -218,9 +218,9 @@ def test_a_run_whose_driver_is_killed_goes_on_as_if_it_had_not_been(tmp_path: Pa
 
 @pytest.mark.parametrize("placement", ["with_env", pytest.param("workers", marks=pytest.mark.training)])
 def test_a_supervised_run_goes_on_whichever_worker_is_killed(tmp_path: Path, placement: str) -> None:
-    kills = {1: "env:0", 3: "env:1" if placement == "with_env" else "rollout:0", 5: "actor:0"}
+    kills = {1: "env:0" if placement == "with_env" else "rollout:0", 3: "actor:0"}
     supervision = [f"cluster.supervision.{name}.restart=rank" for name in ("env", "rollout")]
-    supervision += ["cluster.supervision.actor.restart=group", "runner.max_steps=9", "runner.save_interval=3"]
+    supervision += ["cluster.supervision.actor.restart=group", "runner.max_steps=6", "runner.save_interval=2"]
     groups = {"env": "0:0-1", "actor": "0:0-1"} | ({"rollout": "0"} if placement == "workers" else {})
     options = [f"cluster.component_placement.{name}={rule}" for name, rule in groups.items()]
     options += [
@@ -237,18 +237,18 @@ def test_a_supervised_run_goes_on_whichever_worker_is_killed(tmp_path: Path, pla
         told = []
         for line in driver.stdout:
             told.append(line)
-            if step := re.match(r"step +(\d+)/9 ", line):
+            if step := re.match(r"step +(\d+)/6 ", line):
                 steps.append(int(step[1]))
                 if (who := kills.pop(steps[-1], None)) is not None:
                     assert control(["--run-dir", os.environ["XDG_RUNTIME_DIR"], "kill", who]) == 0
     text = "".join(told)
     assert driver.returncode == 0, text
-    assert text.count("going on with what comes in its place") >= 3, text
-    assert sorted(set(steps)) == list(range(1, 10))
-    actor_died = max(number for number, line in enumerate(told) if "going on" in line and "actor" in line)
-    again = next(int(step[1]) for line in told[actor_died:] if (step := re.match(r"step +(\d+)/", line)))
-    assert (again - 1) % 3 == 0, "the actor goes back to the last checkpoint"
-    assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["step"] == 9
+    assert text.count("going on with what comes in its place") >= 2, text
+    assert sorted(set(steps)) == list(range(1, 7))
+    resumed = [int(line.split()[3]) for line in told if line.startswith("resuming at step ")]
+    assert len(resumed) == 1, text
+    assert resumed[0] in (2, 4), "the actor goes back to the last checkpoint"
+    assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["step"] == 6
 
 
 DOOMED = """

@@ -209,8 +209,8 @@ def test_a_supervised_run_goes_on_whichever_worker_is_killed(tmp_path: Path, sta
                 assert control(["--run-dir", os.environ["XDG_RUNTIME_DIR"], "kill", who]) == 0
     text = "".join(told)
     assert driver.returncode == 0, text
-    assert "rollout: going on with what comes in its place" in text, text
-    assert "actor: going on with what comes in its place" in text, text
+    assert text.count("going on with what comes in its place") >= 2, text
+    assert "resuming at step 4 from" in text or "resuming at step 6 from" in text, text
     assert evaluation(tmp_path / "run")["steps"] == 9
 
 

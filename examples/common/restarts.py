@@ -1,0 +1,40 @@
+"""Recognises that a call failed because of a worker that was started again, whenever it had died."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from rlinf_async import WorkerDied, WorkerGroup
+
+_READY_TIMEOUT_S = 10.0
+"""For workers to say whether they are initialised; who does not answer is not new."""
+
+
+async def comes_of_a_death(error: Exception, groups: Sequence[WorkerGroup]) -> bool:
+    """Whether a worker was started again, or will be.
+
+    One that dies between two calls is noticed when it is back: the next call fails with whatever comes of its not being
+    initialised.
+
+    Args:
+        error: what a call has failed with.
+        groups: with a method ``is_ready``.
+    """
+    if isinstance(error, WorkerDied):
+        return error.returns
+    try:
+        async with asyncio.timeout(_READY_TIMEOUT_S):
+            for group in groups:
+                if not all(await group.is_ready()):
+                    return True
+    except WorkerDied as another:
+        return another.returns
+    except TimeoutError:
+        pass
+    return False
+
+
+def death_of(error: Exception) -> str:
+    """What has happened, in a line."""
+    return str(error).splitlines()[0] if isinstance(error, WorkerDied) else "a worker was started again"
