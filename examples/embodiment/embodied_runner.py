@@ -73,6 +73,7 @@ class EmbodiedRunner:
         self.cfg = cfg
         self.actor, self.env, self.rollout = actor, env, rollout
         self.step = self.samples = self._samples_before = 0
+        self._is_trained = cfg.runner.only_eval
         self._version = 0
         """Of the weights that were sent last."""
         self._started = time.perf_counter()
@@ -125,14 +126,10 @@ class EmbodiedRunner:
             await self._queues.close()
 
     async def _train_and_evaluate(self, logger: EmbodiedLogger) -> dict[str, Any]:
-        if not self.cfg.runner.only_eval:
-            started = time.perf_counter()
-            await self._lasting(self._send_weights)
-            await self._lasting(lambda: self._train(logger))
-            self._training_seconds = time.perf_counter() - started
-            await self._lasting(self._save)
         seeds = evaluation_seeds(self.cfg.runner.eval.episodes)
-        returns = await self._lasting(lambda: self._evaluate(seeds))
+        if not self.cfg.runner.only_eval:
+            await self._lasting(self._send_weights)
+        returns = await self._lasting(lambda: self._finish(logger, seeds))
         logger.log({"eval/return": float(returns.mean())}, self.samples)
         result = self._report(seeds, returns)
         if self.cfg.runner.video:
@@ -140,6 +137,19 @@ class EmbodiedRunner:
             await self._evaluate(seeds[:1], video)
             print(f"video of the first episode: {video}", flush=True)
         return result
+
+    async def _finish(self, logger: EmbodiedLogger, seeds: list[int]) -> Floats:
+        """Trains as far as that has not been done, and evaluates."""
+        if not self._is_trained:
+            started = time.perf_counter()
+            try:
+                await self._train(logger)
+            finally:
+                self._training_seconds += time.perf_counter() - started
+            self._is_trained = True
+        if not self.cfg.runner.only_eval:
+            await self._save()
+        return await self._evaluate(seeds)
 
     async def _lasting(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """What ``attempt`` gives, which begins anew after the death of a worker that is started again."""
@@ -170,6 +180,7 @@ class EmbodiedRunner:
                         self.step = self.samples = self._samples_before = 0
                     else:
                         del checkpoint["simulators"]
+                    self._is_trained = self.cfg.runner.only_eval
                     await self.actor.init_worker(self._shape, self._sizes, self._layout, checkpoint)
                 await self._renew(self.env, self.step, actor_is_new=actor_is_new)
                 if self.rollout is not None:

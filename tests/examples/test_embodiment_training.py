@@ -247,7 +247,7 @@ def test_a_supervised_run_goes_on_whichever_worker_is_killed(tmp_path: Path, pla
     assert sorted(set(steps)) == list(range(1, 7))
     resumed = [int(line.split()[3]) for line in told if line.startswith("resuming at step ")]
     assert len(resumed) == 1, text
-    assert resumed[0] in (2, 4), "the actor goes back to the last checkpoint"
+    assert resumed[0] in (2, 4, 6), "the actor goes back to the last checkpoint"
     assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["step"] == 6
 
 
