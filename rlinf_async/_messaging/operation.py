@@ -165,7 +165,7 @@ class Receiving(Operation[T]):
         self._interested = 0
 
     def deliver(self, message: Message) -> bool:
-        """The message is this one's.  False if it has been given up.
+        """The message is this one's.  False if it has been given up, and the message is to go back.
 
         Raises:
             Exception: it is not as was said; the operation has failed with that.
@@ -179,8 +179,12 @@ class Receiving(Operation[T]):
         self._message = message
         if self._settle():
             return True
-        self._message = None
-        return False
+        # It was given up, by another thread perhaps, and perhaps when the message was here already: then that thread has
+        # given it back, and a second time would make two of it.
+        # tests/_messaging/test_operation.py::test_a_message_goes_back_once_whenever_its_receive_is_given_up
+        with self._lock:
+            kept, self._message = self._message, None
+        return kept is None
 
     def _result(self) -> T:
         if self._message is not None:

@@ -1,0 +1,55 @@
+"""Receives that are given up while their message arrives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlinf_async._messaging.operation import Receiving
+from rlinf_async._messaging.state.matching import Message
+from rlinf_async.errors import ClosedError
+
+
+class Anything:
+    def refuses(self, message: Message) -> str | None:
+        return None
+
+    def place(self) -> None:
+        return None
+
+    def arrived(self, content: Any) -> None:
+        pass
+
+    def value(self, message: Message) -> Any:
+        return message.content
+
+
+class GivenUp(Receiving[Any]):
+    """Its last waiter is cancelled, in another thread, when the message is just here."""
+
+    def __init__(self, *, is_here: bool) -> None:
+        super().__init__("recv() from", "a peer", None, Anything())
+        self.is_here = is_here
+
+    def _settle(self, value: Any = None, error: BaseException | None = None) -> bool:
+        if error is None and not self.done():
+            message, self._message = self._message, self._message if self.is_here else None
+            self._lose_interest()
+            self._message = self._message if self.is_here else message
+        return super()._settle(value, error)
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_message_goes_back_once_whenever_its_receive_is_given_up(is_here: bool) -> None:
+    receive = GivenUp(is_here=is_here)
+    back: list[Message] = []
+    receive.back = back.append
+    receive._was_awaited = True
+    message = Message(1, 0, None)
+    message.content = "content"
+    if not receive.deliver(message):
+        back.append(message)  # as its inbox does
+    assert back == [message]
+    with pytest.raises(ClosedError):
+        receive._result()
