@@ -179,8 +179,8 @@ class Receiving(Operation[T]):
         self._message = message
         if self._settle():
             return True
-        # It was given up, by another thread perhaps, and perhaps when the message was here already: then that thread has
-        # given it back, and a second time would make two of it.
+        # It was given up, by another thread perhaps, and perhaps when the message was here already: then that thread
+        # has given it back, and a second time would make two of it.
         # tests/_messaging/test_operation.py::test_a_message_goes_back_once_whenever_its_receive_is_given_up
         with self._lock:
             kept, self._message = self._message, None
