@@ -57,6 +57,7 @@ from rlinf_async.configuration import (
     ClusterConfig,
     NodeGroup,
     RestartPolicy,
+    did_you_mean,
     get_path_env_merge_mode,
     merge_worker_env_vars,
 )
@@ -155,6 +156,8 @@ class Cluster:
         self._log_dir = distributed_log_dir
         self._local_nodes = local_nodes
         self._groups: list[Members] = []
+        self._supervised: set[str] = set()
+        """Names in the configuration's ``supervision`` that a group had."""
         self._lifelines: list[Lifeline] = []
         self._terminal: Terminal | None = None
         self._nodes: tuple[NodeInfo, ...] | None = None
@@ -543,7 +546,16 @@ class Cluster:
         if self._config is None:
             return None
         policies = self._config.supervision
-        return policies.get(group) or policies.get(getattr(strategy, "component", ""))
+        name = group if group in policies else getattr(strategy, "component", "")
+        self._supervised.add(name)
+        return policies.get(name)
+
+    def _warn_of_unknown_groups(self) -> None:
+        """Names in ``cluster.supervision`` that no group had."""
+        names = set(() if self._config is None or self._attached else self._config.supervision) - self._supervised
+        for name in sorted(names):
+            hint = did_you_mean(name, [group.name for group in self._groups])
+            logger.warning("cluster.supervision.%s: no group or component of that name was launched%s", name, hint)
 
     def _address(self, name: str | None, worker_cls: type) -> WorkerAddress:
         """A named group is a root of its own; an unnamed one inside a worker is the worker's child."""
@@ -579,6 +591,7 @@ class Cluster:
 
     async def _close(self) -> None:
         timeout = settings.CLOSE_TIMEOUT_S()
+        self._warn_of_unknown_groups()
         try:
             if self._client.closed is None and self._client.endpoint:
                 async with asyncio.timeout(timeout):

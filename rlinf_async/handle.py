@@ -58,6 +58,8 @@ class Handle(Work[list[R]]):
 
     _kind = "call"
     _expired = False
+    _again: Sequence[Any] | None = None
+    """Its bodies, where it may be made again on the next incarnation of a rank that dies without an answer."""
 
     def __init__(self, callee: Callee, method: str) -> None:
         """Not for users: a call of a ``WorkerGroup`` gives one."""

@@ -308,6 +308,27 @@ def test_a_group_without_restarts_says_how_to_have_them(cluster: Cluster) -> Non
         assert not died.value.returns
 
 
+def test_a_configured_name_that_no_group_has_is_told_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    supervision = {"mortals": {"restart": "rank"}, "mortal": {"restart": "group"}}
+    with Cluster(cluster_cfg={"supervision": supervision}, log_to_driver=False) as cluster:
+        group = Mortal.create_group().launch(cluster, ONE, name="mortals").wait_ready()
+        with pytest.raises(WorkerDied) as died:
+            group.die().wait()
+        assert died.value.returns
+    told = [record.getMessage() for record in caplog.records if "cluster.supervision" in record.getMessage()]
+    assert told == [
+        "cluster.supervision.mortal: no group or component of that name was launched (did you mean 'mortals'?)"
+    ]
+
+
+def test_a_call_that_has_failed_on_another_rank_is_not_made_again(cluster: Cluster, tmp_path: Path) -> None:
+    with started(cluster) as group:
+        with pytest.raises((ValueError, WorkerDied)):
+            group.fail_or_die(str(tmp_path / "runs")).wait()
+        assert [restarts for _, restarts, _ in group.census().wait()] == [0, 1, 0]
+        assert (tmp_path / "runs").read_text() == "x"
+
+
 # -- for long ---------------------------------------------------------------------------------------------------------
 
 

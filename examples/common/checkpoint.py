@@ -37,9 +37,11 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     return path
 
 
-def has_checkpoint(place: Path) -> bool:
-    """Whether there is one in a folder, or under a log path."""
-    return any(path.is_file() for path in _candidates(place))
+def place_to_resume(resume_dir: str | None, log_path: Path) -> str | Path | None:
+    """The place that ``runner.resume_dir`` means; ``auto`` is the run's own log path, if that has a checkpoint."""
+    if resume_dir == "auto":
+        return log_path if any(path.is_file() for path in _candidates(log_path)) else None
+    return resume_dir
 
 
 def _candidates(place: Path) -> list[Path]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from batch_sizes import BatchSizes
-from common.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
+from common.checkpoint import load_checkpoint, place_to_resume, save_checkpoint
 from common.metric_logger import mean_over_ranks
 from common.restarts import comes_of_a_death, death_of
 from configuration import Configuration, last_step
@@ -98,7 +98,7 @@ class EmbodiedRunner:
             f"{self._sizes.rollout:,} samples a step",
             flush=True,
         )
-        checkpoint = self._checkpoint_to_resume()
+        checkpoint = self._checkpoint_to_resume(self.cfg.runner.resume_dir)
         states = None if checkpoint is None else checkpoint.pop("simulators")
         self._shape = self.env.init_worker(self.step, self._layout, states).wait()[0]
         if self.rollout is not None:
@@ -175,7 +175,7 @@ class EmbodiedRunner:
                 await self._queues.close()
                 self._queues = await Queues.open()
                 if actor_is_new := not all(await self.actor.is_ready()):
-                    checkpoint = self._newest_checkpoint()
+                    checkpoint = self._checkpoint_to_resume("auto")
                     if checkpoint is None:
                         self.step = self.samples = self._samples_before = 0
                     else:
@@ -333,15 +333,9 @@ class EmbodiedRunner:
         state["config"] = OmegaConf.to_yaml(OmegaConf.structured(self.cfg))
         save_checkpoint(self._log_path / "checkpoints", self.step, state)
 
-    def _checkpoint_to_resume(self) -> dict[str, Any] | None:
-        place = self.cfg.runner.resume_dir
-        if place == "auto":
-            return self._newest_checkpoint()
+    def _checkpoint_to_resume(self, resume_dir: str | None) -> dict[str, Any] | None:
+        place = place_to_resume(resume_dir, self._log_path)
         return None if place is None else self._load(place)
-
-    def _newest_checkpoint(self) -> dict[str, Any] | None:
-        """Of this run's log path; None where it has none yet."""
-        return self._load(self._log_path) if has_checkpoint(self._log_path) else None
 
     def _load(self, place: str | Path) -> dict[str, Any]:
         checkpoint = load_checkpoint(place, self.cfg, ("env.id", "env.total_num_envs", "actor.model.hidden_sizes"))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from batches import Batches
-from common.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
+from common.checkpoint import load_checkpoint, place_to_resume, save_checkpoint
 from common.metric_logger import mean_over_ranks
 from common.restarts import comes_of_a_death, death_of
 from experience import ProblemBatch, Queues
@@ -67,7 +67,7 @@ class ReasoningRunner:
         data = cfg.data
         self._sizes = Batches.of(cfg, len(actor))
         self._task = make_task(data)
-        self._checkpoint = self._checkpoint_to_resume()
+        self._checkpoint = self._checkpoint_to_resume(cfg.runner.resume_dir)
         self._sets = ProblemSets.draw(
             self._task,
             data.held_out_size,
@@ -145,7 +145,7 @@ class ReasoningRunner:
         if not self.cfg.cluster.supervision or not await comes_of_a_death(error, [self.actor]):
             raise error
         print(f"step {self.step}: {death_of(error)}: going on with what comes in its place", flush=True)
-        self._checkpoint = self._newest_checkpoint()
+        self._checkpoint = self._checkpoint_to_resume("auto")
         if self._checkpoint is None:
             raise error
         await self.actor.init_worker(self._sizes)
@@ -335,15 +335,9 @@ class ReasoningRunner:
         state["config"] = OmegaConf.to_yaml(OmegaConf.structured(self.cfg))
         save_checkpoint(self._log_path / "checkpoints", self.step, state)
 
-    def _checkpoint_to_resume(self) -> dict[str, Any] | None:
-        place = self.cfg.runner.resume_dir
-        if place == "auto":
-            return self._newest_checkpoint()
+    def _checkpoint_to_resume(self, resume_dir: str | None) -> dict[str, Any] | None:
+        place = place_to_resume(resume_dir, self._log_path)
         return None if place is None else self._load(place)
-
-    def _newest_checkpoint(self) -> dict[str, Any] | None:
-        """Of this run's log path; None where it has none yet."""
-        return self._load(self._log_path) if has_checkpoint(self._log_path) else None
 
     def _load(self, place: str | Path) -> dict[str, Any]:
         # A model that is read from a folder has the sizes that it has there.

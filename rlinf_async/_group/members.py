@@ -101,8 +101,6 @@ class Members:
         """Goes up whenever a rank has another endpoint."""
         self._lock = threading.Lock()
         self._pending: list[tuple[Callee, CallHandle, str, Bodies, bool]] = []
-        self._repeatable: dict[int, tuple[str, Sequence[Encoded | bytes]]] = {}
-        """By ``id`` of an open call that may be made again, its method and bodies."""
         self._repeats: list[tuple[Callee, Handle, int]] = []
         """Calls and slots that a rank's death has left unanswered, and that are made again."""
         self._started = False
@@ -319,8 +317,8 @@ class Members:
             handler._ended._event = recording.begin(_CALL, f"{self.name}.{method}", len(callee.ranks))
         if recorder.recorder is not None:
             recorder.follow_call(handler, handler._ended, f"{self.name}.{method}")
-        if repeats:
-            self._repeatable[id(handler)] = method, encoded
+        if repeats and isinstance(handler, Handle):
+            handler._again = encoded
         if not self._started:
             with self._lock:
                 if self._failure is not None:
@@ -360,7 +358,7 @@ class Members:
     def repeats(self, callee: Callee, handler: Handle, slot: int, report: bytes) -> bool:
         """Whether a call is made again for a rank that has died of it; then it will be, with those that wait."""
         facts = frames.unpack(report)
-        if self.supervisor is None or id(handler) not in self._repeatable or not facts["returns"]:
+        if self.supervisor is None or handler._again is None or not facts.get("returns"):
             return False
         self._repeats.append((callee, handler, slot))
         if self._started:
@@ -377,10 +375,10 @@ class Members:
                 self._let_go()
 
     def _repeat(self, callee: Callee, handler: Handle, slot: int) -> None:
-        if handler._cancelled:
+        method, encoded = handler._method, handler._again
+        if encoded is None or handler._cancelled or handler._cancel_sent:  # or another rank has failed in it
             self.client.answer_for(handler._call, slot, Status.CANCELLED, b"")
             return
-        method, encoded = self._repeatable[id(handler)]
         if method == "__init__" and callee.ranks[slot] not in self.deaths:  # the supervisor has run it
             self.client.answer_for(handler._call, slot, Status.OK, codec.encode(None).to_bytes())
             return
@@ -390,11 +388,6 @@ class Members:
             self.client.answer_for(handler._call, slot, Status.UNKNOWN, frames.pack(str(error)))
             return
         self.client.call_again(handler._call, callee.targets, slot, method, body, fds)
-
-    def finished(self, handler: CallHandle) -> None:
-        """All ranks have answered."""
-        self.open.pop(id(handler), None)
-        self._repeatable.pop(id(handler), None)
 
     def call_failed(self, callee: Callee, handler: CallHandle) -> None:
         """A rank has failed in a call."""
@@ -477,7 +470,7 @@ class Callee:
     def call_finished(self, call: CallHandle, *, failed: bool) -> None:
         """All ranks have answered a call."""
         members = self._members
-        members.finished(call)
+        members.open.pop(id(call), None)
         if members.notices.concerns:
             members.notices.finished(call)
         if failed:

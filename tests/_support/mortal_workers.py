@@ -63,6 +63,17 @@ class Mortal(Worker):
         return self._rank, self._restarts, value
 
     @idempotent
+    def fail_or_die(self, runs: str) -> None:
+        """Rank 0 fails, rank 1 dies, and notes how often it was there."""
+        if self._rank == 0:
+            raise ValueError("as told")
+        if self._rank == 1:
+            with open(runs, "a") as file:
+                file.write("x")
+            time.sleep(0.3)
+            die()
+
+    @idempotent
     def echo(self, value: Any) -> Any:
         return value
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from common.checkpoint import load_checkpoint, load_policy, save_checkpoint
+from common.checkpoint import load_checkpoint, load_policy, place_to_resume, save_checkpoint
 from configuration import SCHEMA
 from embodied_runner import EmbodiedRunner
 from omegaconf import OmegaConf
@@ -120,3 +120,11 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path, capsys: pytest.CaptureFixt
     with pytest.raises(pickle.UnpicklingError):
         load_policy(path)
     assert capsys.readouterr().out == ""
+
+
+def test_auto_is_the_own_log_path_once_it_has_a_checkpoint(tmp_path: Path) -> None:
+    assert place_to_resume("auto", tmp_path) is None
+    save_checkpoint(tmp_path / "checkpoints", 4, {"step": 4})
+    assert place_to_resume("auto", tmp_path) == tmp_path
+    assert place_to_resume("elsewhere", tmp_path) == "elsewhere"
+    assert place_to_resume(None, tmp_path) is None
