@@ -29,7 +29,7 @@ worker.  What stands here is the framework's own word::
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 
 class RLinfAsyncError(Exception):
@@ -40,6 +40,13 @@ class PeerLost(RLinfAsyncError):
     """End of a worker or node that something waited for or talked to."""
 
 
+_EXECUTIONS: Final = {
+    "not started": "had not started",
+    "started": "had started",
+    "finished": "had finished: only its answer was lost",
+}
+
+
 class WorkerDied(PeerLost):
     """End of a worker process, with its status, its last words and its log.
 
@@ -47,6 +54,8 @@ class WorkerDied(PeerLost):
         group, rank, node, pid: who.
         verdict: what happened in words, for example ``"killed by SIGKILL"`` or ``"exited with code 3"``.
         signal, exit_code: one of them is set.
+        execution: how far the call that fails with this had come: ``"not started"``, ``"started"`` or ``"finished"``
+            (only its answer was lost); ``"unknown"`` where the worker had no flight recorder; empty of no call.
         methods: the calls that were open on it, oldest first.
         log_path: the full log of the rank on its node.
         last_words: the last lines that it wrote to stderr.
@@ -60,6 +69,7 @@ class WorkerDied(PeerLost):
     verdict: str = ""
     signal: str | None = None
     exit_code: int | None = None
+    execution: str = ""
     methods: Sequence[str] = ()
     log_path: str = ""
     last_words: Sequence[str] = ()
@@ -70,6 +80,8 @@ class WorkerDied(PeerLost):
         """Builds the exception from what the daemon of the dead worker tells."""
         where = f"rank {report['rank']} of group '{report['group']}' on {report['node']} (pid {report['pid']})"
         lines = [f"{where} {report['verdict']}"]
+        if how_far := _EXECUTIONS.get(report.get("execution", "")):
+            lines.append(f"  this call   {how_far}")
         if report.get("methods"):
             lines.append("  open calls  " + ", ".join(report["methods"]))
         if report.get("last_words"):

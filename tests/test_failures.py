@@ -25,6 +25,7 @@ from rlinf_async import (
     each,
     handle as handles,
 )
+from tests._support.mortal_workers import Mortal
 from tests._support.workers import Plain, SeedWorker, Stillborn
 
 pytestmark = pytest.mark.shared_cluster
@@ -434,3 +435,32 @@ def test_a_worker_that_breaks_its_own_loop_says_how(cluster: Cluster, breaks: st
     assert "RuntimeError: Event loop is closed" in told or "Bad file descriptor" in told
     assert "this worker's event loop broke" in told
     group.close()
+
+
+async def test_a_death_says_of_each_lost_call_whether_it_had_started(cluster: Cluster, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    async with Mortal.create_group().launch(cluster, placement=NodePlacementStrategy([0])) as group:
+        await group.write(ran, 0)
+        running = group.write(ran, 1, tmp_path / "now")
+        queued = [group.write(ran, number) for number in range(2, 100)]
+        (tmp_path / "now").touch()
+        told = [
+            getattr(outcome.error, "execution", None)
+            for (outcome,) in [await call.outcomes() for call in (running, *queued)]
+        ]
+        with pytest.raises(WorkerDied, match="this call   had started"):
+            await running
+        with pytest.raises(WorkerDied, match="this call   had not started"):
+            await queued[-1]
+        with pytest.raises(WorkerDied) as late:
+            await group.write(ran, 100)
+    assert told == ["started"] + ["not started"] * 98
+    assert late.value.execution == "not started"
+    assert ran.read_text() == "0 1 "
+
+
+async def test_a_death_between_a_result_and_its_answer_says_that_the_call_had_finished(cluster: Cluster) -> None:
+    async with Mortal.create_group().launch(cluster, placement=NodePlacementStrategy([0])) as group:
+        with pytest.raises(WorkerDied, match="this call   had finished: only its answer was lost") as died:
+            await group.die_before_the_answer()
+    assert died.value.execution == "finished"

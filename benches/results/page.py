@@ -36,7 +36,9 @@ its schedule, discount, clipping, networks and their initial weights, scale of r
   (`DummyVecEnv`) or in one process each (`SubprocVecEnv`).
 - **single file** is [a PPO in the manner of CleanRL's](../benches/results/references/single_file_ppo.py): one process.
 
-Remaining differences: the example normalises observations by all rollouts before (the first, which acts on them as they
+Remaining differences: the example takes advantages and returns anew before each pass, by the value function as it is
+then (Andrychowicz et al., arXiv 2006.05990; `algorithm.recompute_advantages=false` does without), the others once. The
+example normalises observations by all rollouts before (the first, which acts on them as they
 are, by itself when it is learnt from), the others by all until now; without a rollout group it infers in the env
 workers, of which there is one on each core. SB3 ends its passes once a minibatch's KL divergence is above 1.5 times
 `target_kl`; the example after a pass whose mean is above it; the single file after a pass whose last minibatch's is.

@@ -107,20 +107,8 @@ class EmbodiedFSDPActor(Worker):
         self._moments_have_batch = self._policy.moments.count.item() == 0
         if self._moments_have_batch:
             self._policy.moments.merge(*self._ranks.moments(batch["observations"].flatten(0, 1)))
-        values = self._policy.state_value(batch["observations"])
-        advantages = generalized_advantage_estimation(
-            rewards=batch["rewards"],
-            values=values,
-            next_values=self._policy.state_value(batch["next_observations"]),
-            terminated=batch["terminated"],
-            ended=batch["terminated"] | batch["truncated"],
-            gamma=algorithm.gamma,
-            gae_lambda=algorithm.gae_lambda,
-        )
-        batch["returns"] = advantages + values
-        batch["advantages"] = advantages
-        batch["values"] = values
-        batch["weights"] = torch.ones_like(advantages)
+        self._estimate_advantages()
+        batch["weights"] = torch.ones_like(batch["advantages"])
         acted_by = batch["log_probabilities"]
         if self._moments_have_batch or self._cfg.runner.mode == "async":
             batch["log_probabilities"], _ = self._policy.judge(batch["observations"], batch["actions"])
@@ -129,9 +117,28 @@ class EmbodiedFSDPActor(Worker):
                 batch["log_probabilities"], acted_by, algorithm.importance_cap
             )
 
+    @torch.no_grad()
+    def _estimate_advantages(self) -> None:
+        """Values, advantages and returns of the batch, by the value function as it is now."""
+        algorithm, batch = self._cfg.algorithm, self._batch
+        batch["values"] = self._policy.state_value(batch["observations"])
+        batch["advantages"] = generalized_advantage_estimation(
+            rewards=batch["rewards"],
+            values=batch["values"],
+            next_values=self._policy.state_value(batch["next_observations"]),
+            terminated=batch["terminated"],
+            ended=batch["terminated"] | batch["truncated"],
+            gamma=algorithm.gamma,
+            gae_lambda=algorithm.gae_lambda,
+        )
+        batch["returns"] = batch["advantages"] + batch["values"]
+
     @Worker.timer("run_training")
     def run_training(self, step: int, lr_factor: float) -> dict[str, float]:
         """Several passes over the batch in random minibatches, then the moments of its observations.
+
+        With ``algorithm.recompute_advantages`` each pass learns from advantages and returns by the value function that
+        the passes before have left.
 
         The moments change only afterwards, but for the first batch's: until then, the policy must see what it saw
         when it acted.
@@ -149,9 +156,13 @@ class EmbodiedFSDPActor(Worker):
         names = ("observations", "actions", "log_probabilities", "advantages", "returns", "weights")
         batch = {name: self._batch[name].flatten(0, 1) for name in names}
         generator = generator_for(self._cfg.runner.seed, "minibatches", self._rank, step, torch.device("cpu"))
+        explained = explained_variance(self._batch["values"], self._batch["returns"]).item()
         sums = torch.zeros(len(_METRICS), device=self._device)
         updates = 0
-        for _ in range(algorithm.update_epochs):
+        for number in range(algorithm.update_epochs):
+            if number and algorithm.recompute_advantages:
+                self._estimate_advantages()
+                batch |= {name: self._batch[name].flatten(0, 1) for name in ("advantages", "returns")}
             order = torch.randperm(sizes.rollout_per_rank, generator=generator).to(self._device)
             shuffled = {name: tensor[order].split(sizes.minibatch_per_rank) for name, tensor in batch.items()}
             if algorithm.normalize_advantages:
@@ -168,7 +179,7 @@ class EmbodiedFSDPActor(Worker):
         return dict(zip(_METRICS, (sums / updates).tolist(), strict=True)) | {
             "updates": float(updates),
             "learning_rate": self._cfg.actor.optim.lr * lr_factor,
-            "explained_variance": explained_variance(self._batch["values"], self._batch["returns"]).item(),
+            "explained_variance": explained,
             "importance_weight": batch["weights"].mean().item(),
             **self._policy.spread(),
         }

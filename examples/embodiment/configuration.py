@@ -96,6 +96,7 @@ class Algorithm:
     value_loss_coefficient: float = 0.5
     entropy_bonus: float = 0.0
     normalize_advantages: bool = True
+    recompute_advantages: bool = True  # before each pass, by the value function as it is then; else once
     target_kl: float | None = None  # no further pass when the last one moved the policy beyond it
     max_staleness: int = 1  # async: training steps that the weights behind an action may be behind those that learn
     importance_cap: float = 2.0  # async: largest weight of an action that the learning policy likes more

@@ -9,6 +9,7 @@ from typing import Any, Final
 from rlinf_async._core import frames
 from rlinf_async._core.pending_calls import PendingCalls
 from rlinf_async._core.segment import close_fds
+from rlinf_async._recorder.state.call_journal import Execution, JournalContents
 from rlinf_async._wire.unix import Connection
 
 from .worker_process import WorkerProcess
@@ -25,7 +26,8 @@ class Endpoint:
         process: the worker process behind it; None for a driver, and for a worker's own subprocess.
         root: of such a subprocess, the worker that it descends from; then it has a name, and exchanges messages.
         pending_calls: calls that it has accepted and not yet answered.
-        exit_report: once it is dead, the body of the answers to its calls.
+        exit_report: once it is dead, the facts of its death.
+        journal: once it is dead, how far its calls had come; None where it has left no journal.
         is_known: it has said hello, and was welcome.
         stacks: the descriptor of its own into which it writes stacks when ``stack_dump.SIGNAL`` comes; None without.
         witness: the descriptor of its own at which a thread waits that answers for a blocked loop; None without.
@@ -41,6 +43,8 @@ class Endpoint:
         self.process: WorkerProcess | None = None
         self.pending_calls = PendingCalls()
         self.exit_report: bytes | None = None
+        self.journal: JournalContents | None = None
+        self._deaths: dict[tuple[bytes, Execution], bytes] = {}
         self.connection: Connection | None = None
         self.root: Endpoint | None = None
         self.name = ""
@@ -87,6 +91,22 @@ class Endpoint:
             signal.pidfd_send_signal(self.pidfd, number)
         else:
             raise ProcessLookupError("it has ended")
+
+    def death_of(self, source: int, call: int, method: str = "") -> bytes:
+        """Once it is dead, the answer to one of its calls.
+
+        Args:
+            method: that was open when it died, though its daemon did not know.
+        """
+        assert self.exit_report is not None
+        execution = Execution.UNKNOWN if self.journal is None else self.journal.execution(source, call)
+        if method:
+            report = frames.unpack(self.exit_report)
+            return frames.pack({**report, "execution": execution.value, "methods": [*report["methods"], method]})
+        key = (self.exit_report, execution)
+        if key not in self._deaths:  # the same for thousands of calls
+            self._deaths[key] = frames.pack({**frames.unpack(self.exit_report), "execution": execution.value})
+        return self._deaths[key]
 
     def send(self, frame: frames.Frame, fds: Sequence[int] = ()) -> None:
         if self.connection is None:

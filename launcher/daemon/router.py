@@ -422,10 +422,7 @@ class Router:
     def _refuse(self, source: int, call: int, slot: int, endpoint: Endpoint | None, method: str = "") -> None:
         """Answers for a worker that is no more; ``method`` was open when it died, though it was not known here."""
         if endpoint is not None and endpoint.exit_report is not None:
-            status, body = Status.DIED, endpoint.exit_report
-            if method:
-                report = frames.unpack(body)
-                body = frames.pack({**report, "methods": [*report["methods"], method]})
+            status, body = Status.DIED, endpoint.death_of(source, call, method)
         elif endpoint is not None and endpoint.root is not None:
             text = f"'{endpoint.name}' is a subprocess of a worker: it exchanges messages, and has no methods to call"
             status, body = Status.UNKNOWN, frames.pack(text)
@@ -457,13 +454,16 @@ class Router:
         """
         endpoint.exit_report = frames.pack(report)
         me = frames.endpoint(self.node, 0)
-        status, body = Status.DIED, endpoint.exit_report
-        if expected:
-            status, body = Status.UNKNOWN, frames.pack("its group was closed")
+        closed = frames.pack("its group was closed")
 
         def fail(source: int, call: int, slot: int) -> None:
             for frame, fds in self._gathering.forget(source, call):
                 self.deliver(frame, fds)
+            status, body = Status.DIED, b""
+            if expected:
+                status, body = Status.UNKNOWN, closed
+            else:
+                body = endpoint.death_of(source, call)
             self.deliver((frames.REPLY, 0, me, source, call, slot, int(status), body))
 
         run_all(f"the calls of {endpoint!r}", (partial(fail, *call) for call in endpoint.pending_calls.fail_all()))

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from rlinf_async._core import frames, operations
 from rlinf_async._core.descriptors import explained_shortage
+from rlinf_async._recorder.recording import journal_in
 from rlinf_async._wire.unix import Connection
 from rlinf_async.errors import AuthError, LaunchError
 
@@ -438,6 +439,8 @@ class DaemonService:
         report["returns"] = not expected and group is not None and group.supervised and group.closed is None
         if not expected:
             logger.warning("worker %s (pid %d) %s", process.setup.name, process.pid, report["verdict"])
+        if not expected:
+            endpoint.journal = journal_in(self._site.log_dir, endpoint.id)
         parts = [
             lambda: self.router.fail_pending_calls(endpoint, report, expected=expected),
             lambda: self.death_watch.ended(endpoint.id, None if expected else report),

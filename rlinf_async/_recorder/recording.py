@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async import settings
+from rlinf_async._recorder.state.call_journal import JOURNAL_BYTES, Finish, JournalContents, Start
 from rlinf_async._recorder.state.event_ring import (
     DIRECTORY as DIRECTORY,
     Begin,
@@ -57,6 +58,14 @@ def _no_end(operation: int, failed: bool = False) -> None:
     pass
 
 
+def _no_start(source: int, call: int) -> int:
+    return 0
+
+
+def _no_finish(place: int) -> None:
+    pass
+
+
 # What writes to the ring, without a call in between; they change in ``attach`` and ``_forget`` only, so each is looked
 # up here when it is needed: an operation may begin in one thread while another one leaves the run.
 
@@ -73,6 +82,11 @@ end: End = _no_end
 point: Begin = _nowhere
 """``point(kind, name, value)``: records something that has happened."""
 
+start_call: Start = _no_start
+start_concurrent_call: Start = _no_start
+finish_call: Finish = _no_finish
+"""Those of the ``CallJournal``."""
+
 _owner: object = None
 
 
@@ -84,7 +98,7 @@ def attach(owner: object, logs: str, identity: dict[str, Any]) -> None:
         logs: directory of the run's logs on this machine.
         identity: see ``RingContents``.
     """
-    global ring, admits, begin, end, point, _owner
+    global ring, admits, begin, end, point, start_call, start_concurrent_call, finish_call, _owner
     slots = _slots()
     if ring is not None or slots == 0 or not logs:
         return
@@ -92,6 +106,8 @@ def attach(owner: object, logs: str, identity: dict[str, Any]) -> None:
     try:
         ring = EventRing(_mapping(path, size_of(slots)), slots, identity)
         begin, end, point = ring.begin, ring.end, ring.point
+        journal = ring.journal
+        start_call, start_concurrent_call, finish_call = journal.start, journal.start_concurrent, journal.finish
         admits = Admission(slots, ring.left_out).question()
         _owner = owner
     except (OSError, ValueError) as error:  # a full disk, no descriptors: the run goes on
@@ -106,8 +122,9 @@ def detach(owner: object) -> None:
 
 
 def _forget() -> None:
-    global ring, admits, begin, end, point, _owner
+    global ring, admits, begin, end, point, start_call, start_concurrent_call, finish_call, _owner
     admits, begin, end, point = _NONE, _nowhere, _no_end, _nowhere
+    start_call, start_concurrent_call, finish_call = _no_start, _no_start, _no_finish
     ring = _owner = None
 
 
@@ -136,6 +153,16 @@ def _mapping(path: Path, nbytes: int) -> mmap.mmap:
         raise
     finally:
         os.close(fd)
+
+
+def journal_in(logs: str | Path, endpoint: int) -> JournalContents | None:
+    """The journal of the calls of a process that has ended; None where it has left none."""
+    try:
+        with open(ring_path(logs, endpoint), "rb", buffering=0) as file:
+            file.seek(-JOURNAL_BYTES, os.SEEK_END)
+            return JournalContents.read(file.read(JOURNAL_BYTES))
+    except (OSError, ValueError):
+        return None
 
 
 def version(model: str, role: str, number: int) -> None:

@@ -31,6 +31,7 @@ class Call:
         "failure",
         "granted",
         "method",
+        "place",
         "slot",
         "source",
         "span",
@@ -53,6 +54,8 @@ class Call:
         """Of the trace, while it runs and the run is traced."""
         self._event = 0
         """In the flight recorder, once it runs."""
+        self.place = 0
+        """In the journal of calls, once it runs."""
         self.direct: Connection | None = None
         """The way that all its answers take; None: by way of the daemon."""
         self.failure: str | None = None

@@ -203,7 +203,7 @@ class Runtime:
         try:
             self._concurrent.submit(call)
         except (OSError, RuntimeError) as error:
-            if self._begin(call):
+            if self._begin(call, concurrent=True):
                 self._answer_error(call, error)
 
     def _let_overtake(self) -> None:
@@ -230,11 +230,13 @@ class Runtime:
             if not self._stopping:
                 self._run_blocking()
 
-    def _begin(self, call: Call) -> bool:
+    def _begin(self, call: Call, *, concurrent: bool = False) -> bool:
         with self._state_lock:
             if call.state is not State.QUEUED:
                 return False
             call.state = State.RUNNING
+        start = recording.start_concurrent_call if concurrent else recording.start_call
+        call.place = start(call.source, call.call)
         return True
 
     def _woken(self) -> None:
@@ -304,6 +306,8 @@ class Runtime:
         context.identity = self._identity
         self._methods.worker = worker_cls(*args, **kwargs)
         if names := concurrent_names(worker_cls):
+            if recording.ring is not None:
+                recording.ring.journal.has_concurrent_methods()
             self._methods.concurrent = names
             self.client.later(0, self._let_overtake)
 
@@ -355,7 +359,7 @@ class Runtime:
 
     def _start_concurrent(self, call: Call, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
         """In the thread of concurrent calls; such a call may have been submitted twice."""
-        if not self._begin(call):
+        if not self._begin(call, concurrent=True):
             return None
         _, function = self._methods.find(call.method)
         task = call.task = loop.create_task(self._coroutine(call, function))
@@ -469,6 +473,7 @@ class Runtime:
     def _answer(self, call: Call, status: int, body: Any, fds: Any = ()) -> None:
         if self._pid != process.pid:  # a forked child that has left the method too: it is no second worker
             process.leave(None)
+        recording.finish_call(call.place)
         self._open.pop((call.source, call.call), None)
         call.state = State.ENDED
         call.body = None

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from rlinf_async import Worker, follow, idempotent, publish
+from rlinf_async._worker.runtime import Runtime
 
 
 def die() -> None:
@@ -54,6 +55,20 @@ class Mortal(Worker):
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    def write(self, journal: Path, number: int, dies_with: Path | None = None) -> None:
+        """Appends the number, and dies once there is such a file."""
+        with journal.open("a") as file:
+            file.write(f"{number} ")
+        if dies_with is not None:
+            while not dies_with.exists():
+                time.sleep(0.01)
+            die()
+
+    def die_before_the_answer(self) -> int:
+        """Has a result, and dies where its answer would be sent."""
+        Runtime._send = lambda *args: die()  # type: ignore[method-assign]
+        return 7
+
     @idempotent
     def once_more(self, value: Any, path: str) -> Any:
         """Dies at the first time, where there is no such file yet."""
@@ -64,8 +79,10 @@ class Mortal(Worker):
 
     @idempotent
     def fail_or_die(self, runs: str) -> None:
-        """Rank 0 fails, rank 1 dies, and notes how often it was there."""
+        """Rank 0 fails once rank 1 is there, which notes how often it was, and dies."""
         if self._rank == 0:
+            while not os.path.exists(runs):
+                time.sleep(0.01)
             raise ValueError("as told")
         if self._rank == 1:
             with open(runs, "a") as file:

@@ -6,6 +6,7 @@ The memory is a file's mapping, so that it outlives its process, whichever way t
     4 KiB    names    bytes in use, then per name its length in bytes (2) and its UTF-8; a name is known by its index
     68 KiB   cells    512 metrics: index of the name (4), kind (4), value (8)
     76 KiB   slots    events of 24 bytes: kind, phase, name, operation, value, time; a power of two of them
+    at last  journal  of the calls that the process runs (``call_journal.py``)
 
 An operation has an event where it begins and one where it ends, with the same number; what has not ended when the
 process is killed has only begun.  ``ring_contents.py`` reads it.
@@ -27,6 +28,8 @@ from enum import IntEnum
 from mmap import mmap
 from pathlib import Path
 from typing import Any, Final, Protocol
+
+from .call_journal import JOURNAL_BYTES, CallJournal
 
 DIRECTORY: Final = "recorder"
 """Of the rings, below the directory of the logs."""
@@ -114,7 +117,7 @@ def ring_path(logs: str | Path, endpoint: int) -> Path:
 
 def size_of(slots: int) -> int:
     """Bytes of a ring with so many slots."""
-    return SLOTS_AT + slots * EVENT.size
+    return SLOTS_AT + slots * EVENT.size + JOURNAL_BYTES
 
 
 class _Names(dict[str, int]):
@@ -154,6 +157,7 @@ class EventRing:
         begin: ``begin(kind, name, value)``, an operation begins; its number, never 0.
         end: ``end(operation, failed)``, an operation has ended.
         point: ``point(kind, name, value)``, something has happened; its number.
+        journal: of the calls that this process runs.
 
     Raises:
         ValueError: ``slots`` is no power of two, or the identity is too long.
@@ -183,6 +187,7 @@ class EventRing:
         buffer[HEADER.size : HEADER.size + len(told)] = told
         assert self._names[OTHER] == 0
         self.begin, self.end, self.point = _writers(buffer, slots, self._names, clock)
+        self.journal = CallJournal(memoryview(buffer)[SLOTS_AT + slots * EVENT.size :])
 
     def __repr__(self) -> str:
         return f"<EventRing [{self._slots} slots, {len(self._names)} names, {len(self._cells)} metrics]>"

@@ -82,7 +82,11 @@ def test_a_slot_that_a_process_was_killed_in_shows_no_event_that_never_was() -> 
 
 def test_bytes_of_another_file_and_of_half_a_ring_are_refused() -> None:
     _, buffer = make()
-    for data, text in ((bytes(len(buffer)), "begins with"), (bytes(buffer[:-1]), "slots"), (b"x", "at least")):
+    for data, text in (
+        (bytes(len(buffer)), "begins with"),
+        (bytes(buffer[: SLOTS_AT + 99]), "slots"),
+        (b"x", "at least"),
+    ):
         with pytest.raises(ValueError, match=text):
             RingContents.read(data)
 
