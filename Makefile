@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 JOBS ?= 3
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test again lint orphans histories faults fuzz museum slurm museum-healthy page stress training bench results docs clean
+.PHONY: run test again lint orphans histories faults soak nemesis fuzz museum slurm museum-healthy page stress training bench results docs clean
 
 run: $(READY)
 	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
@@ -36,9 +36,19 @@ lint: $(READY)
 histories: $(READY)
 	$(BIN)/python -m pytest -m histories $(ARGS)
 
-# Random programs of calls, messages and channels under faults, for ten minutes or RLINF_FAULTS_SECONDS.
+# Random programs of calls, messages and channels under faults, for ten minutes or RLINF_FAULTS_SECONDS; then the rows of
+# the fault matrix that have no record yet, and docs/faults.md.
 faults: $(READY)
 	$(BIN)/python -m pytest -m faults $(ARGS)
+	$(BIN)/python -m tests.faults.matrix
+
+# Ten minutes of everything over two nodes, with a kill every ten seconds: nothing else fails, and nothing grows.
+soak: $(READY)
+	$(BIN)/python -m tests.faults.soak $(ARGS)
+
+# A training run on six hosts (network namespaces, as root) whose workers and daemons are killed, stopped and cut off.
+nemesis: $(READY)
+	$(BIN)/python -m tests.faults.nemesis $(ARGS)
 
 # Random pairs of a source and a destination of weights: 200 000 within one process, or RLINF_FUZZ_EXAMPLES, and a
 # hundredth as many over each link between processes.

@@ -42,6 +42,7 @@ from rlinf_async._core import codec, operations, process
 from rlinf_async._core.descriptors import explained_shortage
 from rlinf_async._core.frames import PROTOCOL
 from rlinf_async._group.members import Members
+from rlinf_async._group.substitutes import Resident, Substitutes
 from rlinf_async._group.wait_all import fold
 from rlinf_async._inspection import responder
 from rlinf_async._recorder.user_metrics import METRICS, Metrics
@@ -525,16 +526,34 @@ class Cluster:
         )
         reserved = self._reserve_now(title)
         members = Members(self._client, title, len(placements))
+        members.placements = list(placements)
         everyone = members.callee(range(members.size))
         ready = Handle(everyone, "__init__")
         if plan.policy.restarts:
             hook = spec.worker_cls.on_restart is not Worker.on_restart  # type: ignore[attr-defined]
-            members.supervisor = Supervision(self._client, members, plan, construct.to_bytes(), hook=hook)
+            members.supervisor = Supervision(
+                self._client, members, plan, construct.to_bytes(), self._substitutes, self._residents, hook=hook
+            )
         members.call(everyone, ready, "__init__", [construct], repeats=plan.policy.restarts)
         members.limit_calls(deadline, ready)
         self._groups = [*(group for group in self._groups if not group.closed), members]
         members.launching = self._client.run(self._start_group(members, plan, reserved=reserved))
         return WorkerGroup(members, spec.worker_cls, ready=ready)
+
+    @functools.cached_property
+    def _substitutes(self) -> Substitutes:
+        return Substitutes(self.nodes)
+
+    def _residents(self) -> list[Resident]:
+        """The ranks of this process's groups that have a node, or are about to be started there."""
+        return [
+            Resident(placement.cluster_node_rank, bool(placement.local_hardware_ranks))
+            for group in self._groups
+            if not group.closed
+            for rank, placement in enumerate(group.placements)
+            if placement.cluster_node_rank not in self._client.lost_nodes
+            and group.deaths.get(rank, {"returns": True}).get("returns")
+        ]
 
     async def _start_group(self, members: Members, plan: Plan, *, reserved: bool) -> None:
         port = await launch(self._client, members, plan, reserved=reserved)

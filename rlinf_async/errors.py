@@ -37,7 +37,13 @@ class RLinfAsyncError(Exception):
 
 
 class PeerLost(RLinfAsyncError):
-    """End of a worker or node that something waited for or talked to."""
+    """End of a worker or node that something waited for or talked to.
+
+    Attributes:
+        returns: the worker is started again under its rank, as ``launch(restart=)`` says.
+    """
+
+    returns: bool = False
 
 
 _EXECUTIONS: Final = {
@@ -59,7 +65,6 @@ class WorkerDied(PeerLost):
         methods: the calls that were open on it, oldest first.
         log_path: the full log of the rank on its node.
         last_words: the last lines that it wrote to stderr.
-        returns: it is started again under its rank, as ``launch(restart=)`` says.
     """
 
     group: str = ""
@@ -73,7 +78,6 @@ class WorkerDied(PeerLost):
     methods: Sequence[str] = ()
     log_path: str = ""
     last_words: Sequence[str] = ()
-    returns: bool = False
 
     @classmethod
     def from_exit_report(cls, report: Mapping[str, Any]) -> WorkerDied:

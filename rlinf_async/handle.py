@@ -33,6 +33,8 @@ from rlinf_async.work import DictOrWork, FloatOrWork, Part, ValueOrWork, Work
 
 logger = logging.getLogger(__name__)
 
+_GONE: Final = frozenset({int(Status.DIED), int(Status.LOST)})
+
 ASK_FIRST_S: Final = 0.02
 """Seconds that a failure of which nobody waits for leaves its caller to ask for ``outcomes()``: the answers come in
 another thread than a script's."""
@@ -140,7 +142,7 @@ class Handle(Work[list[R]]):
 
     def _answer(self, slot: int, status: int, body: Body) -> bool:
         """Takes a rank's answer; True once no more is expected."""
-        if status == Status.DIED and not self._cancelled and self._callee.repeats(self, slot, bytes(body)):
+        if status in _GONE and not self._cancelled and self._callee.repeats(self, slot, status, bytes(body)):
             return False
         step = self._tally.answer(slot, status, body)
         if step is TallyStep.NOTHING:

@@ -69,6 +69,8 @@ class Callee(Protocol):
     @property
     def targets(self) -> Sequence[int]: ...
 
+    def restart_of(self, slot: int) -> tuple[bool, str]: ...
+
     @property
     def deadline(self) -> CallDeadline | None: ...
 
@@ -76,7 +78,7 @@ class Callee(Protocol):
 
     def far_side(self, slots: Sequence[int]) -> slow_waits.FarSide | None: ...
 
-    def repeats(self, call: Any, slot: int, report: bytes) -> bool: ...
+    def repeats(self, call: Any, slot: int, status: int, report: bytes) -> bool: ...
 
     def call_failed(self, call: Any) -> None: ...
 
@@ -106,8 +108,11 @@ def error_of(callee: Callee, slot: int, status: int, body: Body) -> BaseExceptio
     if status == Status.LOST:
         node, reason = facts
         lost = callee.client.lost_nodes.get(node)
-        error = NodeLost(f"{callee.describe_slot(slot)}: {lost or reason}")
+        returns, why_not = (False, "") if lost is None else callee.restart_of(slot)
+        given_up = f"; it {why_not}" if why_not else ""
+        error = NodeLost(f"{callee.describe_slot(slot)}: {lost or reason}{given_up}")
         error.node_rank, error.reason = node, str(reason)
+        error.returns = returns
         return error
     return ClosedError(f"{callee.describe_slot(slot)}: {facts}")
 

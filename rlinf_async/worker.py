@@ -188,6 +188,11 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
         Worker.current_worker = self
         Worker.logger = self._logger
 
+    def _meet_at(self, address: str, port: int) -> None:
+        """Rank 0 is on another node, and the store at ``MASTER_PORT`` with it."""
+        os.environ.update({"MASTER_ADDR": address, "MASTER_PORT": str(port)})
+        self._master_address, self._master_port = address, port
+
     def _take_platform(self) -> None:
         Worker.accelerator_type = self._accelerator_type
         try:

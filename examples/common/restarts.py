@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from rlinf_async import WorkerDied, WorkerGroup
+from rlinf_async import PeerLost, WorkerGroup
 
 _READY_TIMEOUT_S = 10.0
 """For workers to say whether they are initialised; who does not answer is not new."""
@@ -21,14 +21,14 @@ async def comes_of_a_death(error: Exception, groups: Sequence[WorkerGroup]) -> b
         error: what a call has failed with.
         groups: with a method ``is_ready``.
     """
-    if isinstance(error, WorkerDied):
+    if isinstance(error, PeerLost):
         return error.returns
     try:
         async with asyncio.timeout(_READY_TIMEOUT_S):
             for group in groups:
                 if not all(await group.is_ready()):
                     return True
-    except WorkerDied as another:
+    except PeerLost as another:
         return another.returns
     except TimeoutError:
         pass
@@ -37,4 +37,4 @@ async def comes_of_a_death(error: Exception, groups: Sequence[WorkerGroup]) -> b
 
 def death_of(error: Exception) -> str:
     """What has happened, in a line."""
-    return str(error).splitlines()[0] if isinstance(error, WorkerDied) else "a worker was started again"
+    return str(error).splitlines()[0] if isinstance(error, PeerLost) else "a worker was started again"

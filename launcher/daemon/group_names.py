@@ -35,7 +35,7 @@ class Names:
 
     async def publish_group(self, requester: Requester, op: operations.PublishGroup) -> None:
         """Makes a roster known under its name."""
-        for waiter in self.directory.publish(op.name, requester.endpoint, op.roster):
+        for waiter in self.directory.publish(op.name, requester.endpoint, op.roster, supervised=op.supervised):
             self._answer(waiter, op.roster)
 
     async def join_group(self, requester: Requester, op: operations.JoinGroup) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Final
 from rlinf_async import settings
 from rlinf_async._core import frames, operations
 from rlinf_async._core.frames import FrameError
+from rlinf_async._core.pool import Pool
 from rlinf_async._core.segment import close_fds
 from rlinf_async._wire.local_socket import check_peer, listen, peer_of
 from rlinf_async._wire.unix import Connection
@@ -43,6 +44,9 @@ LOG_DIR: Final = "RLINF_LOG_DIR"
 
 _ACCEPT_AGAIN_S: Final = 0.1
 """Seconds until a connection is accepted again where there were no descriptors or memory for one."""
+
+_KEPT_BODIES_BYTES: Final = 64 << 20
+"""Memory that is kept for the next bodies of other nodes' messages."""
 
 _SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -74,6 +78,7 @@ class Node:
         self._expected_links: dict[int, asyncio.Future[Any]] = {}
         self._names: dict[int, str] = {boot.config.node: boot.config.name}
         self._server: Any = None
+        self._bodies = Pool(_KEPT_BODIES_BYTES)
         self._address = ""
         site = Site(
             run=boot.config.run,
@@ -123,6 +128,7 @@ class Node:
             listener.close()
             self._service.close_stores()
             self._service.traces.close()
+            self._bodies.close()
             remove([str(self._boot.run_dir)])
 
     # -- the near side, over stdin and stdout ---------------------------------------------------------------------
@@ -209,7 +215,7 @@ class Node:
 
     def _add_neighbour(self, link: Any) -> None:
         name = self._names.get(link.peer, f"node {link.peer}")
-        neighbour = NodeLink(link.peer, name, link, self._from_neighbour, self._on_link_over)
+        neighbour = NodeLink(link.peer, name, link, self._from_neighbour, self._on_link_over, self._bodies)
         self._router.neighbours[link.peer] = neighbour
         self._start(neighbour.send_bodies(), f"sending to node {neighbour.node}")
         neighbour.open()

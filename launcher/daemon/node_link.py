@@ -12,7 +12,8 @@ from typing import Any, Final, Protocol
 
 from rlinf_async import settings
 from rlinf_async._core import frames
-from rlinf_async._core.segment import allocate_segment, close_fds, seal_segment
+from rlinf_async._core.pool import Pool, Segment
+from rlinf_async._core.segment import close_fds
 from rlinf_async.errors import ClosedError, NodeLost
 
 from .frame_holdback import Holdback
@@ -55,13 +56,24 @@ class NodeLink:
     A body that rides on a frame as a descriptor crosses in pieces; the frame itself goes ahead at once and is held
     back on the other side until its body is complete, and with it whatever its source sends later.
 
+    Args:
+        pool: what bodies are received into: memory that is written for the first time costs more than its encryption.
+
     Attributes:
         over: why nothing comes or goes any more; what is sent then is dropped.
         lost: why the node is lost to the run, which is decided elsewhere (``Membership``).
         calls_sent: CALL frames that have left for this node; a group call is one, however many ranks live there.
     """
 
-    def __init__(self, node: int, name: str, link: Link, on_frame: OnFrame, on_lost: Callable[[NodeLink, str], None]):
+    def __init__(
+        self,
+        node: int,
+        name: str,
+        link: Link,
+        on_frame: OnFrame,
+        on_lost: Callable[[NodeLink, str], None],
+        pool: Pool,
+    ) -> None:
         self.node = node
         self.name = name
         self.over: str | None = None
@@ -70,13 +82,15 @@ class NodeLink:
         self._link = link
         self._on_frame = on_frame
         self._on_lost = on_lost
+        self._pool = pool
         self._packer = frames.new_packer()
         self._reader = frames.FrameReader()
         self._holdback = Holdback()
         self._transfers = 0
         self._outgoing: deque[tuple[int, int, int]] = deque()
         self._bulk_ready = asyncio.Event()
-        self._incoming: dict[int, tuple[int, int, int]] = {}
+        self._incoming: dict[int, tuple[Segment, int, int]] = {}
+        """By transfer: memory, bytes in all, bytes that have come."""
         self._complete: dict[int, int] = {}
 
     def __repr__(self) -> str:
@@ -142,10 +156,14 @@ class NodeLink:
         for frame in received:
             body = frame[-1]
             transfer = body[0] if isinstance(body, list) and frame[0] in _WITH_BODY else None
+            kind, source = frame[0], frame[2]
+            target, number = frame[3:5] if len(frame) > 4 else (None, None)
             # The daemon's own words about channels are many conversations, and one does not wait for another's body.
-            of_daemon = frame[0] in _OF_A_DAEMON and not frames.number_of(frame[2])
-            line = (frame[3], frame[4]) if of_daemon else frame[2]
-            self._pass_on(self._holdback.push(line, frame, transfer))
+            line = (target, number) if kind in _OF_A_DAEMON and not frames.number_of(source) else source
+            branch = (target, number) if kind == frames.REPLY else None
+            # The end of a worker, told in its name, comes after everything that it had sent.
+            is_last = kind == frames.EVENT
+            self._pass_on(self._holdback.push(line, frame, transfer, branch, is_last=is_last))
 
     def _pass_on(self, received: list[list[Any]]) -> None:
         for frame in received:
@@ -164,24 +182,27 @@ class NodeLink:
         known = self._incoming.get(transfer)
         if known is None:
             try:
-                known = (allocate_segment(size), size, 0)
+                known = (self._pool.borrow(size), size, 0)
             except (OSError, MemoryError) as error:
                 self._gone(f"a body of {size} bytes does not fit into this node's memory: {error}")
                 return
-        fd, size, received = known
+        segment, size, received = known
         piece = memoryview(data)[_HEADER.size :]
         self._incoming[transfer] = known
         if offset + len(piece) > size:
             self._gone("a piece of a body lies outside the body")
             return
-        os.pwrite(fd, piece, offset)
-        received += len(piece)
-        if received < size:
-            self._incoming[transfer] = (fd, size, received)
+        try:
+            segment.write_at(piece, offset)
+            received += len(piece)
+            if received < size:
+                self._incoming[transfer] = (segment, size, received)
+                return
+            del self._incoming[transfer]
+            self._complete[transfer] = self._pool.give_back(segment)
+        except OSError as error:
+            self._gone(f"a body of {size} bytes could not be taken in: {error}")
             return
-        self._incoming.pop(transfer, None)
-        seal_segment(fd)
-        self._complete[transfer] = fd
         self._pass_on(self._holdback.arrived(transfer))
 
     # -- the end ------------------------------------------------------------------------------------------------
@@ -219,7 +240,8 @@ class NodeLink:
         self.over = reason
         self._bulk_ready.set()
         self._holdback.drop()
-        close_fds([fd for fd, _, _ in self._incoming.values()])
+        for segment, _, _ in self._incoming.values():
+            segment.close()
         close_fds(self._complete.values())
         self._incoming.clear()
         self._complete.clear()

@@ -78,10 +78,10 @@ async def launch(client: NodeClient, members: Members, plan: Plan, *, reserved: 
         if not reserved:
             await client.request(operations.ReserveGroup(plan.name), node=0)
             named = True
-        port = await _open_store(client, plan)
+        port = await open_store(client, plan)
         spawned = await spawn(client, plan, range(len(plan.placements)), port)
         roster = [spawned[rank] for rank in range(len(plan.placements))]
-        await client.request(operations.PublishGroup(plan.name, roster), node=0)
+        await client.request(operations.PublishGroup(plan.name, roster, plan.policy.restarts), node=0)
         infos = [info_from(entry["info"], entry["pid"]) for entry in roster]
         if members.closed:
             raise asyncio.CancelledError
@@ -100,7 +100,7 @@ async def launch(client: NodeClient, members: Members, plan: Plan, *, reserved: 
         raise
 
 
-async def _open_store(client: NodeClient, plan: Plan) -> int:
+async def open_store(client: NodeClient, plan: Plan) -> int:
     """Opens the socket of the store at MASTER_PORT on the node of rank 0; the port."""
     node = plan.nodes[plan.placements[0].cluster_node_rank].node_rank
     return await client.request(operations.OpenStore(plan.name), node=node)

@@ -7,25 +7,33 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.tasks import Task
-from rlinf_async._cluster.launch import Plan, spawn
+from rlinf_async._cluster.launch import Plan, open_store, spawn
 from rlinf_async._core import codec, frames, operations
 from rlinf_async._core.root_cause import name_ranks
 from rlinf_async._group.members import Members
 from rlinf_async._group.restart_budget import RestartBudget
+from rlinf_async._group.substitutes import Resident, Substitutes
 from rlinf_async._waits.unobserved_errors import UnobservedError
+from rlinf_async._worker.methods import MOVE_STORE
+from rlinf_async.configuration import ACCELERATOR
 from rlinf_async.errors import ClosedError, LaunchError, NodeLost, WorkerDied, told_log
 from rlinf_async.group import info_from
 from rlinf_async.outcome import death_cause
+from rlinf_async.placement import Placement
 from rlinf_async.work import Work
 
 logger = logging.getLogger(__name__)
 
 _DEATH_TIMEOUT_S: Final = 10.0
 """For a rank that was killed to be told dead; a daemon that takes longer is on its way out itself."""
+
+_NODE_END_S: Final = 5.0
+"""For what runs on a node that is lost to have ended: a node that is cut off ends itself, by its own clock."""
 
 _MAX_CAUSES: Final = 4
 """Deaths of a rank that are told when it is given up."""
@@ -41,22 +49,40 @@ class Supervision:
       ▲                                                                      │ it raises, or the rank dies again
       └──────────────────────────────────────────────────────────────────────┘
 
+    A rank whose node is lost is started on another one (``Substitutes``), once what ran on its own has ended.
+
     Everything but ``rank_died`` runs on the client's loop, in one task at a time.
 
     Args:
         construct: the body of the constructors' call.
+        substitutes: of the cluster.
+        residents: the living ranks of all groups of this process.
         hook: the workers have an ``on_restart`` of their own.
 
     Attributes:
         port: of the group's store; known once the group is launched.
     """
 
-    def __init__(self, client: NodeClient, members: Members, plan: Plan, construct: bytes, *, hook: bool) -> None:
+    def __init__(
+        self,
+        client: NodeClient,
+        members: Members,
+        plan: Plan,
+        construct: bytes,
+        substitutes: Substitutes,
+        residents: Callable[[], list[Resident]],
+        *,
+        hook: bool,
+    ) -> None:
         self._client = client
         self._members = members
         self._plan = plan
         self._construct = construct
+        self._substitutes = substitutes
+        self._residents = residents
         self._hook = hook
+        self._has_moved = False
+        """The store is on another node than the living ranks know."""
         self.port = 0
         self._budget = RestartBudget(plan.policy)
         self._away: dict[int, dict[str, Any]] = {}
@@ -155,24 +181,74 @@ class Supervision:
         if not ranks:
             return
         await _pause(pause)
+        ranks = await self._move(ranks)
+        results = await asyncio.gather(*map(self._start, ranks), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):  # the cluster is being closed
+                raise result
+        back = [rank for rank, result in zip(ranks, results, strict=True) if result]
+        if back:
+            await self._construct_all(back)
+            if not self._away:
+                await self._run_hooks(back)
+
+    async def _start(self, rank: int) -> bool:
+        """Starts the process of a rank, and tells every node; whether it is there."""
         members = self._members
         try:
             counts = [count + 1 for count in members.restarts]
-            entries = await spawn(self._client, self._plan, ranks, self.port, counts)
-        except (LaunchError, NodeLost) as error:
-            await self._lose(ranks, f"could not be started again: {error}")
-            return
-        for rank in ranks:
-            entry = entries[rank]
-            assert members.endpoints is not None
-            was = members.endpoints[rank]
-            self._away.pop(rank, None)
-            self._free.discard(rank)
-            members.replace(rank, entry["endpoint"], info_from(entry["info"], entry["pid"]), entry["log"])
-            await self._tell(rank, was, entry)
-        await self._construct_all(ranks)
-        if not self._away:
-            await self._run_hooks(ranks)
+            entry = (await spawn(self._client, self._plan, [rank], self.port, counts))[rank]
+        except NodeLost as error:
+            if self._client.closed is not None:  # it is this machine's own daemon
+                raise
+            self._note(rank, f"rank {rank} could not be started: {error}")
+            return False  # it is still away, and goes to another node
+        except LaunchError as error:
+            await self._lose([rank], f"could not be started again: {error}")
+            return False
+        assert members.endpoints is not None
+        was = members.endpoints[rank]
+        self._away.pop(rank, None)
+        self._free.discard(rank)
+        members.replace(rank, entry["endpoint"], info_from(entry["info"], entry["pid"]), entry["log"])
+        await self._tell(rank, was, entry)
+        return True
+
+    async def _move(self, ranks: list[int]) -> list[int]:
+        """Gives those whose node is lost another one; the ranks that have a node."""
+        lost = self._client.lost_nodes
+        homeless = [rank for rank in ranks if self._members.placements[rank].cluster_node_rank in lost]
+        if homeless:
+            await _pause(_NODE_END_S)
+        placements = self._members.placements
+        for rank in homeless:
+            node = self._substitutes.choose(placements[rank], lost, self._residents())
+            if node is None:
+                await self._lose([rank], f"was lost with its node, and {self._wants(placements[rank])}")
+                continue
+            neighbours = sum(each.cluster_node_rank == node for each in placements)
+            placements[rank] = self._substitutes.moved(placements[rank], node, neighbours)
+        self._plan = replace(self._plan, placements=placements)
+        if 0 in homeless and placements[0].cluster_node_rank not in lost:
+            self._has_moved = True
+            try:
+                self.port = await open_store(self._client, self._plan)
+            except NodeLost:
+                if self._client.closed is not None:
+                    raise
+        return [rank for rank in ranks if placements[rank].cluster_node_rank not in lost]
+
+    def _wants(self, placement: Placement) -> str:
+        """Why a rank has no other node."""
+        if not placement.local_hardware_ranks:
+            return f"no node of its node group '{placement.node_group_label}' is left"
+        if placement.hardware_type != ACCELERATOR:
+            return f"its {placement.hardware_type} was there"
+        old = self._plan.nodes[placement.cluster_node_rank]
+        return (
+            f"no other node has {old.num_accelerators} x {old.accelerator_model or old.accelerator_type} that no rank "
+            "uses (fix: add a spare node to the hosts)"
+        )
 
     async def _afford(self, ranks: list[int]) -> tuple[list[int], float]:
         """The ranks that have a restart left, and the pause before it; the others are given up."""
@@ -233,9 +309,6 @@ class Supervision:
         for rank, error in failed.items():
             self._note(rank, f"the constructor of rank {rank} failed: {type(error).__name__}: {error}")
         await self._kill((rank for rank in failed if rank not in self._away), "could not be constructed again")
-        lost = [rank for rank, error in raised.items() if isinstance(error, NodeLost)]
-        if lost:
-            await self._lose(lost, f"could not be started again: {raised[lost[0]]}")
         # One that has died before its endpoint was known here is told by nothing else.
         for rank, error in raised.items():
             if isinstance(error, WorkerDied) and error.pid == self._members.infos[rank].pid:
@@ -245,6 +318,11 @@ class Supervision:
         """Tells the workers and the driver that these ranks are back."""
         members = self._members
         living = [rank for rank in range(members.size) if rank not in members.deaths]
+        if self._has_moved:
+            self._has_moved = False
+            first = self._plan.nodes[members.placements[0].cluster_node_rank]
+            body = codec.encode(((first.node_ip, self.port), {}))
+            await members.call_now(living, MOVE_STORE, body).outcomes()
         if self._hook:
             body = codec.encode(((list(members.restarts),), {}), describe="argument of on_restart()", root="args")
             for outcome in await members.call_now(living, "on_restart", body).outcomes():

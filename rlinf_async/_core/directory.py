@@ -19,6 +19,8 @@ class Entry:
     owner: int
     roster: Any = None
     published: bool = False
+    supervised: bool = False
+    """Its ranks come back when they have ended."""
     size: int = 0
     lost: set[int] = field(default_factory=set)
     """Endpoints of ranks that have ended and do not come back."""
@@ -67,7 +69,7 @@ class Directory:
         self.closed.discard(name)
         return True
 
-    def publish(self, name: str, owner: int, roster: Any) -> list[Any]:
+    def publish(self, name: str, owner: int, roster: Any, *, supervised: bool = False) -> list[Any]:
         """The waiters to tell.
 
         Raises:
@@ -76,7 +78,7 @@ class Directory:
         entry = self.entries.get(name)
         if entry is None or entry.owner != owner:
             raise KeyError(name)
-        entry.roster, entry.published = roster, True
+        entry.roster, entry.published, entry.supervised = roster, True, supervised
         waiting = list(self.waiters.get(name, ()))
         for waiter in waiting:
             self.forget_waiter(name, waiter)
@@ -137,7 +139,7 @@ class Directory:
 
         Args:
             rank: who is looked for; of a name that is joined, a roster with that member will do.
-            after: the endpoint with which that rank has ended, where it comes back: the one after that is waited for.
+            after: the endpoint with which that rank has ended: where it comes back, the one after that is waited for.
 
         Raises:
             ClosedError: what had the name is closed.
@@ -145,8 +147,9 @@ class Directory:
         self.closed.check(name)
         entry = self.entries.get(name)
         roster = None if entry is None else entry.roster_with(rank)
-        if entry is not None and roster is not None and after and rank is not None and after not in entry.lost:
-            roster = None if roster[rank]["endpoint"] == after else roster
+        if entry is not None and roster is not None and after and rank is not None:
+            comes_back = entry.supervised and after not in entry.lost
+            roster = None if comes_back and roster[rank]["endpoint"] == after else roster
         if roster is None:
             self.waiters.setdefault(name, []).append(waiter)
             if rank is not None:

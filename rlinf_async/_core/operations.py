@@ -146,7 +146,7 @@ class WaitingOperation(Operation[Answer]):
 
 # fmt: off
 class ReserveGroup(WaitingOperation[None]): name: str
-class PublishGroup(Operation[None]): name: str; roster: list[Any]
+class PublishGroup(Operation[None]): name: str; roster: list[Any]; supervised: bool
 class JoinGroup(WaitingOperation[None]): name: str; rank: int; size: int; entry: dict[str, Any]
 class FindGroup(WaitingOperation[list[Any]]): name: str; rank: int | None; after: int
 class RankReturned(Operation[None]): group: str; rank: int; was: int; entry: Any; reason: str

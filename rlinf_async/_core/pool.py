@@ -28,7 +28,7 @@ from typing import Final
 
 from rlinf_async import settings
 from rlinf_async._core.mapping import map_memory
-from rlinf_async._core.segment import write_segment
+from rlinf_async._core.segment import allocate_segment, seal_segment, write_segment
 
 _MAX_SEGMENTS: Final = 64
 """Segments that are kept, each with a file descriptor."""
@@ -43,7 +43,7 @@ _PIECE_BYTES: Final = 1 << 20
 Part = bytes | bytearray | memoryview
 
 
-class _Segment:
+class Segment:
     """One piece of memory; the owner's own descriptor is open for writing."""
 
     __slots__ = ("fd", "memory", "size")
@@ -72,6 +72,11 @@ class _Segment:
                 self.memory[offset : offset + len(piece)] = piece
                 offset += len(piece)
 
+    def write_at(self, piece: memoryview, offset: int) -> None:
+        while piece:
+            written = os.pwrite(self.fd, piece, offset)
+            piece, offset = piece[written:], offset + written
+
     def hand_out(self) -> int:
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
@@ -85,7 +90,7 @@ class Pool:
 
     def __init__(self, keep: float | None = None) -> None:
         self._keep = keep
-        self._segments: list[_Segment] = []
+        self._segments: list[Segment] = []
         self._age = 0
         """Segments of its size that had been written since the last one that was free: about as many are in flight."""
         self._lock = threading.Lock()
@@ -120,12 +125,37 @@ class Pool:
             if segment is not None:
                 self._put(segment)
 
+    def borrow(self, nbytes: int) -> Segment:
+        """A segment to be filled piece by piece (``write_at``), and then given back, or closed.
+
+        Raises:
+            MemoryError, OSError: as ``allocate_segment``.
+        """
+        segment = self._take(nbytes)
+        if segment is None:
+            size = _rounded(nbytes)
+            made = allocate_segment(size)
+            try:
+                seal_segment(made)
+            except BaseException:
+                os.close(made)
+                raise
+            segment = _adopt(made, size)
+        return segment
+
+    def give_back(self, segment: Segment) -> int:
+        """A read-only descriptor of a borrowed segment, as that of ``write``."""
+        try:
+            return segment.hand_out()
+        finally:
+            self._put(segment)
+
     def has(self, nbytes: int) -> bool:
         """Whether a segment is free that so many bytes would be written to, so that they take no more memory."""
         with self._lock:
             return self._find(nbytes) is not None
 
-    def _take(self, nbytes: int) -> _Segment | None:
+    def _take(self, nbytes: int) -> Segment | None:
         with self._lock:
             index = self._find(nbytes)
             return None if index is None else self._segments.pop(index)
@@ -146,7 +176,7 @@ class Pool:
         self._age = 0
         return None
 
-    def _put(self, segment: _Segment) -> None:
+    def _put(self, segment: Segment) -> None:
         with self._lock:
             self._segments.append(segment)
             kept = sum(segment.size for segment in self._segments)
@@ -170,9 +200,13 @@ class Pool:
         self.close()
 
 
-def _make(parts: Sequence[Part], nbytes: int) -> _Segment:
+def _make(parts: Sequence[Part], nbytes: int) -> Segment:
     size = _rounded(nbytes)
-    made = write_segment(parts, nbytes, size)
+    return _adopt(write_segment(parts, nbytes, size), size)
+
+
+def _adopt(made: int, size: int) -> Segment:
+    """The segment of a new descriptor, which is used up."""
     try:
         # A memfd's own descriptor does not count as open for writing: a lease needs one that was opened by name.
         fd = os.open(f"/proc/self/fd/{made}", os.O_RDWR | os.O_CLOEXEC)
@@ -180,7 +214,7 @@ def _make(parts: Sequence[Part], nbytes: int) -> _Segment:
         os.close(made)
     # Opening a file under a lease has its holder sent a signal: this one is ignored, SIGIO would end the process.
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
-    return _Segment(fd, size)
+    return Segment(fd, size)
 
 
 def _rounded(nbytes: int) -> int:

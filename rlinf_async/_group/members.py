@@ -27,9 +27,10 @@ from rlinf_async._trace import recorder
 from rlinf_async._waits import loop_watch
 from rlinf_async._waits.unobserved_errors import UnobservedError, cause_of
 from rlinf_async.address import WorkerInfo
-from rlinf_async.errors import ClosedError, ForkedProcessError, NodeLost, told_log
+from rlinf_async.errors import ClosedError, ForkedProcessError, told_log
 from rlinf_async.handle import Handle
 from rlinf_async.outcome import CallDeadline, death_cause, describe_failure, loss_cause
+from rlinf_async.placement import Placement
 from rlinf_async.stream import Stream
 from rlinf_async.work import Work
 
@@ -73,6 +74,7 @@ class Members:
 
     Attributes:
         restarts: by rank, how often it was started again.
+        placements: by rank; at the group's owner.
         supervisor: of the group's owner, if it starts ranks again that have died.
         on_restart: callbacks of the driver.
     """
@@ -95,6 +97,7 @@ class Members:
         self.launching: Task | None = None
         self.closed = False
         self.restarts = [0] * size
+        self.placements: list[Placement] = []
         self.supervisor: Supervisor | None = None
         self.on_restart: list[Callable[[list[int]], object]] = []
         self.version = 0
@@ -210,11 +213,31 @@ class Members:
 
     def _on_node_lost(self, facts: dict[str, Any]) -> None:
         node = facts["node"]
-        ranks = [rank for rank, endpoint in enumerate(self.endpoints or ()) if frames.node_of(endpoint) == node]
+        there = [rank for rank, endpoint in enumerate(self.endpoints or ()) if frames.node_of(endpoint) == node]
+        ranks = [rank for rank in there if not self._was_lost(rank, node)]
         if ranks and not self.closed:
             where = f"{name_ranks(ranks)} of group '{self.name}'"
-            text = f"{NodeLost.from_facts(facts['name'], node, facts['reason'])}; {where} were there"
-            self.client.unobserved.arrived(UnobservedError(loss_cause(node), where, text))
+            error = self.client.lost_nodes[node]
+            if self.supervisor is not None:
+                for rank in ranks:
+                    self._lose_rank(rank, node)
+                logger.warning("%s; %s were there, and are started again elsewhere", error, where)
+                return
+            self.client.unobserved.arrived(UnobservedError(loss_cause(node), where, f"{error}; {where} were there"))
+
+    def _was_lost(self, rank: int, node: int) -> bool:
+        return self.deaths.get(rank, {}).get("lost_node") == node
+
+    def _lose_rank(self, rank: int, node: int) -> None:
+        """Tells the supervisor of a rank that is gone with its node."""
+        assert self.supervisor is not None
+        info, lost = self.infos[rank], self.client.lost_nodes[node]
+        facts = {
+            "group": self.name, "rank": rank, "node": info.node_name, "pid": info.pid, "lost_node": node,
+            "verdict": f"was lost with its node ({lost.reason})", "returns": True,
+        }  # fmt: skip
+        self.deaths[rank] = facts
+        self.supervisor.rank_died(rank, facts)
 
     def forgotten_calls(self) -> list[str]:
         """Open calls that nobody has awaited, with their ranks; the constructors' is none of them."""
@@ -355,14 +378,25 @@ class Members:
             self.notices.finished(handler)
             raise
 
-    def repeats(self, callee: Callee, handler: Handle, slot: int, report: bytes) -> bool:
-        """Whether a call is made again for a rank that has died of it; then it will be, with those that wait."""
-        facts = frames.unpack(report)
-        if self.supervisor is None or handler._again is None or not facts.get("returns"):
+    def repeats(self, callee: Callee, handler: Handle, slot: int, status: int, report: bytes) -> bool:
+        """Whether a call is made again for a rank that is gone; then it will be, with those that wait."""
+        if self.supervisor is None or handler._again is None or self.client.closed is not None:
+            return False
+        rank, facts = callee.ranks[slot], frames.unpack(report)
+        if status == Status.LOST:
+            node, _ = facts
+            if node not in self.client.lost_nodes or not callee.restart_of(slot)[0]:
+                return False
+            # A call that leaves while its node is lost is told so twice: as it leaves, and by the loss.
+            if not any(each is handler and at == slot for _, each, at in self._repeats):
+                self._repeats.append((callee, handler, slot))
+            if self._started and not self._was_lost(rank, node):
+                self._lose_rank(rank, node)  # the call has heard of it first
+            return True
+        if not facts.get("returns"):
             return False
         self._repeats.append((callee, handler, slot))
         if self._started:
-            rank = callee.ranks[slot]
             if self.infos[rank].pid == facts["pid"]:  # it had died before anybody listened to its end
                 self.supervisor.rank_died(rank, facts)
             else:  # it is back, and the daemon has heard of the call only now
@@ -461,8 +495,14 @@ class Callee:
         launching = self._members.launching
         return None if launching is None else launching._far_side()
 
-    def repeats(self, call: Handle, slot: int, report: bytes) -> bool:
-        return self._members.repeats(self, call, slot, report)
+    def restart_of(self, slot: int) -> tuple[bool, str]:
+        """Whether a rank that is gone is started again, and why not where that was given up."""
+        death = self._members.deaths.get(self.ranks[slot], {})
+        returns = self._members.supervisor is not None and death.get("returns", True)
+        return returns, "" if returns else death.get("reason", "")
+
+    def repeats(self, call: Handle, slot: int, status: int, report: bytes) -> bool:
+        return self._members.repeats(self, call, slot, status, report)
 
     def call_failed(self, call: CallHandle) -> None:
         self._members.call_failed(self, call)

@@ -30,6 +30,7 @@ from rlinf_async._transports.gpu_link_choice import MIN_GPU_LINK_BYTES
 from rlinf_async._transports.memory import Place
 from rlinf_async._waits import slow_waits
 from rlinf_async.address import WorkerInfo
+from rlinf_async.errors import NodeLost
 from rlinf_async.work import Work
 
 _CONTIGUOUS = (
@@ -357,6 +358,9 @@ class Exchange:
         """Finds the first of the missing in its group's roster."""
         member = missing.pop(0)
         if roster is None:
+            before = self._mailbox.peers.named(*member)
+            if before is not None and isinstance(before.error, NodeLost):  # and its group's owner may have been there
+                error = copy_of(before.error)
             operation.fail(error or RuntimeError(f"group '{member.group}' was not found"))
             return False
         try:

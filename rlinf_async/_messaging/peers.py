@@ -207,15 +207,19 @@ class Peers:
         """One that was to come back does not."""
         assert peer.error is not None
         peer.returns = False
+        peer.error = copy_of(peer.error)
+        if isinstance(peer.error, PeerLost):
+            peer.error.returns = False
         if reason:
-            peer.error = copy_of(peer.error)
             peer.error.add_note(reason)
 
     def on_node_lost(self, facts: dict[str, Any]) -> None:
-        error = self._client.lost_nodes[facts["node"]]
+        """Whether the ranks that were there are started elsewhere node 0 knows, which is asked when one is needed."""
         for peer in list(self._peers.values()):
             if peer.node == facts["node"]:
-                self._end(peer, error)
+                error = copy_of(self._client.lost_nodes[facts["node"]])
+                error.returns = bool(peer.group)
+                self._end(peer, error, returns=error.returns)
 
     def _end(self, peer: Peer, error: Exception, *, returns: bool = False) -> None:
         if peer.error is not None:

@@ -11,6 +11,8 @@ from typing import Any, Final, TypeVar
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 CONSTRUCT: Final = "__init__"
+MOVE_STORE: Final = "__store__"
+"""The supervision's call: rank 0 is on another node, and the store of the process groups with it."""
 _MARK: Final = "_rlinf_concurrent"
 
 
@@ -97,6 +99,8 @@ class Methods:
             return Kind.DEF, self._construct
         if self.worker is None:
             return Kind.DEF, _no_object
+        if method == MOVE_STORE:
+            return Kind.DEF, self.worker._meet_at
         function: Any = getattr(self.worker, method, None)
         if method.startswith("_") or not callable(function):
             return Kind.DEF, _Missing(self.worker, method)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from rlinf_async._worker import context
-from rlinf_async.errors import ClosedError, WorkerDied
+from rlinf_async.errors import ClosedError, PeerLost
 from rlinf_async.weights.followers import Followers
 from rlinf_async.weights.model.gather import gathers_here
 from rlinf_async.weights.model.gather_calls import Call, Calls
@@ -223,7 +223,7 @@ class Publication(Scope):
 
 
 def _comes_back(error: BaseException | None) -> bool:
-    return isinstance(error, WorkerDied) and error.returns
+    return isinstance(error, PeerLost) and error.returns
 
 
 def _rest(timeout: float | None, begun: float) -> float | None:

@@ -104,8 +104,16 @@ def entry(endpoint: int) -> dict[str, int]:
 def with_two_ranks() -> Directory:
     directory = Directory()
     directory.reserve("x", 1)
-    directory.publish("x", 1, [entry(10), entry(11)])
+    directory.publish("x", 1, [entry(10), entry(11)], supervised=True)
     return directory
+
+
+def test_a_rank_of_a_group_whose_ranks_do_not_come_back_is_not_waited_for() -> None:
+    directory = Directory()
+    directory.reserve("x", 1)
+    directory.publish("x", 1, [entry(10), entry(11)])
+    assert directory.lookup("x", "a", 1, after=11) == [entry(10), entry(11)]
+    assert not directory.waiters
 
 
 def test_a_lookup_after_a_ranks_end_waits_for_its_next_endpoint() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlinf_async._core.pool import Pool, _Segment
+from rlinf_async._core.pool import Pool, Segment
 from rlinf_async._core.segment import map_private
 
 SIZE = 100_000
@@ -195,16 +195,16 @@ def test_with_many_messages_in_flight_few_segments_are_asked_and_the_warmest_is_
     in_flight = 24
     asked = 0
 
-    def counted(segment: _Segment) -> bool:
+    def counted(segment: Segment) -> bool:
         nonlocal asked
         asked += 1
         return is_free(segment)
 
-    is_free = _Segment.is_free
+    is_free = Segment.is_free
     under_way = deque(written(pool, 0) for _ in range(2 * in_flight))  # as many segments are kept
     while len(under_way) > in_flight:
         os.close(under_way.popleft())
-    monkeypatch.setattr(_Segment, "is_free", counted)
+    monkeypatch.setattr(Segment, "is_free", counted)
     used: list[int] = []
     for _ in range(200):
         under_way.append(written(pool, 1))
@@ -229,3 +229,20 @@ def test_messages_that_are_held_for_long_do_not_hide_the_free_segment(pool: Pool
     assert len(used) == 1
     for fd in held:
         os.close(fd)
+
+
+def test_what_is_filled_piece_by_piece_is_lent_again_once_nobody_has_it(pool: Pool) -> None:
+    segment = pool.borrow(SIZE)
+    assert not pool.has(SIZE)  # as long as it is being filled
+    segment.write_at(memoryview(b"\3" * (SIZE // 2)), 0)
+    segment.write_at(memoryview(b"\4" * (SIZE // 2)), SIZE // 2)
+    fd = pool.give_back(segment)
+    view = map_private(fd, SIZE)
+    assert bytes(view) == b"\3" * (SIZE // 2) + b"\4" * (SIZE // 2)
+    os.close(fd)
+    other = pool.borrow(SIZE)
+    assert other is not segment
+    del view
+    assert pool.borrow(SIZE) is segment
+    other.close()
+    segment.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -95,6 +96,14 @@ class Mortal(Worker):
         return value
 
     @idempotent
+    async def wait_and_echo(self, value: Any, seconds: float) -> Any:
+        await asyncio.sleep(seconds)
+        return value
+
+    def devices(self) -> tuple[int, str]:
+        return self.worker_info.cluster_node_rank, os.environ["VISIBLE_DEVICES"]
+
+    @idempotent
     def census(self) -> tuple[int, int, int]:
         return self.who()
 
@@ -152,6 +161,9 @@ class Teacher(Worker):
     def __init__(self) -> None:
         super().__init__()
         self.model = torch.nn.Linear(4, 4)
+
+    def pid(self) -> int:
+        return os.getpid()
 
     async def begin(self, to: str) -> None:
         self.scope = publish(self.model, to=to)

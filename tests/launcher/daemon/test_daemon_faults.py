@@ -19,6 +19,7 @@ import pytest
 from rlinf_async import Cluster, LaunchError, NodeLost, NodePlacementStrategy, WorkerDied, settings
 from rlinf_async._core import frames, operations
 from rlinf_async._core.frames import Status
+from rlinf_async._core.pool import Pool
 from rlinf_async._core.segment import write_segment
 from rlinf_launcher.daemon import worker_output
 from rlinf_launcher.daemon.endpoint import MAX_QUEUED_BYTES, Endpoint
@@ -104,7 +105,7 @@ async def test_a_node_that_is_lost_in_the_middle_of_a_body_ends_neither_the_send
 ) -> None:
     lost: list[str] = []
     link = Link(error)
-    neighbour = NodeLink(1, "far", link, lambda *_: None, lambda _, reason: lost.append(reason))
+    neighbour = NodeLink(1, "far", link, lambda *_: None, lambda _, reason: lost.append(reason), Pool(0))
     descriptors = [body() for _ in range(3)]
     for fd, size in descriptors:
         neighbour.send([frames.REPLY, 1, 0, 1, 7, 0, 0, size], [fd])
@@ -130,7 +131,7 @@ async def test_what_goes_wrong_in_a_task_of_a_node_is_logged_and_ends_nothing(
 async def test_a_lost_neighbour_answers_asks_and_calls() -> None:
     to = new_router()
     source, client = attach(to)
-    neighbour = NodeLink(1, "far", Link(), lambda *_: None, lambda *_: None)
+    neighbour = NodeLink(1, "far", Link(), lambda *_: None, lambda *_: None, Pool(0))
     to.neighbours[1] = neighbour
     neighbour._gone("it burnt")
     to.from_endpoint(source, call(source, [[1, [4, 0]]]), [])

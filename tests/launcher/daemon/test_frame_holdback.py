@@ -26,6 +26,47 @@ def test_frames_keep_their_sources_order_whenever_bodies_arrive(
         assert [n for s, n in passed if s == source] == [n for n, (s, _) in enumerate(sent) if s == source]
 
 
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 2), st.booleans()), max_size=40), st.data())
+def test_answers_keep_the_order_of_their_call_and_the_end_comes_after_everything(
+    sent: list[tuple[int, int, bool]], data: st.DataObject
+) -> None:
+    """Branch 0 stands for what is no answer."""
+    holdback = Holdback()
+    passed: list[tuple[int, int, int]] = []
+    transfers = [number for number, (*_, large) in enumerate(sent) if large]
+    arrivals = {number: data.draw(st.integers(0, len(sent))) for number in data.draw(st.permutations(transfers))}
+    end = data.draw(st.integers(0, len(sent)))
+    for number, (source, branch, large) in enumerate(sent):
+        for transfer in [t for t, at in arrivals.items() if at == number]:
+            passed += holdback.arrived(transfer)
+        if source == 1 or number < end:
+            frame, transfer = (source, branch, number), number if large else None
+            passed += holdback.push(source, frame, transfer, branch or None)
+    passed += holdback.push(0, (0, 0, 1000), is_last=True)
+    for transfer in [t for t, at in arrivals.items() if at >= len(sent) and (sent[t][0] == 1 or t < end)]:
+        passed += holdback.arrived(transfer)
+    told = [(source, branch, n) for n, (source, branch, _) in enumerate(sent) if source == 1 or n < end]
+    assert sorted(passed) == sorted([*told, (0, 0, 1000)])
+    for source in range(2):
+        for branch in range(3):
+            assert [each for each in passed if each[:2] == (source, branch) and each[2] < 1000] == [
+                each for each in told if each[:2] == (source, branch)
+            ]
+    assert [each for each in passed if each[0] == 0][-1] == (0, 0, 1000)
+
+
+def test_a_large_answer_holds_up_neither_other_answers_nor_other_frames_and_waits_for_what_was_sent_before() -> None:
+    holdback = Holdback()
+    assert holdback.push(1, "large", 5, ("driver", 1)) == []
+    assert holdback.push(1, "small", None, ("driver", 2)) == ["small"]
+    assert holdback.push(1, "item of it", None, ("driver", 1)) == []
+    assert holdback.push(1, "message") == ["message"]
+    assert holdback.push(1, "large message", 6) == []
+    assert holdback.push(1, "answer after it", None, ("driver", 3)) == []
+    assert holdback.arrived(5) == ["large", "item of it"]
+    assert holdback.arrived(6) == ["large message", "answer after it"]
+
+
 def test_a_source_does_not_wait_for_anothers_body() -> None:
     holdback = Holdback()
     assert holdback.push(1, "large", 5) == []

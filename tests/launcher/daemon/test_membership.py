@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rlinf_async._core import frames, operations
+from rlinf_async._core.pool import Pool
 from rlinf_async.errors import AuthError
 from rlinf_launcher.daemon.handlers import Handlers, Requester
 from rlinf_launcher.daemon.membership import Membership
@@ -65,7 +66,8 @@ class Daemon:
         pair[0].far, pair[1].far = pair[1], pair[0]
         for daemon, to, link in ((self, other, pair[0]), (other, self, pair[1])):
             node = to.router.node
-            neighbour = NodeLink(node, f"n{node}", link, daemon.router.from_neighbour, daemon.membership.link_over)
+            tell, over = daemon.router.from_neighbour, daemon.membership.link_over
+            neighbour = NodeLink(node, f"n{node}", link, tell, over, Pool(0))
             daemon.links[node] = link
             daemon.router.neighbours[node] = neighbour
             neighbour.open()
