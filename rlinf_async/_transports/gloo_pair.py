@@ -22,8 +22,8 @@ _WINDOW_BYTES: Final = 16 << 20
 the memory of the last is."""
 
 _CONNECT_TIMEOUT: Final = timedelta(seconds=3)
-"""Gloo gives a connection up to five times this long, and cannot be interrupted meanwhile.  No shorter: where it gives one
-up, it frees what its own thread is at, and the process dies of that; and a far peer takes many tenths of a second.
+"""Gloo gives a connection up to five times this long, and cannot be interrupted meanwhile.  No shorter: where it gives
+one up, it frees what its own thread is at, and the process dies of that; a far peer takes many tenths of a second.
 tests/test_rough_networks.py::test_traffic_of_every_kind_arrives_once_over_a_rough_network"""
 
 _CHUNK_TIMEOUT: Final = timedelta(seconds=1.5)
