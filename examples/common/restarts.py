@@ -7,22 +7,23 @@ from collections.abc import Sequence
 
 from rlinf_async import PeerLost, WorkerGroup
 
-_READY_TIMEOUT_S = 10.0
-"""For workers to say whether they are initialised; who does not answer is not new."""
+_READY_TIMEOUT_S = 20.0
+"""For workers to say whether they are initialised, those that are just being started again too; who does not answer is
+not new."""
 
 
 async def comes_of_a_death(error: Exception, groups: Sequence[WorkerGroup]) -> bool:
     """Whether a worker was started again, or will be.
 
     One that dies between two calls is noticed when it is back: the next call fails with whatever comes of its not being
-    initialised.
+    initialised.  And what was in a channel of a lost node does not come back, but the workers of that node may.
 
     Args:
         error: what a call has failed with.
         groups: with a method ``is_ready``.
     """
-    if isinstance(error, PeerLost):
-        return error.returns
+    if isinstance(error, PeerLost) and error.returns:
+        return True
     try:
         async with asyncio.timeout(_READY_TIMEOUT_S):
             for group in groups:

@@ -29,6 +29,8 @@ async def create(
 ) -> Roster:
     """Makes the queues, then the name; the roster of another channel if the name was taken.
 
+    A distributed one has a queue on each node that is not lost.
+
     Raises:
         ConfigError: there is no such node.
         NodeLost, ClosedError: a node, or this process's own connection, is gone.
@@ -40,7 +42,7 @@ async def create(
     roster: Roster = {
         "name": name,
         "number": await client.request(operations.NumberChannel(), node=0, what=f"a number for channel '{name}'"),
-        "nodes": sorted(peers) if distributed else [node_rank],
+        "nodes": sorted(peers - set(client.lost_nodes)) if distributed else [node_rank],
         "maxsize": maxsize,
         "max_bytes": max_bytes,
         "run": welcome["run"],

@@ -215,3 +215,6 @@ def test_a_lost_node_fails_what_waits_for_its_channels_with_counts() -> None:
         with Channel.create("doomed", cluster=cluster) as another:
             another.put("z")
             assert another.get() == "z"
+        with Channel.create("everywhere", distributed=True, cluster=cluster) as everywhere:
+            everywhere.put("z", key=1)
+            assert everywhere.get(key=1) == "z"
