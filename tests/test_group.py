@@ -98,6 +98,23 @@ def test_def_and_async_methods_run_in_the_order_of_their_calls(four: Any) -> Non
     four.run("self.log.clear()").wait()
 
 
+def test_ten_thousand_calls_at_once_are_all_answered_in_their_order(four: Any) -> None:
+    handles = [four[0].note(number) for number in range(10_000)]
+    assert [handle.wait() for handle in handles] == [[None]] * 10_000
+    assert four[0].noted().wait() == [list(range(10_000))]
+    four.run("self.log.clear()").wait()
+
+
+def test_a_thousand_calls_behind_one_that_blocks_run_in_their_order(four: Any) -> None:
+    blocking = four.block(1.0)
+    handles = [four.note(number) for number in range(1000)]
+    assert not handles[0].done()
+    blocking.wait()
+    handles[-1].wait()
+    assert four.noted().wait() == [list(range(1000))] * 4
+    four.run("self.log.clear()").wait()
+
+
 def test_views_call_some_ranks_and_change_nothing(four: Any) -> None:
     assert four.execute_on(3, 1).hello().wait() == [3, 1]
     assert four[1:3].hello().wait() == [1, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,3 +98,27 @@ def test_ten_megabytes_at_a_megabit_a_second_cost_no_node(fake_hosts: MakeHosts,
     told = thin_link(fake_hosts(2), tmp_path, 10_000_000, lease=15)
     assert told["seconds"] > 70
     assert told["calls"] > 20
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("direction", ["in", "out"])
+def test_a_node_that_is_heard_and_hears_nothing_or_the_reverse_is_lost_once_and_ends_itself(
+    fake_hosts: MakeHosts, tmp_path: Path, direction: str
+) -> None:
+    hosts, lease = fake_hosts(2), 3.0
+    with (
+        RoughLink(hosts, 1) as link,
+        launched(hosts, tmp_path, "tests._support.cut_off_node", RLINF_LEASE_S=str(lease), STAY_S="7") as process,
+    ):
+        run = go(process).split()[1]
+        cut = time.monotonic()
+        setattr(link, f"blocks_{direction}", True)
+        told = next(json.loads(line) for line in process.stdout if line.startswith("{"))
+        assert told["driver"][:2] == told["worker"][:2] == ["NodeLost", 1]
+        assert told["seconds"] < lease * 1.2 + 1
+        while hosts[1].processes(run) and time.monotonic() < cut + lease * 1.1 + 6:
+            time.sleep(0.05)
+        assert hosts[1].processes(run) == []
+        stdout, stderr = process.communicate(timeout=60)
+        assert stderr.count("node1: lost: ") == 1, stdout + stderr
+        setattr(link, f"blocks_{direction}", False)

@@ -44,6 +44,7 @@ class RoughLink:
         delay_s, jitter_s: each frame takes ``delay_s`` ± up to ``jitter_s``; with jitter frames overtake each other.
         loss, duplication: shares of the frames.
         rate: bytes a second in each direction; 0 for no bound.
+        blocks_in, blocks_out: nothing comes to the host, or from it.
         carried: frames so far.
     """
 
@@ -61,6 +62,7 @@ class RoughLink:
     ) -> None:
         self.delay_s, self.jitter_s, self.loss, self.duplication, self.rate = delay_s, jitter_s, loss, duplication, rate
         self.carried = 0
+        self.blocks_in = self.blocks_out = False
         self._random = random.Random(seed)
         self._queue: list[tuple[float, int, int, bytes]] = []
         """When, in which order, to which descriptor, what."""
@@ -109,7 +111,8 @@ class RoughLink:
                 frame = os.read(source, _FRAME_BYTES)
             except BlockingIOError:
                 return
-            copies = 0 if self._random.random() < self.loss else 1 + (self._random.random() < self.duplication)
+            is_lost = self._random.random() < self.loss or (self.blocks_out if source == self._here else self.blocks_in)
+            copies = 0 if is_lost else 1 + (self._random.random() < self.duplication)
             for _ in range(copies):
                 self._send(to, frame)
 

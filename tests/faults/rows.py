@@ -81,10 +81,12 @@ ROWS = (
     Row(
         "P6",
         "a daemon is stopped (SIGSTOP)",
-        "who is linked to it loses it once, when its lease is over; an open call to workers beside it is answered all "
-        "the same",
-        "lease + 2.5 s",
+        "its node is lost once, when its lease is over, and nothing else; once it goes on it ends with its workers; "
+        "meanwhile an open call to workers beside it is answered all the same",
+        "1.1 x lease + 2.5 s; 5 s",
         (
+            "tests/test_stopped_daemons.py"
+            "::test_a_daemon_that_was_stopped_for_longer_than_its_lease_ends_with_its_workers_once_it_goes_on",
             "tests/_wire/test_daemon_link_ends.py::test_a_frozen_peer_is_lost_once_its_lease_is_over",
             "tests/test_failures.py::test_answers_do_not_need_the_daemon",
         ),
@@ -232,10 +234,14 @@ ROWS = (
     ),
     Row(
         "N3",
-        "nothing crosses a link in one direction, for less than its lease",
-        "it costs time only: all bytes of both directions arrive once and in order",
-        "",
-        ("tests/_wire/test_link_healing.py::test_a_network_that_is_away_for_less_than_the_lease_costs_time_only",),
+        "nothing comes to a node, or nothing from it: for less than its lease, and for longer",
+        "for less it costs time only; for longer the node is lost once for everybody, and ends itself",
+        "1.2 x lease + 1 s; 1.1 x lease + 6 s",
+        (
+            "tests/test_rough_networks.py"
+            "::test_a_node_that_is_heard_and_hears_nothing_or_the_reverse_is_lost_once_and_ends_itself",
+            "tests/_wire/test_link_healing.py::test_a_network_that_is_away_for_less_than_the_lease_costs_time_only",
+        ),
     ),
     Row(
         "N4",
@@ -386,10 +392,11 @@ ROWS = (
     Row(
         "C9",
         "a worker takes no calls for a while, because a `def` blocks it or it is stopped",
-        "100 calls to it queue, and run later in the order in which they were made; status says which call is open, "
+        "1,000 calls to it queue, and run later in the order in which they were made; status says which call is open, "
         "and for how long",
         "",
         (
+            "tests/test_group.py::test_a_thousand_calls_behind_one_that_blocks_run_in_their_order",
             "tests/_client/test_direct_calls.py::test_order_holds_where_the_direct_way_is_full",
             "tests/test_concurrent.py::test_one_that_is_not_marked_begins_after_the_def",
             "tests/launcher/control/test_commands.py"
@@ -398,10 +405,11 @@ ROWS = (
     ),
     Row(
         "C10",
-        "hundreds of calls are made at once",
+        "10,000 calls are made at once",
         "all are answered, and run in the order in which they were made",
         "",
         (
+            "tests/test_group.py::test_ten_thousand_calls_at_once_are_all_answered_in_their_order",
             "tests/_client/test_direct_calls.py::test_calls_run_in_their_order_whichever_way_they_take",
             "tests/test_group.py::test_def_and_async_methods_run_in_the_order_of_their_calls",
         ),
