@@ -224,6 +224,24 @@ def test_who_comes_back_follows_and_has_the_current_weights(cluster: Cluster) ->
         teacher.end().wait()
 
 
+def test_the_driver_hears_of_every_rank_also_of_those_that_were_back_while_others_were_away(cluster: Cluster) -> None:
+    with started(cluster) as group:
+        told: list[list[int]] = []
+        heard = threading.Event()
+
+        def hear(ranks: list[int]) -> None:
+            told.append(ranks)
+            if {rank for each in told for rank in each} == {0, 1, 2}:
+                heard.set()
+
+        group.on_restart(hear)
+        pids = [pid for _, _, pid in group.who().wait()]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            time.sleep(0.12)  # so that the one before is just coming back
+        assert heard.wait(10), told
+
+
 def test_ranks_make_their_process_group_anew_in_on_restart(cluster: Cluster) -> None:
     told: list[list[int]] = []
     with started(cluster, cls=Together) as group:

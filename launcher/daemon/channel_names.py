@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 from rlinf_async._channels.state.channel_table import ChannelTable, Waiter
@@ -20,7 +20,9 @@ class ChannelNames:
         lost: the nodes that are lost.
     """
 
-    def __init__(self, answer: Callable[[Waiter, Any], None], gone: Set[int], lost: Sequence[dict[str, Any]]) -> None:
+    def __init__(
+        self, answer: Callable[[Waiter, Any], None], gone: Container[int], lost: Sequence[dict[str, Any]]
+    ) -> None:
         self._answer = answer
         self._gone = gone
         self._lost = lost

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 class Channels:
     """The queues of one daemon."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, router: Router, gone: set[int], budget: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, router: Router, gone: Container[int], budget: int) -> None:
         """``gone`` are the endpoints that are no more; ``budget`` is ``max_bytes`` where none is given."""
         self._loop = loop
         self._router = router

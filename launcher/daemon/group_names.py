@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from rlinf_async._core import frames, operations
@@ -20,7 +20,7 @@ class Names:
         lost: the nodes that are lost.
     """
 
-    def __init__(self, answer: Callable[..., None], gone: Set[int], lost: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, answer: Callable[..., None], gone: Container[int], lost: Sequence[dict[str, Any]]) -> None:
         self._answer = answer
         self._gone = gone
         self._lost = lost

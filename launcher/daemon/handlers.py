@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Set
+from collections.abc import Awaitable, Callable, Container
 from typing import Any, Final, NamedTuple, TypeVar
 
 from rlinf_async._core import frames
@@ -35,7 +35,7 @@ class Handlers:
         gone: endpoints that are no more; nothing is kept for them.
     """
 
-    def __init__(self, router: Router, gone: Set[int]) -> None:
+    def __init__(self, router: Router, gone: Container[int]) -> None:
         self._router = router
         self._gone = gone
         self.table: dict[type[Operation[Any]], Callable[[Requester, Any], Awaitable[Any]]] = {}

@@ -361,7 +361,7 @@ class Router:
         mine: list[tuple[int, int]] = []
         elsewhere: list[list[Any]] = []
         for hop in route:
-            node, targets = hop
+            node, targets = _hop(hop)
             if node == self.node:
                 mine.extend(zip(targets[::2], targets[1::2], strict=True))
             else:
@@ -432,10 +432,16 @@ class Router:
         self.deliver((frames.REPLY, 0, me, source, call, slot, int(status), body))
 
     def _route_signal(self, frame: list[Any]) -> None:
-        """A CANCEL, CREDIT or FAILED: to every target of its route."""
+        """A CANCEL, CREDIT or FAILED: to every target of its route.
+
+        Raises:
+            FrameError: it makes no sense, and would harm those that it is for.
+        """
         kind, _, source, route, *rest = frame
+        if type(rest[0]) is not int or (kind == frames.CREDIT and type(rest[1]) is not int):
+            raise FrameError(f"a frame of kind {kind} about call {rest[0]!r}")
         for hop in route:
-            node, targets = hop
+            node, targets = _hop(hop)
             if node != self.node:
                 self._to_neighbour(node, [kind, 0, source, [hop], *rest], ())
                 continue
@@ -509,10 +515,21 @@ class Router:
             neighbour.send(frame)
 
 
+def _hop(hop: Any) -> tuple[int, list[int]]:
+    """A part of a route, which may go on to another node.
+
+    Raises:
+        FrameError: it is none.
+    """
+    if type(hop) is not list or len(hop) != 2 or type(hop[1]) is not list:
+        raise FrameError(f"a route with {hop!r}")
+    return hop[0], hop[1]
+
+
 def _is_sound(frame: list[Any], fds: list[int]) -> bool:
     """Whether a CALL or REPLY may go to other processes: what they cannot read would do harm there, and not here."""
     body = frame[-1]
-    if frame[0] == frames.CALL and type(frame[5]) is not str:
+    if frame[0] == frames.CALL and not frames.is_call_sound(frame):
         return False
     if not fds:
         return type(body) is bytes or type(body) is str

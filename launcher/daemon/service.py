@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from rlinf_async._core import frames, operations
 from rlinf_async._core.descriptors import explained_shortage
+from rlinf_async._core.ended_endpoints import EndedEndpoints
 from rlinf_async._recorder.recording import journal_in
 from rlinf_async._wire.unix import Connection
 from rlinf_async.errors import AuthError, LaunchError
@@ -128,7 +129,7 @@ class DaemonService:
         self.closing = False
         self.groups: dict[tuple[int, str], Group] = {}
         self._stores: dict[tuple[int, str], socket.socket] = {}
-        self.gone: set[int] = set()
+        self.gone = EndedEndpoints()
         self.handlers = Handlers(router, self.gone)
         answer = self.handlers.answer
         self.channels = Channels(loop, router, self.gone, count_memory() // 2)

@@ -14,7 +14,7 @@ import asyncio
 import datetime
 import logging
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,7 +64,7 @@ class Traces:
         log_dir: Path,
         welcome: Callable[[], dict[str, Any]],
         answer: Callable[[Requester, Any], None],
-        gone: Set[int],
+        gone: Container[int],
     ) -> None:
         self._router = router
         self._name = name
@@ -239,7 +239,8 @@ class Traces:
         if turn not in self._waiting:
             return
         requester, processes = self._waiting[turn]
-        missing = processes - self._rounds.get(turn, set()) - self._gone
+        told = self._rounds.get(turn, set())
+        missing = {each for each in processes - told if each not in self._gone}
         neighbours = self._router.neighbours
         lost = {node for node, neighbour in neighbours.items() if neighbour.lost is not None}
         if lost.issuperset(map(frames.node_of, missing)):

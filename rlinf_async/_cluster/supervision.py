@@ -91,6 +91,8 @@ class Supervision:
         """Ranks that were ended on purpose: their next restart is not counted."""
         self._causes: dict[int, list[str]] = {}
         """By rank, the deaths and failures that were followed by a restart, oldest first."""
+        self._back: set[int] = set()
+        """Ranks that are there again, of which nothing has been told yet: others were still away."""
         self._changed = asyncio.Event()
         self._working: Task | None = None
 
@@ -188,9 +190,11 @@ class Supervision:
                 raise result
         back = [rank for rank, result in zip(ranks, results, strict=True) if result]
         if back:
+            self._back.update(back)
             await self._construct_all(back)
             if not self._away:
-                await self._run_hooks(back)
+                returned, self._back = sorted(self._back - set(self._members.deaths)), set()
+                await self._run_hooks(returned)
 
     async def _start(self, rank: int) -> bool:
         """Starts the process of a rank, and tells every node; whether it is there."""

@@ -191,6 +191,12 @@ def number_of(endpoint_id: int) -> int:
     return endpoint_id & 0xFFFFFFFF
 
 
+def is_call_sound(frame: Frame) -> bool:
+    """Whether number, method and credit of a CALL are what a worker can count, find and grant."""
+    call, method, credit = frame[4:7]
+    return type(call) is int and 0 <= call < 1 << 63 and type(method) is str and type(credit) is int
+
+
 def route_to(targets: Sequence[int], slots: Iterable[int] | None = None) -> list[list[Any]]:
     """The route of a call to these endpoints, or to those in some slots only; slot i is ``targets[i]``.
 

@@ -8,7 +8,8 @@ from typing import Final
 from rlinf_async.configuration import RestartPolicy
 
 FIRST_PAUSE_S: Final = 0.1
-"""Before the first restart within the window; each further one waits twice as long."""
+"""Before a restart; before that of a rank that has not lived for ``MAX_PAUSE_S`` since its last one, twice as long as
+before that."""
 
 MAX_PAUSE_S: Final = 10.0
 
@@ -21,12 +22,14 @@ class RestartBudget:
         budget.spend(3, now=0.0)      # 0.1: rank 3 may come back after so many seconds
         budget.spend(3, now=1.0)      # 0.2
         budget.spend(3, now=2.0)      # None: not any more
-        budget.spend(3, now=61.0)     # 0.2: the first one is no longer counted
+        budget.spend(3, now=61.0)     # 0.1: the first one is no longer counted, and the last one is long ago
     """
 
     def __init__(self, policy: RestartPolicy) -> None:
         self.policy = policy
         self._restarts: dict[int, deque[float]] = {}
+        self._last: dict[int, tuple[float, float]] = {}
+        """By rank: when it was to be back, and the pause before."""
 
     def spend(self, rank: int, now: float) -> float | None:
         """Seconds to wait before a rank is started again; None where none of its restarts is left.
@@ -39,6 +42,9 @@ class RestartBudget:
             spent.popleft()
         if len(spent) >= self.policy.max_restarts:
             return None
-        pause = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(len(spent), 16))
+        back_at, pause = self._last.get(rank, (-MAX_PAUSE_S, 0.0))
+        lived = now - back_at
+        pause = FIRST_PAUSE_S if lived >= MAX_PAUSE_S or not pause else min(MAX_PAUSE_S, 2 * pause)
+        self._last[rank] = now + pause, pause
         spent.append(now)
         return pause

@@ -123,7 +123,7 @@ class Runtime:
     def on_direct(self, source: int, way: Connection, frame: list[Any], fds: list[int]) -> None:
         kind = frame[0]
         frame[2] = source
-        if kind == frames.CALL:
+        if kind == frames.CALL and frames.is_call_sound(frame):
             self._take(frame, fds, way, came_directly=True)
         elif kind == frames.CANCEL:
             self._cancel(source, frame[4])

@@ -102,7 +102,8 @@ class GroupSpec(Generic[W_co]):
                 ``WorkerDied``; what is called meanwhile waits, and so do messages to and from it.  By default what
                 the configuration's ``cluster.supervision`` says for this group or component, else ``"never"``.
             max_restarts: of a rank, or of the group, within the window (3); with one more death it is lost.  Before
-                each there is a pause, 0.1 s at first, then twice as long, up to 10 s.
+                each there is a pause, 0.1 s, and twice as long each time, up to 10 s, for a rank that has not lived for
+                10 s.
             restart_window: seconds for which a restart is counted (600).
 
         Raises:

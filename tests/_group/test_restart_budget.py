@@ -13,10 +13,21 @@ def test_each_restart_waits_twice_as_long_up_to_ten_seconds() -> None:
     assert pauses[-1] == pauses[-2] == MAX_PAUSE_S
 
 
+def test_a_rank_that_has_lived_for_a_while_is_back_at_once_however_often_it_has_died() -> None:
+    budget = RestartBudget(RestartPolicy("rank", max_restarts=100, window=1000))
+    assert [budget.spend(0, now) for now in (0.0, 1.0, 11.0, 11.3, 40.0)] == [
+        FIRST_PAUSE_S,
+        2 * FIRST_PAUSE_S,
+        4 * FIRST_PAUSE_S,  # after 9.8 s
+        8 * FIRST_PAUSE_S,
+        FIRST_PAUSE_S,
+    ]
+
+
 def test_with_one_more_within_the_window_there_is_none() -> None:
     budget = RestartBudget(RestartPolicy("rank", max_restarts=2, window=60))
     assert [budget.spend(3, now) is None for now in (0.0, 1.0, 2.0, 59.9)] == [False, False, True, True]
-    assert budget.spend(3, 60.0) == 2 * FIRST_PAUSE_S  # the first one is no longer counted
+    assert budget.spend(3, 60.0) == FIRST_PAUSE_S  # the first one is no longer counted
     assert budget.spend(3, 200.0) == FIRST_PAUSE_S
 
 

@@ -61,7 +61,7 @@ class CallJournal:
     def __init__(self, buffer: memoryview) -> None:
         self._words = buffer[:JOURNAL_BYTES].cast("Q")
         free = list(range(_RUNNING_AT, _CALLERS_AT))
-        rows: dict[int, int] = {}
+        rows = _Rows(self._words)
         self.start = _starter(self._words, free, rows, 1)
         self.start_concurrent = _starter(self._words, free, rows, 2)
         self.finish = _finisher(self._words, free)
@@ -74,27 +74,38 @@ class CallJournal:
 # Closures, as in ``event_ring.py``: a method's look-ups of attributes would be half of the time.
 
 
-def _starter(words: memoryview, free: list[int], rows: dict[int, int], column: int) -> Start:
-    take = free.pop
+def _starter(words: memoryview, free: list[int], rows: _Rows, column: int) -> Start:
+    take, row_of = free.pop, rows.__getitem__
 
     # First among those that run, then among those that have started: what has started and does not run has finished.
     def start(source: int, call: int) -> int:
         try:
-            row = rows[source]
-            place = take()
-        except (KeyError, IndexError):
-            if source not in rows:
-                row = rows.setdefault(source, _CALLERS_AT + 3 * len(rows))
-            if row >= _WORDS or not free:
-                words[0] = 1
-                return 0
-            words[row] = source
-            place = take()
+            row, place = row_of(source), take()
+        except IndexError:
+            words[0] = 1
+            return 0
         words[place] = _key(source, call)
         words[row + column] = call
         return place
 
     return start
+
+
+class _Rows(dict[int, int]):
+    """The callers' rows, made as they come.
+
+    Raises:
+        IndexError: there is none left.
+    """
+
+    def __init__(self, words: memoryview) -> None:
+        self._words = words
+        self._left = list(range(_WORDS - 3, _CALLERS_AT - 3, -3))
+
+    def __missing__(self, source: int) -> int:
+        row = self._left.pop()  # of two threads each has its own
+        self._words[row] = source
+        return self.setdefault(source, row)
 
 
 def _finisher(words: memoryview, free: list[int]) -> Finish:

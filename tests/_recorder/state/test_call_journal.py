@@ -74,8 +74,9 @@ def test_more_calls_than_there_is_room_for_are_unknown_and_those_with_a_place_ar
 
 def test_more_callers_than_there_is_room_for_are_unknown() -> None:
     written = Written()
-    for number in range(1, 400):
-        written.journal.finish(written.journal.start(frames.endpoint(0, number), 1))
+    for call in range(1, 4):
+        for number in range(1, 400):
+            written.journal.finish(written.journal.start(frames.endpoint(0, number), call))
     assert written.execution(frames.endpoint(0, 399), 1) is Execution.UNKNOWN
 
 
