@@ -50,7 +50,8 @@ episodes of training. Tables give statistics over the seeds of training with 95 
 al., arXiv 2108.13264). Plots show the median over the seeds, and the range from the worst to the best.
 
 Returns at **equal wall time** are taken where the fastest contestant ends. Seconds are those of the training loop,
-without the start of processes and the final evaluation. Only runs that were alone on the machine count there.
+without the start of processes and the final evaluation. Only runs that were alone on the machine count there, and of
+each contestant those of one sitting, the last.
 """
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Final
 
 from .intervals import Estimate, Statistic, estimate, interquartile_mean, mean, median
 from .records import Run
@@ -18,9 +20,14 @@ def by_contestant(runs: Iterable[Run], labels: Mapping[str, str]) -> dict[str, l
     return {label: group for label, group in groups.items() if group}
 
 
+_ONE_SITTING: Final = timedelta(hours=2)
+
+
 def alone(runs: Iterable[Run]) -> list[Run]:
-    """The runs whose times count: nothing else computed on the machine."""
-    return [run for run in runs if run.jobs == 1]
+    """The runs whose times count: nothing else computed on the machine, and it was the same one, as far as that shows."""
+    found = [run for run in runs if run.jobs == 1]
+    newest = max((datetime.fromisoformat(run.date) for run in found), default=None)
+    return [run for run in found if newest is not None and newest - datetime.fromisoformat(run.date) <= _ONE_SITTING]
 
 
 def equal_seconds(groups: Mapping[str, Sequence[Run]]) -> float | None:

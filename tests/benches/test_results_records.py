@@ -69,6 +69,13 @@ def test_equal_wall_time_is_the_fastest_contestants_end_among_runs_that_were_alo
     assert timed_returns({"SB3": [replace(RUN, jobs=2)]}) is None
 
 
+def test_times_of_another_sitting_do_not_count_beside_those_of_the_last() -> None:
+    earlier = replace(RUN, seed=1, date="2026-01-01T07:00+00:00")
+    last, beside = replace(RUN, date="2026-01-01T10:00+00:00"), replace(RUN, seed=2, date="2026-01-01T08:30+00:00")
+    assert alone([earlier, last, beside]) == [last, beside]
+    assert alone([]) == []
+
+
 def test_final_returns_are_told_for_every_seed() -> None:
     other = replace(RUN, seed=1, returns=[4000.0, 4002.0])
     table = final_returns(by_contestant([other, RUN], LABELS)).splitlines()
