@@ -24,7 +24,7 @@ _ONE_SITTING: Final = timedelta(hours=2)
 
 
 def alone(runs: Iterable[Run]) -> list[Run]:
-    """The runs whose times count: nothing else computed on the machine, and it was one machine, as far as that shows."""
+    """The runs whose times count: nothing else computed on the machine, which was the same for all, it seems."""
     found = [run for run in runs if run.jobs == 1]
     newest = max((datetime.fromisoformat(run.date) for run in found), default=None)
     return [run for run in found if newest is not None and newest - datetime.fromisoformat(run.date) <= _ONE_SITTING]
