@@ -532,8 +532,9 @@ class Cluster:
         if plan.policy.restarts:
             hook = spec.worker_cls.on_restart is not Worker.on_restart  # type: ignore[attr-defined]
             members.supervisor = Supervision(
-                self._client, members, plan, construct.to_bytes(), self._substitutes, self._residents, hook=hook
-            )
+                self._client, members, plan, construct.to_bytes(), self._substitutes, self._residents,
+                functools.partial(setting_for, self._config), hook=hook,
+            )  # fmt: skip
         members.call(everyone, ready, "__init__", [construct], repeats=plan.policy.restarts)
         members.limit_calls(deadline, ready)
         self._groups = [*(group for group in self._groups if not group.closed), members]

@@ -398,6 +398,7 @@ async def _close_in_order(members: Members, grace: float) -> None:
         with contextlib.suppress(Exception):  # a launch that fails has told its callers, and leaves nothing
             await members.launching.async_wait()
     nodes = {frames.node_of(endpoint) for endpoint in members.endpoints or ()}
+    nodes |= {placement.cluster_node_rank for placement in members.placements}  # where a rank is just being started
     close = operations.CloseGroup(members.name, grace)
     requests: list[Work[Any]] = [client.request(close, node=node) for node in nodes if node not in client.lost_nodes]
     for request in (*requests, client.request(operations.ReleaseGroup(members.name), node=0)):

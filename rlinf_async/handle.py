@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, Literal, overload
 
 from rlinf_async import settings
@@ -60,6 +61,8 @@ class Handle(Work[list[R]]):
 
     _kind = "call"
     _expired = False
+    _executions: Mapping[int, str] = MappingProxyType({})
+    """By slot, how far the call had come on a worker that has died since, and in whose place another one is."""
     _again: Sequence[Any] | None = None
     """Its bodies, where it may be made again on the next incarnation of a rank that dies without an answer."""
 
@@ -142,8 +145,13 @@ class Handle(Work[list[R]]):
 
     def _answer(self, slot: int, status: int, body: Body) -> bool:
         """Takes a rank's answer; True once no more is expected."""
-        if status in _GONE and not self._cancelled and self._callee.repeats(self, slot, status, bytes(body)):
-            return False
+        if status in _GONE:
+            is_open = not self._cancelled and self._tally.answers[slot] is None
+            if is_open and self._callee.repeats(self, slot, status, bytes(body)):
+                return False
+            before = self._executions.get(slot, "not started")
+            if status == Status.DIED and before != "not started":
+                body = frames.pack({**frames.unpack(body), "execution": before})
         step = self._tally.answer(slot, status, body)
         if step is TallyStep.NOTHING:
             return self._tally.missing == 0
@@ -164,6 +172,12 @@ class Handle(Work[list[R]]):
         if tick is not None:
             tick._settle()
         return False
+
+    def _note_death(self, slot: int, report: dict[str, Any]) -> None:
+        """The call is made again there: what the worker that died has begun, its successor has not undone."""
+        execution = report.get("execution", "unknown")
+        if self._executions.get(slot, "not started") == "not started":
+            self._executions = {**self._executions, slot: execution}
 
     def _fail(self, error: BaseException) -> None:
         """The call could not even be sent."""

@@ -383,3 +383,55 @@ def test_calls_and_items_outlive_a_storm_of_deaths(cluster: Cluster, tmp_path: P
             killer.join()
         assert sum(restarts for _, restarts, _ in group.census().wait(60)) > seconds
         assert rounds > seconds
+
+
+def test_a_call_that_has_killed_one_worker_is_not_told_as_finished_or_untouched_by_its_successors_death(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    deaths = tmp_path / "deaths"
+    deaths.write_text("die die die")
+    with started(cluster, 0, str(deaths), placement=TWO, max_restarts=1) as group:
+        with pytest.raises(WorkerDied) as died:
+            group.once_more("x", str(tmp_path / "was there")).wait()
+        assert died.value.execution == "started"
+        assert not died.value.returns
+
+
+def test_who_has_answered_a_call_is_not_asked_again_when_another_rank_dies(cluster: Cluster, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    runs.write_text("")
+    with started(cluster, placement=TWO) as group:
+        call = group.answer_or_wait(str(runs))
+        while runs.read_text() != "1":
+            pass
+        kill(group[1:], 0)
+        call.wait()
+        assert runs.read_text() == "1"
+
+
+def test_on_restart_is_run_although_another_rank_is_given_up_meanwhile(cluster: Cluster, tmp_path: Path) -> None:
+    deaths = tmp_path / "deaths"
+    deaths.write_text("")
+    with started(cluster, 0, str(deaths), placement=TWO, max_restarts=1) as group:
+        told: list[list[int]] = []
+        heard = threading.Event()
+        group.on_restart(lambda ranks: (told.append(ranks), heard.set()))
+        pids = [pid for _, _, pid in group.who().wait()]
+        os.kill(pids[0], signal.SIGKILL)
+        time.sleep(0.1)
+        deaths.write_text("raise")
+        os.kill(pids[1], signal.SIGKILL)
+        deadline = time.monotonic() + 20
+        while _returns(group) and time.monotonic() < deadline:
+            pass
+        assert heard.wait(5)
+        assert len({rank for ranks in told for rank in ranks}) == 1
+
+
+def _returns(group: Any) -> bool:
+    """Whether all ranks are there, or come back."""
+    try:
+        group.who().wait()
+    except WorkerDied as died:
+        return died.returns
+    return True

@@ -356,22 +356,32 @@ class Router:
         elif frame[0] == frames.CALL:
             self._refuse_slots(frame, _slots(frame[3]), Status.LOST, frames.pack([node, text]))
 
-    def _split(self, route: list[list[Any]]) -> tuple[list[tuple[int, int]], list[list[Any]]]:
-        """The targets of a route on this node, number and slot, and the hops to other nodes."""
+    def _split(self, route: Any, fds: list[int]) -> tuple[list[tuple[int, int]], list[list[Any]]]:
+        """The targets of a route on this node, number and slot, and the hops to other nodes.
+
+        Raises:
+            FrameError: it is none; the descriptors of its frame are closed.
+        """
         mine: list[tuple[int, int]] = []
         elsewhere: list[list[Any]] = []
-        for hop in route:
-            node, targets = _hop(hop)
-            if node == self.node:
-                mine.extend(zip(targets[::2], targets[1::2], strict=True))
-            else:
-                elsewhere.append(hop)
+        try:
+            if type(route) is not list:
+                raise FrameError(f"a route that is {route!r}")
+            for hop in route:
+                node, targets = _hop(hop)
+                if node == self.node:
+                    mine.extend(zip(targets[::2], targets[1::2], strict=True))
+                else:
+                    elsewhere.append(hop)
+        except FrameError:
+            close_fds(fds)
+            raise
         return mine, elsewhere
 
     def _route_call(self, frame: list[Any], fds: list[int]) -> None:
         kind, count, source, route, call, method, credit, body = frame
         now = time.monotonic()
-        targets, elsewhere = self._split(route)
+        targets, elsewhere = self._split(route, fds)
         mine: list[tuple[Endpoint, int]] = []
         for number, slot in targets:
             endpoint = self.endpoints.get(number) or self.replaced.get(number)
@@ -398,7 +408,7 @@ class Router:
     def _route_message(self, frame: list[Any], fds: list[int]) -> None:
         """To every target of its route; those that have ended are left out, and who watches them is told of that."""
         kind, count, source, route, facts, body = frame
-        targets, elsewhere = self._split(route)
+        targets, elsewhere = self._split(route, fds)
         mine: list[tuple[Endpoint, int]] = []
         for number, slot in targets:
             endpoint = self.endpoints.get(number)
@@ -476,6 +486,7 @@ class Router:
         self.end_resumptions(endpoint)
         if endpoint.connection is not None:
             endpoint.connection.close()
+            endpoint.connection = None  # with its buffers: the endpoint of a rank that comes back is kept for long
 
     def drop_caller(self, source: int) -> None:
         """Cancels the calls of an endpoint that is gone, and drops their answers."""
@@ -521,7 +532,8 @@ def _hop(hop: Any) -> tuple[int, list[int]]:
     Raises:
         FrameError: it is none.
     """
-    if type(hop) is not list or len(hop) != 2 or type(hop[1]) is not list:
+    is_one = type(hop) is list and len(hop) == 2 and type(hop[0]) is int and type(hop[1]) is list
+    if not is_one or len(hop[1]) % 2 or any(type(number) is not int for number in hop[1]):
         raise FrameError(f"a route with {hop!r}")
     return hop[0], hop[1]
 

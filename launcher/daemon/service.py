@@ -340,7 +340,8 @@ class DaemonService:
     ) -> Endpoint:
         site = self._site
         environment = place.variables(await self.probes.rendering(worker["env"], place.variables(worker["env"])))
-        threads = _first_number(environment.get("OMP_NUM_THREADS")) or max(1, site.cpus // len(op.workers))
+        there = max(len(op.workers), _first_number(worker["env"].get("NODE_LOCAL_WORLD_SIZE")) or 1)
+        threads = _first_number(environment.get("OMP_NUM_THREADS")) or max(1, site.cpus // there)
         environment |= {"RLINF_RUN_ID": site.run, "RLINF_NODE_RANK": str(site.node)}
         environment.setdefault("OMP_NUM_THREADS", str(threads))
         endpoint = self.router.new_endpoint("worker")
@@ -441,7 +442,7 @@ class DaemonService:
         if not expected:
             logger.warning("worker %s (pid %d) %s", process.setup.name, process.pid, report["verdict"])
         if not expected:
-            endpoint.journal = journal_in(self._site.log_dir, endpoint.id)
+            endpoint.journal = journal_in(self._site.log_dir, endpoint.id, self._site.run)
         parts = [
             lambda: self.router.fail_pending_calls(endpoint, report, expected=expected),
             lambda: self.death_watch.ended(endpoint.id, None if expected else report),

@@ -149,6 +149,7 @@ async def spawn(
                 "pid": pid,
                 "log": log,
                 "info": _info(plan, placement, pid),
+                "supervised": plan.policy.restarts,
             }
     return entries
 

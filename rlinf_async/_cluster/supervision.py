@@ -13,6 +13,7 @@ from typing import Any, Final
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.tasks import Task
 from rlinf_async._cluster.launch import Plan, open_store, spawn
+from rlinf_async._cluster.launch_config import LaunchConfig
 from rlinf_async._core import codec, frames, operations
 from rlinf_async._core.root_cause import name_ranks
 from rlinf_async._group.members import Members
@@ -21,7 +22,7 @@ from rlinf_async._group.substitutes import Resident, Substitutes
 from rlinf_async._waits.unobserved_errors import UnobservedError
 from rlinf_async._worker.methods import MOVE_STORE
 from rlinf_async.configuration import ACCELERATOR
-from rlinf_async.errors import ClosedError, LaunchError, NodeLost, WorkerDied, told_log
+from rlinf_async.errors import ClosedError, LaunchError, NodeLost, PeerLost, WorkerDied, told_log
 from rlinf_async.group import info_from
 from rlinf_async.outcome import death_cause
 from rlinf_async.placement import Placement
@@ -57,6 +58,7 @@ class Supervision:
         construct: the body of the constructors' call.
         substitutes: of the cluster.
         residents: the living ranks of all groups of this process.
+        setting_for: interpreter and variables of a placement.
         hook: the workers have an ``on_restart`` of their own.
 
     Attributes:
@@ -71,6 +73,7 @@ class Supervision:
         construct: bytes,
         substitutes: Substitutes,
         residents: Callable[[], list[Resident]],
+        setting_for: Callable[[Placement], LaunchConfig],
         *,
         hook: bool,
     ) -> None:
@@ -80,6 +83,9 @@ class Supervision:
         self._construct = construct
         self._substitutes = substitutes
         self._residents = residents
+        self._setting_for = setting_for
+        self._paid: set[int] = set()
+        """Ranks whose restart was counted, and that could not be started yet."""
         self._hook = hook
         self._has_moved = False
         """The store is on another node than the living ranks know."""
@@ -159,14 +165,20 @@ class Supervision:
 
     async def _bring_all_back(self) -> None:
         try:
-            while self._away:
-                await self._bring_back()
+            while self._away or self._back or self._has_moved:
+                if self._away:
+                    await self._bring_back()
+                else:
+                    returned, self._back = sorted(self._back - set(self._members.deaths)), set()
+                    await self._run_hooks(returned)
         except BaseException as error:
+            if not isinstance(error, asyncio.CancelledError | ClosedError) and self._client.closed is None:
+                logger.exception("ranks of group '%s' could not be started again", self._plan.name)
+                with contextlib.suppress(Exception):  # nobody may wait for them for ever
+                    await self._lose(sorted(self._away), f"could not be started again: {error}")
             self._working = None
             self._away.clear()
             self._changed.set()
-            if not isinstance(error, asyncio.CancelledError | ClosedError):
-                logger.exception("ranks of group '%s' could not be started again", self._plan.name)
             self._members.release()
             raise
         self._working = None
@@ -192,9 +204,6 @@ class Supervision:
         if back:
             self._back.update(back)
             await self._construct_all(back)
-            if not self._away:
-                returned, self._back = sorted(self._back - set(self._members.deaths)), set()
-                await self._run_hooks(returned)
 
     async def _start(self, rank: int) -> bool:
         """Starts the process of a rank, and tells every node; whether it is there."""
@@ -214,7 +223,9 @@ class Supervision:
         was = members.endpoints[rank]
         self._away.pop(rank, None)
         self._free.discard(rank)
+        self._paid.discard(rank)
         members.replace(rank, entry["endpoint"], info_from(entry["info"], entry["pid"]), entry["log"])
+        members.look_for_loss(rank)
         await self._tell(rank, was, entry)
         return True
 
@@ -232,14 +243,18 @@ class Supervision:
                 continue
             neighbours = sum(each.cluster_node_rank == node for each in placements)
             placements[rank] = self._substitutes.moved(placements[rank], node, neighbours)
-        self._plan = replace(self._plan, placements=placements)
+        settings = [self._setting_for(placement) for placement in placements]
+        self._plan = replace(self._plan, placements=placements, settings=settings)
         if 0 in homeless and placements[0].cluster_node_rank not in lost:
             self._has_moved = True
             try:
                 self.port = await open_store(self._client, self._plan)
-            except NodeLost:
+            except NodeLost:  # it moves once more
                 if self._client.closed is not None:
                     raise
+            except LaunchError as error:
+                await self._lose([0], f"could not be started again: {error}")
+                ranks = [rank for rank in ranks if rank]
         return [rank for rank in ranks if placements[rank].cluster_node_rank not in lost]
 
     def _wants(self, placement: Placement) -> str:
@@ -259,18 +274,20 @@ class Supervision:
         for rank in ranks:
             facts = self._away[rank]
             self._note(rank, f"rank {rank} (pid {facts['pid']}) {facts['verdict']}")
+        free = self._free | self._paid
         if self._plan.policy.restarts_group:
-            pause = 0.0 if self._free >= set(ranks) else self._budget.spend(_WHOLE_GROUP, time.monotonic())
+            pause = 0.0 if free >= set(ranks) else self._budget.spend(_WHOLE_GROUP, time.monotonic())
             pauses = dict.fromkeys(ranks, pause)
         else:
             now = time.monotonic()
-            pauses = {rank: 0.0 if rank in self._free else self._budget.spend(rank, now) for rank in ranks}
+            pauses = {rank: 0.0 if rank in free else self._budget.spend(rank, now) for rank in ranks}
         if lost := [rank for rank in ranks if pauses[rank] is None]:
             policy = self._plan.policy
             times = f"more than {policy.max_restarts} time{'s' * (policy.max_restarts != 1)} within {policy.window:g} s"
             last = "; ".join(cause for rank in lost for cause in self._causes[rank][-_MAX_CAUSES:])
             await self._lose(lost, f"died {times}, and is not started again; the last: {last}")
         left = {rank: pause for rank, pause in pauses.items() if pause is not None}
+        self._paid.update(left)
         return list(left), max(left.values(), default=0.0)
 
     def _note(self, rank: int, cause: str) -> None:
@@ -326,13 +343,18 @@ class Supervision:
             self._has_moved = False
             first = self._plan.nodes[members.placements[0].cluster_node_rank]
             body = codec.encode(((first.node_ip, self.port), {}))
-            await members.call_now(living, MOVE_STORE, body).outcomes()
+            # Not awaited here: a rank may be in a method that one of the calls which wait for this is to end.  What
+            # this process calls later comes later there.
+            moving = members.call_now(living, MOVE_STORE, body).outcomes().async_wait()
+            self._client.run(moving, what=f"the store of group '{members.name}' on another node")
         if self._hook:
             body = codec.encode(((list(members.restarts),), {}), describe="argument of on_restart()", root="args")
             for outcome in await members.call_now(living, "on_restart", body).outcomes():
-                if outcome.error is not None and not isinstance(outcome.error, WorkerDied):
+                if outcome.error is not None and not isinstance(outcome.error, PeerLost):
                     logger.error("on_restart() of rank %d of group '%s' failed", outcome.rank, members.name)
                     self._report(f"on_restart() of rank {outcome.rank}", f"{outcome.error!r}")
+        if not ranks:  # only the store has moved
+            return
         for callback in members.on_restart:
             try:
                 callback(ranks)
@@ -349,6 +371,7 @@ class Supervision:
         for rank in ranks:
             members.deaths[rank] = {**self._away.pop(rank, {}), "returns": False, "reason": reason}
             self._free.discard(rank)
+            self._paid.discard(rank)
             await self._tell(rank, members.endpoints[rank], None, reason)
         facts = members.deaths[ranks[0]]
         who = f"{name_ranks(ranks)} of group '{members.name}'"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rlinf_async._core.closed_names import ClosedNames
+from rlinf_async.errors import ClosedError
 
 
 @dataclass
@@ -147,6 +148,8 @@ class Directory:
         self.closed.check(name)
         entry = self.entries.get(name)
         roster = None if entry is None else entry.roster_with(rank)
+        if roster is None and after:
+            raise ClosedError(f"group '{name}' was closed, or has left")
         if entry is not None and roster is not None and after and rank is not None:
             comes_back = entry.supervised and after not in entry.lost
             roster = None if comes_back and roster[rank]["endpoint"] == after else roster

@@ -134,6 +134,8 @@ class Members:
             self._send(*waiting)
         self._pending.clear()
         self._started = True
+        if self._repeats:  # added meanwhile, by the thread that handles frames
+            self.client.later(0, self._repeat_now)
 
     def hold(self) -> None:
         """A rank is away: calls wait until ``release``."""
@@ -214,7 +216,7 @@ class Members:
     def _on_node_lost(self, facts: dict[str, Any]) -> None:
         node = facts["node"]
         there = [rank for rank, endpoint in enumerate(self.endpoints or ()) if frames.node_of(endpoint) == node]
-        ranks = [rank for rank in there if not self._was_lost(rank, node)]
+        ranks = [rank for rank in there if not self._was_lost(rank, node) and not self._is_given_up(rank)]
         if ranks and not self.closed:
             where = f"{name_ranks(ranks)} of group '{self.name}'"
             error = self.client.lost_nodes[node]
@@ -228,6 +230,16 @@ class Members:
     def _was_lost(self, rank: int, node: int) -> bool:
         return self.deaths.get(rank, {}).get("lost_node") == node
 
+    def _is_given_up(self, rank: int) -> bool:
+        return "reason" in self.deaths.get(rank, {})
+
+    def look_for_loss(self, rank: int) -> None:
+        """A rank is back on a node that may be lost already: its loss was told before this was known to be there."""
+        assert self.endpoints is not None
+        node = frames.node_of(self.endpoints[rank])
+        if node in self.client.lost_nodes and not self._was_lost(rank, node):
+            self._lose_rank(rank, node)
+
     def _lose_rank(self, rank: int, node: int) -> None:
         """Tells the supervisor of a rank that is gone with its node."""
         assert self.supervisor is not None
@@ -237,6 +249,9 @@ class Members:
             "verdict": f"was lost with its node ({lost.reason})", "returns": True,
         }  # fmt: skip
         self.deaths[rank] = facts
+        died = f"rank {rank} of group '{self.name}' {facts['verdict']}"
+        assert self.endpoints is not None
+        self.notices.failed(Failure(rank, self.endpoints[rank], 0, lambda: died), None)
         self.supervisor.rank_died(rank, facts)
 
     def forgotten_calls(self) -> list[str]:
@@ -382,6 +397,8 @@ class Members:
         """Whether a call is made again for a rank that is gone; then it will be, with those that wait."""
         if self.supervisor is None or handler._again is None or self.client.closed is not None:
             return False
+        if self.closed or self._failure is not None:  # nothing sends it any more
+            return False
         rank, facts = callee.ranks[slot], frames.unpack(report)
         if status == Status.LOST:
             node, _ = facts
@@ -389,12 +406,14 @@ class Members:
                 return False
             # A call that leaves while its node is lost is told so twice: as it leaves, and by the loss.
             if not any(each is handler and at == slot for _, each, at in self._repeats):
+                handler._note_death(slot, {})
                 self._repeats.append((callee, handler, slot))
             if self._started and not self._was_lost(rank, node):
                 self._lose_rank(rank, node)  # the call has heard of it first
             return True
         if not facts.get("returns"):
             return False
+        handler._note_death(slot, facts)
         self._repeats.append((callee, handler, slot))
         if self._started:
             if self.infos[rank].pid == facts["pid"]:  # it had died before anybody listened to its end

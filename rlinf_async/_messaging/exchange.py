@@ -371,6 +371,7 @@ class Exchange:
         peers = self._mailbox.peers
         peers.introduced(endpoint, member.group, member.rank, node, pid)
         peer = peers.at(endpoint)
+        peer.is_supervised = roster.is_supervised(member.rank)
         if peer.returns:  # the same as before: it does not come back
             peers.is_lost(peer)
         found.append(peer)

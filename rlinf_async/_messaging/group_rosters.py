@@ -35,6 +35,11 @@ class Roster:
         entry = self._entries[rank] if 0 <= rank < len(self._entries) else None
         return entry is not None and entry["endpoint"] == endpoint
 
+    def is_supervised(self, rank: int) -> bool:
+        """Whether that rank is started again when it has ended."""
+        entry = self._entries[rank]
+        return entry is not None and bool(entry.get("supervised"))
+
     def find(self, rank: int) -> tuple[int, str, int]:
         """The endpoint of a rank, the name of its node, and its pid.
 

@@ -43,6 +43,7 @@ class Peer:
         group, rank, label: how people call it.
         error: why it sends nothing more; None as long as it lives.
         returns: it has died, and is started again under its rank, with another endpoint.
+        is_supervised: it is known that it would be.
         connection, gpu_link: how messages by a connection of its own, and from GPU to GPU, have come through.
         gpu: the one that it works on, as far as it has said; ``reachable``, the uuids of others that it can open.
         knows_gpu: it has been told of this worker's.
@@ -56,6 +57,7 @@ class Peer:
         self.route = frames.route_to([endpoint])
         self.error: Exception | None = None
         self.returns = False
+        self.is_supervised = False
         self.connection, self.gpu_link = LinkHealth(), LinkHealth()
         self.gpu: Gpu | None = None
         self.reachable: frozenset[str] = frozenset()

@@ -17,7 +17,7 @@ from rlinf_async._messaging.peer_devices import Devices
 from rlinf_async._messaging.state import message_facts
 from rlinf_async._transports.gpu_link_choice import GPU_LINKS
 from rlinf_async._transports.transport_choice import make_link
-from rlinf_async.errors import ClosedError, PeerLost, WorkerDied
+from rlinf_async.errors import ClosedError, NodeLost, PeerLost, WorkerDied
 
 
 def label_of(group: str, rank: int, node: str, pid: int) -> str:
@@ -177,7 +177,13 @@ class Peers:
     def _watching(self, request: Request[None], watched: list[Peer]) -> None:
         try:
             request._result()
-        except Exception as error:  # their node is lost, or this one
+        except NodeLost as lost:
+            for peer in watched:
+                if peer.node in self._client.lost_nodes:
+                    self._lose(peer, lost)
+                else:  # it is this machine's daemon that is gone
+                    self._end(peer, lost)
+        except Exception as error:
             for peer in watched:
                 self._end(peer, error)
 
@@ -200,6 +206,7 @@ class Peers:
         if entry is not None:
             node, pid = entry["info"]["node_name"], entry["pid"]
             self.introduced(entry["endpoint"], facts["group"], facts["rank"], node, pid)
+            self.at(entry["endpoint"]).is_supervised = True
         elif peer is not None:
             self.is_lost(peer, facts["reason"])
 
@@ -217,9 +224,12 @@ class Peers:
         """Whether the ranks that were there are started elsewhere node 0 knows, which is asked when one is needed."""
         for peer in list(self._peers.values()):
             if peer.node == facts["node"]:
-                error = copy_of(self._client.lost_nodes[facts["node"]])
-                error.returns = bool(peer.group)
-                self._end(peer, error, returns=error.returns)
+                self._lose(peer, self._client.lost_nodes[facts["node"]])
+
+    def _lose(self, peer: Peer, lost: NodeLost) -> None:
+        error = copy_of(lost)
+        error.returns = peer.is_supervised
+        self._end(peer, error, returns=bool(peer.group))
 
     def _end(self, peer: Peer, error: Exception, *, returns: bool = False) -> None:
         if peer.error is not None:

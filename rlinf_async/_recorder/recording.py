@@ -26,11 +26,13 @@ from rlinf_async import settings
 from rlinf_async._recorder.state.call_journal import JOURNAL_BYTES, Finish, JournalContents, Start
 from rlinf_async._recorder.state.event_ring import (
     DIRECTORY as DIRECTORY,
+    NAMES_AT,
     Begin,
     End,
     EventKind,
     EventRing,
     MetricKind,
+    identity_of,
     ring_path,
     size_of,
 )
@@ -83,7 +85,6 @@ point: Begin = _nowhere
 """``point(kind, name, value)``: records something that has happened."""
 
 start_call: Start = _no_start
-start_concurrent_call: Start = _no_start
 finish_call: Finish = _no_finish
 """Those of the ``CallJournal``."""
 
@@ -98,7 +99,7 @@ def attach(owner: object, logs: str, identity: dict[str, Any]) -> None:
         logs: directory of the run's logs on this machine.
         identity: see ``RingContents``.
     """
-    global ring, admits, begin, end, point, start_call, start_concurrent_call, finish_call, _owner
+    global ring, admits, begin, end, point, start_call, finish_call, _owner
     slots = _slots()
     if ring is not None or slots == 0 or not logs:
         return
@@ -107,7 +108,7 @@ def attach(owner: object, logs: str, identity: dict[str, Any]) -> None:
         ring = EventRing(_mapping(path, size_of(slots)), slots, identity)
         begin, end, point = ring.begin, ring.end, ring.point
         journal = ring.journal
-        start_call, start_concurrent_call, finish_call = journal.start, journal.start_concurrent, journal.finish
+        start_call, finish_call = journal.start, journal.finish
         admits = Admission(slots, ring.left_out).question()
         _owner = owner
     except (OSError, ValueError) as error:  # a full disk, no descriptors: the run goes on
@@ -122,9 +123,9 @@ def detach(owner: object) -> None:
 
 
 def _forget() -> None:
-    global ring, admits, begin, end, point, start_call, start_concurrent_call, finish_call, _owner
+    global ring, admits, begin, end, point, start_call, finish_call, _owner
     admits, begin, end, point = _NONE, _nowhere, _no_end, _nowhere
-    start_call, start_concurrent_call, finish_call = _no_start, _no_start, _no_finish
+    start_call, finish_call = _no_start, _no_finish
     ring = _owner = None
 
 
@@ -155,10 +156,12 @@ def _mapping(path: Path, nbytes: int) -> mmap.mmap:
         os.close(fd)
 
 
-def journal_in(logs: str | Path, endpoint: int) -> JournalContents | None:
-    """The journal of the calls of a process that has ended; None where it has left none."""
+def journal_in(logs: str | Path, endpoint: int, run: str) -> JournalContents | None:
+    """The journal of the calls of a process that has ended; None where it has left none in this run."""
     try:
         with open(ring_path(logs, endpoint), "rb", buffering=0) as file:
+            if identity_of(file.read(NAMES_AT)).get("run") != run:  # a directory of logs for several runs
+                return None
             file.seek(-JOURNAL_BYTES, os.SEEK_END)
             return JournalContents.read(file.read(JOURNAL_BYTES))
     except (OSError, ValueError):

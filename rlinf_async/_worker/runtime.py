@@ -203,7 +203,7 @@ class Runtime:
         try:
             self._concurrent.submit(call)
         except (OSError, RuntimeError) as error:
-            if self._begin(call, concurrent=True):
+            if self._begin(call):
                 self._answer_error(call, error)
 
     def _let_overtake(self) -> None:
@@ -230,13 +230,12 @@ class Runtime:
             if not self._stopping:
                 self._run_blocking()
 
-    def _begin(self, call: Call, *, concurrent: bool = False) -> bool:
+    def _begin(self, call: Call) -> bool:
         with self._state_lock:
             if call.state is not State.QUEUED:
                 return False
             call.state = State.RUNNING
-        start = recording.start_concurrent_call if concurrent else recording.start_call
-        call.place = start(call.source, call.call)
+        call.place = recording.start_call(call.source, call.call)
         return True
 
     def _woken(self) -> None:
@@ -306,8 +305,6 @@ class Runtime:
         context.identity = self._identity
         self._methods.worker = worker_cls(*args, **kwargs)
         if names := concurrent_names(worker_cls):
-            if recording.ring is not None:
-                recording.ring.journal.has_concurrent_methods()
             self._methods.concurrent = names
             self.client.later(0, self._let_overtake)
 
@@ -359,7 +356,7 @@ class Runtime:
 
     def _start_concurrent(self, call: Call, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
         """In the thread of concurrent calls; such a call may have been submitted twice."""
-        if not self._begin(call, concurrent=True):
+        if not self._begin(call):
             return None
         _, function = self._methods.find(call.method)
         task = call.task = loop.create_task(self._coroutine(call, function))

@@ -1,16 +1,14 @@
-"""Journal of a worker's calls: which have started, and which of those run; in memory that outlives the worker.
+"""Journal of a worker's calls: which run and which have finished; in memory that outlives the worker.
 
 A caller whose worker dies is told whether its call had not started, had started, or had finished and lost only its
 answer: what may be made again, and what may have had its effect.  The journal stands behind the slots of the flight
 recorder's ring.  Its layout, in words of 8 bytes::
 
     0         1 once a call was left out for want of room
-    1         1 where the worker has @concurrent methods
+    1         calls that have finished, since the beginning
     2         1,024 calls that run: key, or 0
-    1,026     256 callers: endpoint, number of its latest call that has started, and of its latest @concurrent one
-
-A worker starts the calls of one caller in their order; those of ``@concurrent`` methods overtake the others, in an
-order of their own.  So two numbers for each caller tell for all of its calls whether they have started.
+    1,026     1,024 calls that have finished, the latest over the oldest: key
+    2,050     256 callers: endpoint, and the highest number of its calls that have started
 
     journal = CallJournal(memoryview(bytearray(JOURNAL_BYTES)))
     place = journal.start(source, call)
@@ -19,16 +17,18 @@ order of their own.  So two numbers for each caller tell for all of its calls wh
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
-_RUNNING: Final = 1024
+_ENTRIES: Final = 1024
 _CALLERS: Final = 256
 _RUNNING_AT: Final = 2
-_CALLERS_AT: Final = _RUNNING_AT + _RUNNING
-_WORDS: Final = _CALLERS_AT + 3 * _CALLERS
+_FINISHED_AT: Final = _RUNNING_AT + _ENTRIES
+_CALLERS_AT: Final = _FINISHED_AT + _ENTRIES
+_WORDS: Final = _CALLERS_AT + 2 * _CALLERS
 JOURNAL_BYTES: Final = 8 * _WORDS
 
 Start = Callable[[int, int], int]
@@ -47,52 +47,47 @@ class Execution(StrEnum):
 
 
 class CallJournal:
-    """The writing side: a few stores for each call.  Each is of eight aligned bytes, which no kill tears.
+    """The writing side, of any thread: a few stores for each call, of eight aligned bytes each, which no kill tears.
 
     Args:
         buffer: ``JOURNAL_BYTES`` bytes, all zero.
 
     Attributes:
-        start: ``start(source, call)``, a call begins to run on the main thread; its place, 0 where there is no room.
-        start_concurrent: the same of an ``@concurrent`` method, on the thread of these.
+        start: ``start(source, call)``, a call begins to run; its place, 0 where there is no room.
         finish: ``finish(place)``, a call has a result or an error, of which nobody has heard yet.
     """
 
     def __init__(self, buffer: memoryview) -> None:
-        self._words = buffer[:JOURNAL_BYTES].cast("Q")
-        free = list(range(_RUNNING_AT, _CALLERS_AT))
-        rows = _Rows(self._words)
-        self.start = _starter(self._words, free, rows, 1)
-        self.start_concurrent = _starter(self._words, free, rows, 2)
-        self.finish = _finisher(self._words, free)
-
-    def has_concurrent_methods(self) -> None:
-        """From now on calls may overtake others."""
-        self._words[1] = 1
+        words = buffer[:JOURNAL_BYTES].cast("Q")
+        free = list(range(_RUNNING_AT, _FINISHED_AT))
+        self.start = _starter(words, free)
+        self.finish = _finisher(words, free)
 
 
 # Closures, as in ``event_ring.py``: a method's look-ups of attributes would be half of the time.
 
 
-def _starter(words: memoryview, free: list[int], rows: _Rows, column: int) -> Start:
-    take, row_of = free.pop, rows.__getitem__
+def _starter(words: memoryview, free: list[int]) -> Start:
+    take, row_of = free.pop, _Rows(words).__getitem__
 
-    # First among those that run, then among those that have started: what has started and does not run has finished.
+    # The number first: a call whose number is above that of its caller's row has not started, whatever else is said.
+    # Only upwards: calls of several threads of a caller, and @concurrent ones, need not start in their order.
     def start(source: int, call: int) -> int:
         try:
             row, place = row_of(source), take()
         except IndexError:
             words[0] = 1
             return 0
+        if words[row] < call:
+            words[row] = call
         words[place] = _key(source, call)
-        words[row + column] = call
         return place
 
     return start
 
 
 class _Rows(dict[int, int]):
-    """The callers' rows, made as they come.
+    """Where the highest number of each caller stands; the rows are made as callers come.
 
     Raises:
         IndexError: there is none left.
@@ -100,28 +95,27 @@ class _Rows(dict[int, int]):
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
-        self._left = list(range(_WORDS - 3, _CALLERS_AT - 3, -3))
+        self._left = list(range(_WORDS - 2, _CALLERS_AT - 2, -2))
 
     def __missing__(self, source: int) -> int:
         row = self._left.pop()  # of two threads each has its own
         self._words[row] = source
-        return self.setdefault(source, row)
+        return self.setdefault(source, row + 1)
 
 
 def _finisher(words: memoryview, free: list[int]) -> Finish:
-    give = free.append
+    give, number = free.append, itertools.count().__next__
 
+    # First among the finished, then no longer among those that run: what is in both has finished.
     def finish(place: int) -> None:
         if place:
+            count = number()
+            words[_FINISHED_AT + count % _ENTRIES] = words[place]
+            words[1] = count + 1
             words[place] = 0
             give(place)
 
     return finish
-
-
-class _Started(NamedTuple):
-    in_turn: int
-    concurrent: int
 
 
 @dataclass(frozen=True)
@@ -129,15 +123,16 @@ class JournalContents:
     """What the journal of a worker that has died says of its calls.
 
     Attributes:
-        running: by ``_key``.
-        started: by caller.
-        is_whole: no call is missing.
+        running, finished: by ``_key``.
+        started: by caller, the highest number.
+        has_all: every call that has started is in one of these.
     """
 
     running: frozenset[int]
-    started: dict[int, _Started]
+    finished: frozenset[int]
+    started: dict[int, int]
     is_whole: bool
-    may_overtake: bool
+    has_all: bool
 
     @classmethod
     def read(cls, data: bytes) -> JournalContents:
@@ -147,22 +142,23 @@ class JournalContents:
         if len(data) != JOURNAL_BYTES:
             raise ValueError(f"a journal of calls has {JOURNAL_BYTES} bytes, this has {len(data)}")
         words = memoryview(data).cast("Q")
-        running = frozenset(words[_RUNNING_AT:_CALLERS_AT]) - {0}
-        rows = range(_CALLERS_AT, _WORDS, 3)
-        started = {words[row]: _Started(words[row + 1], words[row + 2]) for row in rows if any(words[row : row + 3])}
-        return cls(running, started, not words[0], bool(words[1]))
+        running = frozenset(words[_RUNNING_AT:_FINISHED_AT]) - {0}
+        finished = frozenset(words[_FINISHED_AT:_CALLERS_AT]) - {0}
+        started: dict[int, int] = {}
+        for row in range(_CALLERS_AT, _WORDS, 2):
+            started[words[row]] = max(words[row + 1], started.get(words[row], 0))
+        return cls(running, finished, started, not words[0], not words[0] and words[1] <= _ENTRIES)
 
     def execution(self, source: int, call: int) -> Execution:
         """How far a call of this endpoint had come."""
-        if _key(source, call) in self.running:
+        key = _key(source, call)
+        if key in self.finished:
+            return Execution.FINISHED
+        if key in self.running:
             return Execution.STARTED
-        started = self.started.get(source, _Started(0, 0))
-        if not self.is_whole:
-            return Execution.UNKNOWN
-        if call > max(started):
+        if self.has_all or (self.is_whole and call > self.started.get(source, 0)):
             return Execution.NOT_STARTED
-        # One that lies between the two has finished or not, depending on which kind of a method it is.
-        return Execution.UNKNOWN if self.may_overtake and call > min(started) else Execution.FINISHED
+        return Execution.UNKNOWN
 
 
 def _key(source: int, call: int) -> int:

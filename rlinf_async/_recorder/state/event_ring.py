@@ -120,6 +120,21 @@ def size_of(slots: int) -> int:
     return SLOTS_AT + slots * EVENT.size + JOURNAL_BYTES
 
 
+def identity_of(head: bytes) -> dict[str, Any]:
+    """The identity in the first ``NAMES_AT`` bytes of a ring.
+
+    Raises:
+        ValueError: they are those of something else.
+    """
+    if len(head) < NAMES_AT or not head.startswith(MAGIC):
+        raise ValueError("no ring of a flight recorder")
+    _, _, nbytes, _ = HEADER.unpack_from(head)
+    identity = json.loads(head[HEADER.size : HEADER.size + nbytes])
+    if not isinstance(identity, dict):
+        raise ValueError(f"a ring's identity is a mapping, this is {identity!r}")
+    return identity
+
+
 class _Names(dict[str, int]):
     """Indices of the names that the ring holds; looking up a new one writes it there, or gives that of ``OTHER``."""
 

@@ -250,8 +250,9 @@ async def test_a_process_that_ends_while_it_is_asked_is_reported_at_once(
     worker.pending_calls.add(7, 1, 0, "step", time.monotonic())
     asked = daemon.ask("activities")
     await asyncio.sleep(0)
+    (turn,) = rounds_of(worker)
     daemon.end(worker, verdict)
-    await daemon.tell(worker, [to_data(ACTIVITY)])  # its last words
+    await daemon.tell(worker, [to_data(ACTIVITY)], turn)  # its last words
     began = time.monotonic()
     await daemon.tell(other, [])
     answer = await asked
