@@ -65,6 +65,7 @@ class WorkerDied(PeerLost):
         methods: the calls that were open on it, oldest first.
         log_path: the full log of the rank on its node.
         last_words: the last lines that it wrote to stderr.
+        returns: it is started again under its rank, as ``launch(restart=)`` says.
     """
 
     group: str = ""
@@ -110,7 +111,12 @@ def told_log(report: Mapping[str, Any]) -> tuple[str, str]:
 
 
 class NodeLost(PeerLost):
-    """A node, or the way to it, is gone.  Attributes: ``node`` (its name), ``node_rank``, ``reason``."""
+    """A node, or the way to it, is gone.
+
+    Attributes:
+        node, node_rank, reason: its name, its rank, and why.
+        returns: the worker that was there is started again on another one, as ``launch(restart=)`` says.
+    """
 
     node: str = ""
     node_rank: int = -1
