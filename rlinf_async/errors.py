@@ -79,6 +79,7 @@ class WorkerDied(PeerLost):
     methods: Sequence[str] = ()
     log_path: str = ""
     last_words: Sequence[str] = ()
+    returns: bool = False
 
     @classmethod
     def from_exit_report(cls, report: Mapping[str, Any]) -> WorkerDied:
@@ -121,6 +122,7 @@ class NodeLost(PeerLost):
     node: str = ""
     node_rank: int = -1
     reason: str = ""
+    returns: bool = False
 
     @classmethod
     def from_facts(cls, node: str, node_rank: int, reason: str) -> NodeLost:
