@@ -7,7 +7,7 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     operation           fields                                      answer          asked by, for
     -- group names, at node 0
     ReserveGroup *      name                                        None            a launch, before it starts
-    PublishGroup        name roster                                 None            a launch whose workers exist
+    PublishGroup        name roster supervised                      None            a launch whose workers exist
     JoinGroup *         name rank size entry                        None            a worker's subprocess
     FindGroup *         name rank after                             list[Any]       from_group_name(), the first send;
                                                                                     after a rank's end: its next one
