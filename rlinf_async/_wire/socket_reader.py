@@ -158,6 +158,10 @@ class SocketReader:
         self._arrived.clear()
         self._incoming.drop()
 
+    def let_go(self) -> None:
+        """Once its socket is closed: gives its memory back, whoever still keeps it."""
+        self._buffer = memoryview(b"")
+
 
 def _rights(ancillary: list[tuple[int, int, bytes]]) -> Sequence[int]:
     """The descriptors that have come with a read."""

@@ -308,3 +308,4 @@ class Connection:
             if self._idle is not None:
                 self._idle.remove(fileno)
             self._socket.close()
+            self.reader.let_go()  # what is closed may be kept for long, in circles that the collector finds late
