@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from operator import attrgetter
@@ -23,6 +22,7 @@ from .event_ring import (
     EventKind,
     MetricKind,
     Phase,
+    identity_of,
 )
 
 _TORN: Final = 8
@@ -105,15 +105,12 @@ def metrics_of(data: bytes) -> list[Metric]:
 def _header(data: bytes) -> tuple[dict[str, Any], int, int]:
     if len(data) < SLOTS_AT:
         raise ValueError(f"a flight recorder's ring has at least {SLOTS_AT} bytes, this has {len(data)}")
-    magic, slots, nbytes, wall_offset = HEADER.unpack_from(data)
+    magic, slots, _, wall_offset = HEADER.unpack_from(data)
     if magic != MAGIC:
         raise ValueError(f"no ring of a flight recorder: it begins with {magic!r} instead of {MAGIC!r}")
     if slots < 1 or slots & (slots - 1) or len(data) < SLOTS_AT + slots * EVENT.size:
         raise ValueError(f"a ring of {slots} slots has {SLOTS_AT + slots * EVENT.size} bytes, this has {len(data)}")
-    identity = json.loads(data[HEADER.size : HEADER.size + nbytes])
-    if not isinstance(identity, dict):
-        raise ValueError(f"a ring's identity is a mapping, this is {identity!r}")
-    return identity, slots, wall_offset
+    return identity_of(data), slots, wall_offset
 
 
 def _names(data: bytes) -> list[str]:
