@@ -11,7 +11,6 @@ import logging
 import os
 import secrets
 import sys
-import time
 from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, ClassVar, Final, TypeVar, cast
@@ -38,7 +37,7 @@ from rlinf_async._cluster.output import show_output
 from rlinf_async._cluster.own_nodes import declared_gpus, start_own_nodes
 from rlinf_async._cluster.supervision import Supervision
 from rlinf_async._cluster.sys_variables import ClusterEnvVar, get_full_env_var_name, get_sys_env_var
-from rlinf_async._core import codec, operations, process
+from rlinf_async._core import clock, codec, operations, process
 from rlinf_async._core.descriptors import explained_shortage
 from rlinf_async._core.frames import PROTOCOL
 from rlinf_async._group.members import Members
@@ -658,9 +657,9 @@ class Cluster:
         for line in self._lifelines:
             line.seal()
         self._client.end_without_loop(error)
-        until = time.monotonic() + settings.CLOSE_TIMEOUT_S()
+        until = clock.monotonic() + settings.CLOSE_TIMEOUT_S()
         for line in self._lifelines:
-            line.end_without_loop(max(0.0, until - time.monotonic()))
+            line.end_without_loop(max(0.0, until - clock.monotonic()))
         if self._terminal is not None:
             self._terminal.close()
 

@@ -8,10 +8,9 @@ import threading
 from asyncio import _get_running_loop as running_loop  # None where there is none, and no exception
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
-from time import monotonic
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from rlinf_async._core import process
+from rlinf_async._core import clock, process
 from rlinf_async._inspection.state.run_report import Target
 from rlinf_async._recorder import recording
 from rlinf_async._waits import loop_watch, slow_waits, unobserved_errors
@@ -139,11 +138,11 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     def _limit(self, timeout: float | None) -> None:
         """Gives it a deadline, counted from now."""
-        self._timeout, self._since = timeout, monotonic()
+        self._timeout, self._since = timeout, clock.monotonic()
 
     def _remaining(self) -> float | None:
         """Seconds to its deadline, not below 0; None without."""
-        return None if self._timeout is None else max(0.0, self._since + self._timeout - monotonic())
+        return None if self._timeout is None else max(0.0, self._since + self._timeout - clock.monotonic())
 
     def _time_left(self) -> float | None:
         """Seconds until it ends even if nobody acts; None where it does not."""
@@ -234,7 +233,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         try:
             if self._timeout is not None:
                 timer = loop.call_later(self._remaining() or 0.0, self._expire)
-            rows[future] = (self, monotonic())
+            rows[future] = (self, clock.monotonic())
             if not wakeups.waits.armed:
                 wakeups.waits.arm()
             yield from future
@@ -315,7 +314,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         if timeout is not None:
             timeout = min(timeout, threading.TIMEOUT_MAX)
         gate = new_gate()
-        began = monotonic()
+        began = clock.monotonic()
         with self._lock:
             if self._done:
                 return
@@ -334,7 +333,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             if not self._forget_waiter(gate.open):
                 self._left()
             if isinstance(error, KeyboardInterrupt):
-                told = slow_waits.told_since(began, monotonic())
+                told = slow_waits.told_since(began, clock.monotonic())
                 error.add_note(f"while waiting for {self._describe()}, {told}{unobserved_errors.word()}")
             raise
 

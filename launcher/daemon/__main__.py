@@ -80,6 +80,8 @@ def _live(boot: Boot, templates: Templates) -> None:
 
     import uvloop
 
+    from .near_side import StandardStreams
+    from .network import GrpcNetwork
     from .node import Node
     from .resources import facts
 
@@ -88,7 +90,8 @@ def _live(boot: Boot, templates: Templates) -> None:
         templates.watch(loop)
         known = facts(boot.config.gpus, boot.config.fake_gpus, boot.worker_environment)
         known["gpus"] = known["gpus"][: boot.config.max_gpus]
-        node = Node(loop, boot, templates, known)
+        near_side = StandardStreams(loop, boot.config.marker, boot.rest_of_stdin)
+        node = Node(loop, boot, templates, known, near_side, GrpcNetwork(boot.config))
         gc.collect()
         gc.freeze()  # what is there now stays: no later collection needs to look at it
         await node.run()

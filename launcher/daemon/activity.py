@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from rlinf_async._core import operations
+from rlinf_async._core import clock, operations
 from rlinf_async._core.resource_locks import Ticket
 
 from .channel_names import ChannelNames
@@ -57,7 +56,7 @@ class Activity:
         The state is what is unusual about its process, the calls are ``[method, seconds]`` of the oldest ones of so
         many that are open.
         """
-        now = time.monotonic()
+        now = clock.monotonic()
         found = [self._router.endpoints.get(number) for number in op.numbers]
         return [
             [_state(worker), worker.pending_calls.ages(now, _MAX_CALLS), len(worker.pending_calls)]

@@ -20,13 +20,12 @@ import dataclasses
 import itertools
 import os
 import stat
-import time
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rlinf_async import settings
-from rlinf_async._core import frames, operations
+from rlinf_async._core import clock, frames, operations
 from rlinf_async._inspection.state import stack_dump
 from rlinf_async._inspection.state.run_report import (
     LOOP_BLOCKED,
@@ -155,14 +154,14 @@ class Inspection:
         """A driver closes its connection; its process may live on."""
         if driver.role == "driver" and (start := start_of(driver.pid)):
             self._left.pop(driver.pid, None)
-            self._left[driver.pid] = (time.monotonic(), start)
+            self._left[driver.pid] = (clock.monotonic(), start)
             if len(self._left) > _MAX_LEFT:
                 del self._left[next(iter(self._left))]
 
     def _left_drivers(self) -> list[LeftDriver]:
         back = {endpoint.os_pid for endpoint in self._router.endpoints.values()}
         self._left = {pid: left for pid, left in self._left.items() if pid not in back and start_of(pid) == left[1]}
-        return [LeftDriver(pid, self._node_name, time.monotonic() - when) for pid, (when, _) in self._left.items()]
+        return [LeftDriver(pid, self._node_name, clock.monotonic() - when) for pid, (when, _) in self._left.items()]
 
     # -- asking -------------------------------------------------------------------------------------------------
 
@@ -268,7 +267,7 @@ def _identity(endpoint: Endpoint) -> tuple[str, str, str, int]:
 
 
 def _open_calls(endpoint: Endpoint) -> list[OpenCall]:
-    return [OpenCall(*call) for call in endpoint.pending_calls.all_ages(time.monotonic())]
+    return [OpenCall(*call) for call in endpoint.pending_calls.all_ages(clock.monotonic())]
 
 
 def _wake_witness(endpoint: Endpoint) -> bool:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import json
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Coroutine
@@ -29,10 +27,13 @@ from .boot import Boot
 from .endpoint import Endpoint
 from .guardian import remove
 from .handlers import Requester
+from .near_side import NearSide
+from .network import Network
 from .node_link import NodeLink
 from .router import Router
-from .service import DaemonService, Group, Site
+from .service import DaemonService, Group, NewProcess, Site
 from .templates import Templates
+from .worker_process import WorkerProcess
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +65,18 @@ class Node:
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, boot: Boot, templates: Templates, facts: dict[str, Any]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        boot: Boot,
+        templates: Templates,
+        facts: dict[str, Any],
+        near_side: NearSide,
+        network: Network,
+        new_process: NewProcess = WorkerProcess,
     ) -> None:
         self._loop = loop
+        self._near_side = near_side
+        self._network = network
         self._boot = boot
         self._templates = templates
         self._facts = facts
@@ -77,9 +87,7 @@ class Node:
         self._tasks: asyncio.TaskGroup
         self._expected_links: dict[int, asyncio.Future[Any]] = {}
         self._names: dict[int, str] = {boot.config.node: boot.config.name}
-        self._server: Any = None
         self._bodies = Pool(_KEPT_BODIES_BYTES)
-        self._address = ""
         site = Site(
             run=boot.config.run,
             node=boot.config.node,
@@ -98,7 +106,7 @@ class Node:
         )
         self._router = Router(loop, boot.config.node, self._on_request)
         self._admission = Admission(loop, self._begin, self._driver_gone)
-        self._service = DaemonService(loop, site, templates, self._router, self._abandon)
+        self._service = DaemonService(loop, site, templates, self._router, self._abandon, new_process)
         self._service.handlers.register(operations.EndRun, self._end_run)
         self._service.membership.on_lost = self._on_node_lost
         self._service.membership.on_cut_off = self._on_cut_off
@@ -109,10 +117,10 @@ class Node:
     async def run(self) -> None:
         listener = listen(str(self._boot.socket_path))
         self._listen(listener)
-        self._loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
+        self._near_side.on_sigterm(self._on_sigterm)
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                address = await self._serve_neighbours()
+                address = await self._network.serve(self._on_link)
                 self._start(self._service.probes.find_renderers(self._facts), "the search for EGL devices")
                 conversation = self._tasks.create_task(_logged(self._converse(address), "the talk with the launcher"))
                 await self._stop.wait()
@@ -131,15 +139,13 @@ class Node:
             self._bodies.close()
             remove([str(self._boot.run_dir)])
 
-    # -- the near side, over stdin and stdout ---------------------------------------------------------------------
+    # -- the near side ------------------------------------------------------------------------------------------
 
     def _say(self, event: dict[str, Any]) -> None:
-        line = self._boot.config.marker + json.dumps(event) + "\n"
-        with contextlib.suppress(OSError):
-            os.write(1, line.encode())
+        self._near_side.say(event)
 
     async def _converse(self, address: str | None) -> None:
-        """Reads what the near side says until it says stop, or is gone."""
+        """Does what the near side says until it says stop, or is gone."""
         self._say(
             {
                 "event": "up",
@@ -151,58 +157,18 @@ class Node:
                 "note": self._boot.logs.note,
             }
         )
-        lines = self._boot.rest_of_stdin
-        reader = asyncio.Event()
-        os.set_blocking(0, False)
-        self._loop.add_reader(0, reader.set)
         try:
-            while True:
-                while b"\n" in lines:
-                    line, _, lines = lines.partition(b"\n")
-                    message = json.loads(line)
-                    if message["op"] == "stop":
+            async with contextlib.aclosing(self._near_side.orders()) as orders:
+                async for order in orders:
+                    if order["op"] == "stop":
                         self._in_order = True
                         return
-                    if message["op"] == "peers":
-                        await self._meet(message["peers"])
-                reader.clear()
-                await reader.wait()
-                try:
-                    data = os.read(0, 65536)
-                except BlockingIOError:
-                    continue
-                if not data:
-                    logger.info("the lifeline is cut: ending")
-                    return
-                lines += data
-        except OSError as error:
-            logger.info("the lifeline is cut (%s): ending", error)
+                    if order["op"] == "peers":
+                        await self._meet(order["peers"])
         finally:
-            self._loop.remove_reader(0)
             self._stop.set()
 
     # -- other nodes --------------------------------------------------------------------------------------------
-
-    async def _serve_neighbours(self) -> str | None:
-        config = self._boot.config
-        if config.bind is None:
-            return None
-        from rlinf_async._wire.peer_server import PeerServer
-
-        assert config.credentials is not None
-        self._server = PeerServer(
-            config.node,
-            config.run,
-            config.credentials,
-            config.bind,
-            self._on_link,
-            lease=settings.LEASE_S(),
-            greeting_timeout=settings.GREETING_TIMEOUT_S(),
-            most_connections=2 * (config.num_nodes + 1) + int(settings.UNAUTHENTICATED_CONNECTIONS()),
-            ports=config.ports,
-        )
-        self._address = await self._server.start()
-        return self._address
 
     def _on_link(self, link: Any) -> None:
         self._add_neighbour(link)
@@ -251,21 +217,7 @@ class Node:
         await self._expected(node)
 
     async def _dial(self, peer: dict[str, Any]) -> None:
-        from rlinf_async._wire.dial import dial
-
-        config = self._boot.config
-        assert config.credentials is not None
-        link = await dial(
-            peer["address"],
-            node=config.node,
-            peer=peer["node"],
-            run=config.run,
-            credentials=config.credentials,
-            timeout=settings.NODE_LINK_TIMEOUT_S(),
-            lease=settings.LEASE_S(),
-            own_address=self._address,
-        )
-        self._add_neighbour(link)
+        self._add_neighbour(await self._network.dial(peer["node"], peer["address"]))
 
     def _from_neighbour(self, neighbour: NodeLink, frame: list[Any], fds: list[int]) -> None:
         if frame[0] == frames.GONE:
@@ -458,7 +410,7 @@ class Node:
         self._end_soon()
 
     def _end_soon(self) -> None:
-        signal.alarm(_END_TIMEOUT_S)
+        self._near_side.end_within(_END_TIMEOUT_S)
         self._stop.set()
 
     async def _close_everything(self) -> None:
@@ -472,8 +424,7 @@ class Node:
         else:
             await self._close_groups()
             await self._take_leave()
-        if self._server is not None:
-            await self._server.stop()
+        await self._network.stop()
         self._templates.close()
 
     async def _close_groups(self) -> None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final
 
-from rlinf_async._core import operations
+from rlinf_async._core import clock, operations
 from rlinf_async._recorder.state import metric_table as table
 from rlinf_async._recorder.state.event_ring import CELL, CELLS_AT, SLOTS_AT, ring_path
 from rlinf_async._recorder.state.metric_table import MetricFamily
@@ -78,9 +77,9 @@ class NodeMetrics:
             it, each with group and rank.
         """
         samples: Samples = defaultdict(list)
-        began = time.monotonic()
+        began = clock.monotonic()
         await asyncio.sleep(0)
-        samples[table.LOOP_LAG.name] = [[time.monotonic() - began]]
+        samples[table.LOOP_LAG.name] = [[clock.monotonic() - began]]
         cells: dict[str, tuple[int, list[list[Any]]]] = {}
         alive = [endpoint for endpoint in self._router.endpoints.values() if _is_alive(endpoint)]
         room = MAX_CELLS_PER_NODE
@@ -114,7 +113,7 @@ class NodeMetrics:
         samples[table.MEMORY.name].append([*who, resident_bytes(endpoint.os_pid)])
         samples[table.CPU.name].append([*who, cpu_seconds(endpoint.os_pid)])
         if endpoint.process is not None:
-            oldest = endpoint.pending_calls.ages(time.monotonic(), 1)
+            oldest = endpoint.pending_calls.ages(clock.monotonic(), 1)
             samples[table.OPEN_CALLS.name].append([*who, len(endpoint.pending_calls)])
             samples[table.CALL_AGE.name].append([*who, oldest[0][1] if oldest else 0.0])
 

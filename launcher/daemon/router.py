@@ -12,12 +12,11 @@ import fcntl
 import itertools
 import logging
 import os
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from rlinf_async._core import frames, operations
+from rlinf_async._core import clock, frames, operations
 from rlinf_async._core.frames import FrameError, Status
 from rlinf_async._core.operations import Answer as Answered, Operation
 from rlinf_async._core.segment import close_fds, write_segment
@@ -264,7 +263,7 @@ class Router:
         # died in between.  Its exit report has answered the calls that were known then; one that was added now would
         # never be answered.  So it is refused at once, with its method among those that were open at the death.
         # tests/_client/test_direct_calls.py::test_a_death_before_the_daemon_has_heard_of_the_call_is_told_too
-        now = time.monotonic()
+        now = clock.monotonic()
         for number, slot, call, method in pending:
             worker = self.endpoints.get(number) or self.replaced.get(number)
             if worker is None or worker.process is None or worker.exit_report is not None:
@@ -380,7 +379,7 @@ class Router:
 
     def _route_call(self, frame: list[Any], fds: list[int]) -> None:
         kind, count, source, route, call, method, credit, body = frame
-        now = time.monotonic()
+        now = clock.monotonic()
         targets, elsewhere = self._split(route, fds)
         mine: list[tuple[Endpoint, int]] = []
         for number, slot in targets:

@@ -12,13 +12,12 @@ import functools
 import logging
 import os
 import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rlinf_async._core import frames, operations
+from rlinf_async._core import clock, frames, operations
 from rlinf_async._core.descriptors import explained_shortage
 from rlinf_async._core.ended_endpoints import EndedEndpoints
 from rlinf_async._recorder.recording import journal_in
@@ -64,6 +63,10 @@ _RETURN_ANSWER_S: Final = 2.0
 
 _MAX_UNOBSERVED_ERRORS: Final = 1000
 """Errors that a daemon keeps for the launcher: one is enough for the exit code, and people read the first ones."""
+
+
+NewProcess = Callable[[asyncio.AbstractEventLoop, WorkerSetup, str, Path], WorkerProcess]
+"""Makes a worker process of this node, which is not started yet."""
 
 
 @dataclass
@@ -117,9 +120,11 @@ class DaemonService:
         templates: Templates,
         router: Router,
         abandon: Callable[[Group], None],
+        new_process: NewProcess = WorkerProcess,
     ) -> None:
         """``abandon`` closes a group whose owner is gone."""
         self._loop = loop
+        self._new_process = new_process
         self._site = site
         self._templates = templates
         self._abandon = abandon
@@ -372,7 +377,7 @@ class DaemonService:
                 self.router.tell(group.owner, "output", facts)
 
         setup = WorkerSetup(group.name, worker["rank"], worker["address"], spec, store, on_lines)
-        process = WorkerProcess(self._loop, setup, site.name, site.log_dir)
+        process = self._new_process(self._loop, setup, site.name, site.log_dir)
         endpoint.process = process
         try:
             nursery = self._profiled(worker.get("profiler"), place, spec) or template
@@ -437,7 +442,7 @@ class DaemonService:
     def _report_exit(self, endpoint: Endpoint, group: Group | None, *, expected: bool) -> None:
         process = endpoint.process
         assert process is not None
-        report = process.exit_report(endpoint.pending_calls.methods(time.monotonic()))
+        report = process.exit_report(endpoint.pending_calls.methods(clock.monotonic()))
         report["returns"] = not expected and group is not None and group.supervised and group.closed is None
         if not expected:
             logger.warning("worker %s (pid %d) %s", process.setup.name, process.pid, report["verdict"])
@@ -569,7 +574,7 @@ class DaemonService:
         checked = asyncio.Event()
         self.call_check.begin(self.router.endpoints.values(), checked.set)
         await checked.wait()
-        now = time.monotonic()
+        now = clock.monotonic()
         return {
             "node": self._site.node,
             "pid": os.getpid(),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
-from rlinf_async._core import operations
+from rlinf_async._core import clock, operations
 from rlinf_async._messaging.state.emulated_delay import SharedLink, SharedLinks
 
 from .handlers import Requester
@@ -21,4 +19,4 @@ class SharedLinkService:
         links = [SharedLink(str(name), float(rate)) for name, rate in op.lines]
         if any(link.rate <= 0 for link in links):
             raise ValueError(f"a link must carry more than nothing: {links}")
-        return self._links.reserve(links, max(0, op.nbytes), time.monotonic())
+        return self._links.reserve(links, max(0, op.nbytes), clock.monotonic())

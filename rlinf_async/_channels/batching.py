@@ -12,13 +12,13 @@ with those while more follow.  Where no loop runs nothing waits::
 from __future__ import annotations
 
 import asyncio
-import time
 from asyncio import _get_running_loop as running_loop
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
 
 from rlinf_async._channels.request import Put
+from rlinf_async._core import clock
 from rlinf_async._core.segment import close_fds
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ class Batching:
     def burst(self, count: int) -> None:
         """So many requests have been answered at once."""
         if count >= MIN_BURST:
-            self._burst_until = time.monotonic() + _BURST_WINDOW_S
+            self._burst_until = clock.monotonic() + _BURST_WINDOW_S
 
     def may_wait(self, now: float) -> bool:
         """Whether a request may wait now, because others are likely to follow."""

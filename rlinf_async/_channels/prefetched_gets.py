@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Protocol
@@ -10,7 +9,7 @@ from typing import Any, Final, Protocol
 from rlinf_async._channels.request import Get, Question
 from rlinf_async._channels.state.prefetch_window import IDLE_S, Delivery, PrefetchWindows
 from rlinf_async._client.client import NodeClient
-from rlinf_async._core import frames
+from rlinf_async._core import clock, frames
 from rlinf_async._core.segment import close_fds
 
 _TURN_S: Final = 1e-3
@@ -159,7 +158,7 @@ class PrefetchedGets:
     def called_back(self, key: bytes) -> None:
         """Another process asks for something under this key."""
         with self._state.lock:
-            self._state.back_off(key, time.monotonic())
+            self._state.back_off(key, clock.monotonic())
             self._give_back(key)
 
     # -- back ---------------------------------------------------------------------------------------------------
@@ -197,7 +196,7 @@ class PrefetchedGets:
         if self._client.closed is not None:
             return
         with self._state.lock:
-            for key in self._state.stale(time.monotonic()):
+            for key in self._state.stale(clock.monotonic()):
                 self._give_back(key)
             self._watching = bool(self._state.open)
             if self._watching:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeVar
 
 from rlinf_async import settings
 from rlinf_async._channels.queue_errors import QueueEnd
-from rlinf_async._core import frames
+from rlinf_async._core import clock, frames
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.segment import close_fds
 from rlinf_async._inspection.state.run_report import Target, TargetKind
@@ -86,7 +85,7 @@ class QueueRequest(Work[T]):
         self.key = key
         self._said = (verb, channel, name)
         self._timeout = timeout
-        self.since = self._since = time.monotonic()
+        self.since = self._since = clock.monotonic()
 
     def _describe(self) -> str:
         verb, channel, name = self._said
@@ -122,7 +121,7 @@ class QueueRequest(Work[T]):
 
     def _remaining(self) -> float | None:
         if self._timeout == 0:  # the queue is told not to let it wait, and has some time to answer
-            return max(0.0, self._since + settings.CHANNEL_ANSWER_TIMEOUT_S() - time.monotonic())
+            return max(0.0, self._since + settings.CHANNEL_ANSWER_TIMEOUT_S() - clock.monotonic())
         return super()._remaining()
 
     def done(self) -> bool:

@@ -11,13 +11,12 @@ than the link carries.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final
 
 from rlinf_async._client.client import NodeClient
-from rlinf_async._core import operations
+from rlinf_async._core import clock, operations
 from rlinf_async._messaging.state.emulated_delay import Crossing, NetEmulation
 from rlinf_async.configuration import worker_key
 from rlinf_async.work import Work
@@ -66,7 +65,7 @@ class EmulatedLinks:
         if crossing is None:
             go()
             return
-        now = time.monotonic()
+        now = clock.monotonic()
         delayed = _Delayed(go, None if crossing.links else now + crossing.delay)
         with self._lock:
             self._kept.setdefault(link, deque()).append(delayed)
@@ -94,15 +93,15 @@ class EmulatedLinks:
             except Exception:  # node 0 is lost, which keeps the book of the shared links
                 through = 0.0
             alone = max(nbytes / link.rate for link in crossing.links)
-            since = now if through <= alone + _TIMER_SLACK_S else time.monotonic()
+            since = now if through <= alone + _TIMER_SLACK_S else clock.monotonic()
             delayed.due = since + through + crossing.delay
-            self._client.later(max(0.0, delayed.due - time.monotonic()), lambda: self._release(link))
+            self._client.later(max(0.0, delayed.due - clock.monotonic()), lambda: self._release(link))
 
         request._follow(reserved)
 
     def _release(self, link: Hashable) -> None:
         """On the client's loop: sends what is due."""
-        now = time.monotonic()
+        now = clock.monotonic()
         emptied: Work[Any] | None = None
         while True:
             with self._lock:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -14,7 +13,7 @@ from rlinf_async._client.client import NodeClient
 from rlinf_async._client.tasks import Task
 from rlinf_async._cluster.launch import Plan, open_store, spawn
 from rlinf_async._cluster.launch_config import LaunchConfig
-from rlinf_async._core import codec, frames, operations
+from rlinf_async._core import clock, codec, frames, operations
 from rlinf_async._core.root_cause import name_ranks
 from rlinf_async._group.members import Members
 from rlinf_async._group.restart_budget import RestartBudget
@@ -276,10 +275,10 @@ class Supervision:
             self._note(rank, f"rank {rank} (pid {facts['pid']}) {facts['verdict']}")
         free = self._free | self._paid
         if self._plan.policy.restarts_group:
-            pause = 0.0 if free >= set(ranks) else self._budget.spend(_WHOLE_GROUP, time.monotonic())
+            pause = 0.0 if free >= set(ranks) else self._budget.spend(_WHOLE_GROUP, clock.monotonic())
             pauses = dict.fromkeys(ranks, pause)
         else:
-            now = time.monotonic()
+            now = clock.monotonic()
             pauses = {rank: 0.0 if rank in free else self._budget.spend(rank, now) for rank in ranks}
         if lost := [rank for rank in ranks if pauses[rank] is None]:
             policy = self._plan.policy

@@ -19,7 +19,7 @@ class WaitTable:
         rows: by key, what waits and since when, in seconds of the monotonic clock; the oldest first.
 
     Example:
-        table.rows[future] = (work, time.monotonic())
+        table.rows[future] = (work, clock.monotonic())
         ...
         for key, work, since, nth in table.due(now, marks): ...    # ``nth`` mark has just been passed
         table.rows.pop(future, None)

@@ -6,13 +6,13 @@ does, and when, it decides itself (``_worker/collective_watch.py``).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
+from rlinf_async._core import clock
 from rlinf_async.handle import Handle
 from rlinf_async.stream import Stream
 
@@ -32,14 +32,14 @@ class Failure:
     Attributes:
         call: the number of the call in which it failed; 0 between calls.
         describe: gives ``"rank 3 of group 'actor' failed in step() (ValueError: no)"``.
-        at: when, by ``time.monotonic()``.
+        at: when, by ``clock.monotonic()``.
     """
 
     rank: int
     endpoint: int
     call: int
     describe: Callable[[], str]
-    at: float = field(default_factory=time.monotonic)
+    at: float = field(default_factory=lambda: clock.monotonic())
 
 
 @dataclass
@@ -94,11 +94,11 @@ class FailureNotices:
         """Has notices sent when they are due; those that come later are due later."""
         if not self._armed:
             self._armed = True
-            self._client.later(max(0.0, due - time.monotonic()), self._send_notices)
+            self._client.later(max(0.0, due - clock.monotonic()), self._send_notices)
 
     def _send_notices(self) -> None:
         self._armed = False
-        now = time.monotonic()
+        now = clock.monotonic()
         later: list[float] = []
         for concern in list(self.concerns.values()):
             due = concern.failure.at + self._quiet

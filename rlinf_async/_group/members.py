@@ -6,13 +6,12 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
-from time import monotonic
 from typing import Any, Final, Protocol
 
 from rlinf_async._client import far_side
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.tasks import Task
-from rlinf_async._core import codec, frames
+from rlinf_async._core import clock, codec, frames
 from rlinf_async._core.encoded import Encoded
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.frames import Status
@@ -275,7 +274,7 @@ class Members:
             ready._follow(self._begin_counting)
 
     def _begin_counting(self) -> None:
-        self._counts_from = monotonic()
+        self._counts_from = clock.monotonic()
         self._look_at_deadlines()
 
     def deadline_now(self) -> CallDeadline | None:
@@ -304,7 +303,7 @@ class Members:
         for handler in (*list(self.open.values()), *(waiting[1] for waiting in list(self._pending))):
             if isinstance(handler, Stream) or handler.done() or handler._expired:
                 continue
-            left = max(handler._since, self._counts_from) + self.deadline.seconds - monotonic()
+            left = max(handler._since, self._counts_from) + self.deadline.seconds - clock.monotonic()
             if left > 0:
                 return left
             handler._expire()
@@ -343,7 +342,7 @@ class Members:
         if self.client.loop.is_closed():
             raise loop_watch.closed(self.client.loop, f"{self.name}.{method}() was called")
         if self.deadline is not None and isinstance(handler, Handle):
-            handler._since = monotonic()
+            handler._since = clock.monotonic()
         bodies: list[tuple[bytes | int, Sequence[int]]] = []
         try:
             for value in encoded:

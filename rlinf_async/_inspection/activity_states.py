@@ -7,12 +7,12 @@ import concurrent.futures
 import dataclasses
 import os
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from rlinf_async._core import clock
 from rlinf_async._core.wait_table import FOREVER
 from rlinf_async._inspection.code_frames import has_users, line_of
 from rlinf_async._inspection.own_collectives import collective_wait
@@ -195,7 +195,7 @@ class States:
 
 def _of_row(row: slow_waits.Row, left: float | None) -> Wait:
     """A wait of the table's."""
-    work, now = row.work, time.monotonic()
+    work, now = row.work, clock.monotonic()
     limits = (left, work._time_left(), None if row.until == FOREVER else max(0.0, row.until - now))
     targets, every = work._needs()
     least = min((limit for limit in limits if limit is not None), default=None)

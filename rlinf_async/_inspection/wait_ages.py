@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import time
 import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Final
+
+from rlinf_async._core import clock
 
 _TOLD_FROM_S: Final = 2.0
 """Lower bounds below say less than that an age is not known: such a wait may be old, and would pass for a young one."""
@@ -34,7 +35,7 @@ class WaitAges:
     def begin(self) -> None:
         """A look begins; what the one before has not found is forgotten."""
         self._before, self._now = self._now, {}
-        self._last, self._looked_at = self._looked_at, time.monotonic()
+        self._last, self._looked_at = self._looked_at, clock.monotonic()
 
     def age(self, key: Hashable, token: Any) -> float | None:
         """Seconds that it has lasted at least, or, of one that has just begun, at most; None where it may be any."""

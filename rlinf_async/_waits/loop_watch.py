@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from rlinf_async import settings
+from rlinf_async._core import clock
 from rlinf_async.errors import LoopNotRunning
 
 is_needed = False
@@ -69,7 +69,7 @@ class LoopWatch:
         self._ask()
 
     def _ask(self) -> None:
-        self.due = time.monotonic() + self._seconds
+        self.due = clock.monotonic() + self._seconds
         self._has_turned = False
         with contextlib.suppress(RuntimeError):  # it is closed
             self._loop.call_soon_threadsafe(self._sign)
@@ -104,7 +104,7 @@ class LoopWatch:
             else:
                 self.check_on(loop, future)
 
-        self._timer = loop.call_later(self.due - time.monotonic(), look)
+        self._timer = loop.call_later(self.due - clock.monotonic(), look)
 
     def cancel(self) -> None:
         """The wait is over."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from rlinf_async import settings
+from rlinf_async._core import clock
 from rlinf_async._core.wait_table import FOREVER, WaitTable
 from rlinf_async._inspection.state.run_report import Target
 from rlinf_async._recorder import recording
@@ -186,7 +187,7 @@ class LoopWaits:
     def _look(self) -> None:
         self.armed = False
         times = marks()
-        now = time.monotonic()
+        now = clock.monotonic()
         due = self._table.due(now, times)
         try:
             words = []
@@ -200,7 +201,7 @@ class LoopWaits:
                 # Not later than the first word on what begins right now: until then that need not set the timer.
                 then = min(self._table.next_due(times), now + times[0])
                 self.armed = True
-                self.loop.call_later(max(0.0, then - time.monotonic()) + times[0] * _MARK_SLACK_FRACTION, self._look)
+                self.loop.call_later(max(0.0, then - clock.monotonic()) + times[0] * _MARK_SLACK_FRACTION, self._look)
 
 
 def wait_on(work: Waitable, gate: Gate, timeout: float | None) -> bool:
@@ -210,7 +211,7 @@ def wait_on(work: Waitable, gate: Gate, timeout: float | None) -> bool:
         LoopNotRunning: the user's loop that has to turn for it stands still.
     """
     watch = loop_watch.watch(work, None) if loop_watch.is_needed else None
-    since = time.monotonic() - REGISTER_AFTER_S
+    since = clock.monotonic() - REGISTER_AFTER_S
     until = FOREVER if timeout is None else since + timeout
     ident = threading.get_ident()
     key = (ident, gate)
@@ -220,10 +221,10 @@ def wait_on(work: Waitable, gate: Gate, timeout: float | None) -> bool:
         _threads.rows[key] = (work, since)
         while True:
             word_at = since + times[passed] if passed < len(times) else FOREVER
-            left = min(until, word_at, FOREVER if watch is None else watch.due) - time.monotonic()
+            left = min(until, word_at, FOREVER if watch is None else watch.due) - clock.monotonic()
             if gate.wait(min(max(0.0, left), threading.TIMEOUT_MAX)):
                 return True
-            now = time.monotonic()
+            now = clock.monotonic()
             if now >= until:
                 return False
             if watch is not None and now >= watch.due:

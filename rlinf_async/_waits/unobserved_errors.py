@@ -18,7 +18,6 @@ import itertools
 import logging
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rlinf_async import settings
-from rlinf_async._core import operations
+from rlinf_async._core import clock, operations
 from rlinf_async._core.failure_counts import FailureCounts
 from rlinf_async._core.operations import Operation
 
@@ -65,7 +64,7 @@ class UnobservedError:
     make: Callable[[], BaseException] | None = None
     awaited: bool = False
     is_due: bool = False
-    since: float = field(default_factory=time.monotonic)
+    since: float = field(default_factory=lambda: clock.monotonic())
 
     def make_cause(self) -> BaseException | None:
         """The exception; the user's code has got it."""
@@ -144,7 +143,7 @@ class UnobservedErrors:
         with self._lock:
             found = [error for error in self._errors.values() if error.cause == cause and error.awaited]
             for error in found:
-                error.awaited, error.since = False, time.monotonic()
+                error.awaited, error.since = False, clock.monotonic()
             sets_timer = bool(found) and not self._timer_is_set
             self._timer_is_set = self._timer_is_set or sets_timer
         if sets_timer:
@@ -177,7 +176,7 @@ class UnobservedErrors:
     # -- after a second -----------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        patience, now = settings.UNOBSERVED_ERROR_S(), time.monotonic()
+        patience, now = settings.UNOBSERVED_ERROR_S(), clock.monotonic()
         with self._lock:
             waiting = [error for error in self._errors.values() if not (error.awaited or error.is_due)]
             due = [error for error in waiting if error.since + patience <= now + 0.005]
@@ -218,7 +217,7 @@ def cause_of(error: BaseException) -> str:
 
 def lines() -> list[str]:
     """One line for each error that has arrived in this process and is not awaited, like ones folded."""
-    now = time.monotonic()
+    now = clock.monotonic()
     errors = sorted(
         (error for account in list(_accounts) for error in account.pending()), key=lambda error: error.since
     )

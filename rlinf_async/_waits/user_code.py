@@ -15,9 +15,10 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, MethodType
 from typing import Any, Final
+
+from rlinf_async._core import clock
 
 _PACKAGE: Final = str(Path(__file__).resolve().parents[1]) + os.sep
 _STDLIB: Final = sysconfig.get_path("stdlib") + os.sep
@@ -128,7 +129,7 @@ def frames_of(task: asyncio.Task[Any]) -> Iterator[FrameType]:
 
 def time_left(task: asyncio.Task[Any]) -> float | None:
     """Seconds until a timer ends the await that a suspended task is in; None where there is none."""
-    return min((max(0.0, when - monotonic()) for when in _deadlines_of(task)), default=None)
+    return min((max(0.0, when - clock.monotonic()) for when in _deadlines_of(task)), default=None)
 
 
 def _deadlines_of(task: asyncio.Task[Any]) -> Iterator[float]:

@@ -18,12 +18,12 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from rlinf_async import settings
+from rlinf_async._core import clock
 from rlinf_async._core.link_messages import IncomingMessages, OutgoingMessages
 from rlinf_async._wire.reachable import refuses_connections
 from rlinf_async.errors import ClosedError, NodeLost, RLinfAsyncError
@@ -140,6 +140,7 @@ class PeerLink:
         wire: the first connection.
         lease: seconds without any message of the other side, a tenth more at most, that end the link.
         address: where the peer's daemon listens; one that refuses connections there is gone.  Empty: not known.
+        refuses: says whether connections are refused there.
         redial: None on the side that accepts, which `suspend`s and `resume`s.
         on_end: called once, when the link is over however it has ended.
 
@@ -165,6 +166,7 @@ class PeerLink:
         *,
         lease: float = settings.LEASE_S.default,
         address: str = "",
+        refuses: Callable[[str], Awaitable[bool]] = refuses_connections,
         redial: Redial | None = None,
         on_end: Callable[[], None] | None = None,
     ) -> None:
@@ -172,6 +174,7 @@ class PeerLink:
         self.peer_has_ended = False
         self.lease = lease
         self._address = address
+        self._refuses = refuses
         self._redial = redial
         self._on_end = on_end
         self._callbacks: dict[str, Callable[[Any], None]] = {}
@@ -196,14 +199,14 @@ class PeerLink:
         self._present: Wire | None = wire
         self._interruption: asyncio.Future[Broken] = self._loop.create_future()
         self._resumption: asyncio.Future[Wire] = self._loop.create_future()
-        self._heard = self._looked = time.monotonic()
+        self._heard = self._looked = clock.monotonic()
         self._beat = self._loop.call_later(self._beat_s, self._look)
         self._task = asyncio.create_task(self._run(wire), name=f"link to node {peer}")
 
     @property
     def seconds_down(self) -> float:
         """For how long nothing has come of a peer that should have been heard; 0 of a link that is up."""
-        silent = time.monotonic() - self._heard
+        silent = clock.monotonic() - self._heard
         return silent if self._present is None or silent > _SILENT_BEATS * self._beat_s else 0.0
 
     def send(self, data: bytes) -> None:
@@ -333,7 +336,7 @@ class PeerLink:
         """
         self._resumption = self._loop.create_future()
         wire.over.set()
-        left = self._heard + self.lease + self._beat_s - time.monotonic()
+        left = self._heard + self.lease + self._beat_s - clock.monotonic()
         try:
             async with asyncio.timeout(max(0.0, left)):
                 return await (self._await_resumption(why) if self._redial is None else self._dial_again(why))
@@ -370,7 +373,7 @@ class PeerLink:
         Raises:
             LinkEnded: so it is.
         """
-        if self._address and await refuses_connections(self._address):
+        if self._address and await self._refuses(self._address):
             self.peer_has_ended = True
             raise LinkEnded(f"{why}; its daemon is gone: {self._address} refuses connections")
 
@@ -385,7 +388,7 @@ class PeerLink:
             await wire.over.wait()
         if self._ending or self._verdict:
             raise LinkEnded(self._reason or self._verdict or "it is being closed")
-        self._heard = time.monotonic()
+        self._heard = clock.monotonic()
         return self._received
 
     def resume(self, wire: Wire, received: Received) -> None:
@@ -414,7 +417,7 @@ class PeerLink:
         return self._control_received.received, self._bulk_received.received
 
     def _resume(self, received: Received) -> None:
-        self._heard = time.monotonic()
+        self._heard = clock.monotonic()
         try:
             self._control.resume(received[0])
             self._bulk.resume(received[1])
@@ -429,7 +432,7 @@ class PeerLink:
 
     def _look(self) -> None:
         """Sends a heartbeat, and finds out how long the other side has been silent."""
-        now, beat = time.monotonic(), self._beat_s
+        now, beat = clock.monotonic(), self._beat_s
         # Where this process itself stood still, what has come meanwhile is read before it is judged.
         stood_still, self._looked = now - self._looked > 2 * beat, now
         if not self._listening.is_set():
@@ -444,7 +447,7 @@ class PeerLink:
         self._send_word()
 
     def _silence(self) -> str:
-        silent = time.monotonic() - self._heard
+        silent = clock.monotonic() - self._heard
         return f"no sign of life for {silent:.1f} s, and its lease is {self.lease:g} s ({settings.LEASE_S.variable})"
 
     def _send_word(self) -> None:
@@ -497,7 +500,7 @@ class PeerLink:
 
     async def _read_control(self, stream: Stream) -> None:
         while (data := await stream.read()) != _GOODBYE:
-            self._heard = time.monotonic()
+            self._heard = clock.monotonic()
             self._take_numbers(data)
             if len(data) > _HEADER.size:
                 await self._deliver("on_control", data[_HEADER.size :])
@@ -506,7 +509,7 @@ class PeerLink:
 
     async def _read_bulk(self, stream: Stream) -> None:
         while (data := await stream.read()) != _GOODBYE:
-            self._heard = time.monotonic()
+            self._heard = clock.monotonic()
             await self._deliver("on_bulk", data)
             self._count(self._bulk_received, len(data))
         self._close_reader()

@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 from weakref import WeakMethod
 
-from rlinf_async._core import frames
+from rlinf_async._core import clock, frames
 from rlinf_async._core.frames import Frame, FrameError, new_packer
 from rlinf_async._core.resend import Incoming, content_bytes, pack
 from rlinf_async._wire.owned_socket import OwnedSocket
@@ -120,7 +119,7 @@ class SocketWriter:
             if hold or self._is_scheduled or self._is_blocked or not self.thread:
                 return
             if threading.get_ident() == self.thread:
-                now = time.monotonic()
+                now = clock.monotonic()
                 if now - self._sent_at < _BURST_S:
                     self._is_scheduled = True
                     self._loop.call_soon(self.flush)
@@ -157,7 +156,7 @@ class SocketWriter:
                 self.buffer.add(data, fds, content_bytes(frame) if fds else 0)
             if self._is_scheduled or self._is_blocked:
                 return
-            self._sent_at = time.monotonic()
+            self._sent_at = clock.monotonic()
         self._write()
 
     def send_acknowledgement(self, about: int = frames.OF_THIS) -> None:
@@ -212,7 +211,7 @@ class SocketWriter:
     def flush(self) -> None:
         """Writes what was sent within this turn of the loop."""
         self._is_scheduled = False
-        self._sent_at = time.monotonic()
+        self._sent_at = clock.monotonic()
         if self.buffer and not self._is_blocked:
             self._write()
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,7 +22,7 @@ from typing import Any, Final
 from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.requests import Request
-from rlinf_async._core import frames, operations
+from rlinf_async._core import clock, frames, operations
 from rlinf_async._transports import process_groups
 from rlinf_async._transports.process_groups import Collectives, Pending, PythonProbe
 from rlinf_async._worker.running_call import Call, State
@@ -43,7 +42,7 @@ class Watched:
         text: how: ``"rank 3 of group 'actor' failed in step() (ValueError: no)"``.
         is_own: it failed in this very call.
         failed_call: the number of the call in which it failed.
-        failed_at: when, by ``time.monotonic()``.
+        failed_at: when, by ``clock.monotonic()``.
         is_aborted: its process groups have been aborted, and its grace is not over.
         second_half: whether it has run Python since half of the grace was over.
     """
@@ -78,7 +77,7 @@ class CollectiveWatch:
 
     def failed(self, call: Call, facts: Mapping[str, Any]) -> None:
         """A rank of the group has failed while this call was open here.  Any thread."""
-        failed_at = time.monotonic() - facts["seconds_ago"]
+        failed_at = clock.monotonic() - facts["seconds_ago"]
         watched = Watched(
             call, facts["rank"], facts["endpoint"], facts["text"], facts["is_own"], facts["call"], failed_at
         )
@@ -113,7 +112,7 @@ class CollectiveWatch:
         self._drop_ended()
         if not self._watched:
             return
-        now = time.monotonic()
+        now = clock.monotonic()
         first = min(watched.failed_at for watched in self._watched.values()) + self._timeout
         if first > now:  # nothing is due: the recorder, which is slow, is not asked
             self._collectives.sample()
@@ -134,7 +133,7 @@ class CollectiveWatch:
         self._look_after(due)
 
     def _rest(self, watched: Watched, operation: Pending) -> float:
-        return max(watched.failed_at, operation.since) + self._timeout - time.monotonic()
+        return max(watched.failed_at, operation.since) + self._timeout - clock.monotonic()
 
     def _stuck(self) -> list[tuple[Watched, Pending]]:
         """The watched calls whose methods run, with the operations that pend."""
@@ -167,7 +166,7 @@ class CollectiveWatch:
 
     def _abort(self, watched: Watched, operation: Pending) -> None:
         watched.is_aborted = True
-        seconds = time.monotonic() - watched.failed_at
+        seconds = clock.monotonic() - watched.failed_at
         logger.warning(
             "%s(), in which %s() has waited since %s %.1f s ago, is aborted with all process groups of this process",
             operation.name, watched.call.method, watched.text, seconds,
@@ -192,7 +191,7 @@ class CollectiveWatch:
         second_half, watched.second_half, watched.is_aborted = watched.second_half, None, False
         if watched.call.state is State.ENDED:
             return
-        latest = time.monotonic() - self._grace / 3
+        latest = clock.monotonic() - self._grace / 3
         stuck = [each for other, each in self._stuck() if other.call is watched.call and each.since < latest]
         if second_half is None or second_half.has_run:  # it computes: a record may stay open
             stuck = [each for each in stuck if each.record < 0]
@@ -202,7 +201,7 @@ class CollectiveWatch:
             stuck.append(operation)
         if not stuck:
             return
-        seconds = time.monotonic() - watched.failed_at
+        seconds = clock.monotonic() - watched.failed_at
         text = (
             f"was killed because it was still inside {watched.call.method}(), in {stuck[0].name}(), {seconds:.1f} s "
             f"after {watched.text}; the aborting of its process groups had not freed it"

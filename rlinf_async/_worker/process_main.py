@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import functools
 import json
 import os
 import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from rlinf_async import settings
 from rlinf_async._client import emulated_links, registry
 from rlinf_async._client.client import NodeClient
+from rlinf_async._core import process
 from rlinf_async._inspection import responder
 from rlinf_async._messaging.exchange import Exchange
 from rlinf_async._messaging.state.emulated_delay import NetEmulation
@@ -40,22 +43,7 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
     asyncio.set_event_loop(loop)
     socket_loop = asyncio.SelectorEventLoop(socket_selector)
     reader = IdleReader(loop, selector, socket_selector)
-    wait_at(reader.gate)
-    runtime = Runtime(loop, identity, spec.get("max_concurrency"))
-    client = NodeClient(socket_loop, runtime)
-    client.node = identity.info.cluster_node_rank
-    runtime.client = client
-    runtime.direct_callers = DirectCallers(client, spec["direct_sockets"], runtime)
-    client.direct_connection = runtime.direct_callers.to
-    context.client = client
-    context.exchange = Exchange(client, identity.info, identity.group_name)
-    registry.activate(client)
-    client.events.on("closed", _cut_off)
-    recorder.attach(client, identity.address.get_name())
-    emulated_links.use(_emulated_links(client, identity))
-
-    facts = {"role": "worker", "pid": os.getpid(), **responder.attach(client, runtime.running_calls)}
-    client.attach_shared(sock, facts, reader)
+    runtime = assemble(sock, spec, identity, socket_loop, reader, os._exit)
 
     def serve_socket() -> None:
         asyncio.set_event_loop(socket_loop)
@@ -84,7 +72,42 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
         broken_loop.report(error)
     with contextlib.suppress(BaseException):
         runtime.direct_callers.flush_blocking(0.5)
-    _leave(client, code)
+    _leave(runtime.client, code)
+
+
+def assemble(
+    sock: socket.socket,
+    spec: dict[str, Any],
+    identity: context.Identity,
+    socket_loop: asyncio.AbstractEventLoop,
+    reader: IdleReader,
+    leave: Callable[[int], Any],
+) -> Runtime:
+    """The parts of a worker, which are this process's from then on; on its main thread.
+
+    Args:
+        sock: to the daemon.
+        spec: as the daemon has written it.
+        socket_loop: reads the sockets while user code runs; it is not running yet.
+        reader: reads them while the main thread is idle, of whose loop it is.
+        leave: ends this process, with an exit code.
+    """
+    wait_at(reader.gate)
+    runtime = Runtime(reader.loop, identity, spec.get("max_concurrency"))
+    client = NodeClient(socket_loop, runtime)
+    client.node = identity.info.cluster_node_rank
+    runtime.client = client
+    runtime.direct_callers = DirectCallers(client, spec["direct_sockets"], runtime)
+    client.direct_connection = runtime.direct_callers.to
+    context.client = client
+    context.exchange = Exchange(client, identity.info, identity.group_name)
+    registry.activate(client)
+    client.events.on("closed", functools.partial(_cut_off, leave))
+    recorder.attach(client, identity.address.get_name())
+    emulated_links.use(_emulated_links(client, identity))
+    facts = {"role": "worker", "pid": process.pid, **responder.attach(client, runtime.running_calls)}
+    client.attach_shared(sock, facts, reader)
+    return runtime
 
 
 def _emulated_links(client: NodeClient, identity: context.Identity) -> emulated_links.EmulatedLinks | None:
@@ -97,12 +120,12 @@ def _emulated_links(client: NodeClient, identity: context.Identity) -> emulated_
     return emulated_links.EmulatedLinks(client, NetEmulation(config), f"{identity.group_name}:{identity.info.rank}")
 
 
-def _cut_off(facts: dict[str, Any]) -> None:
+def _cut_off(leave: Callable[[int], Any], facts: dict[str, Any]) -> None:
     """The daemon is gone, or will not have us any more."""
     with contextlib.suppress(BaseException):
         sys.stderr.write(f"this worker has lost its daemon: {facts['reason']}\n")
         sys.stderr.flush()
-    os._exit(1)
+    leave(1)
 
 
 def _leave(client: NodeClient, code: int) -> None:

@@ -19,7 +19,6 @@ import contextlib
 import logging
 import os
 import threading
-import time
 from asyncio import _get_running_loop as running_loop
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
@@ -27,7 +26,7 @@ from typing import Any, Final
 
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.direct_calls import REPORT_DELAY_S
-from rlinf_async._core import codec, failures, frames, process
+from rlinf_async._core import clock, codec, failures, frames, process
 from rlinf_async._core.frames import Status
 from rlinf_async._core.payload import open_body, pack_body
 from rlinf_async._core.segment import close_fds
@@ -140,7 +139,7 @@ class Runtime:
         call = Call(source, slot, number, method, credit, b"")
         call.direct, call.came_directly = way, came_directly
         if came_directly:
-            call.came_at = time.monotonic()
+            call.came_at = clock.monotonic()
         try:
             call.body = open_body(body, fds)
         except Exception as error:  # the body cannot be mapped: no memory, no descriptors
@@ -276,7 +275,7 @@ class Runtime:
         for send in list(self.client.unsent):
             send()
         queue = self._queue
-        until = time.monotonic() + _TURN_S
+        until = clock.monotonic() + _TURN_S
         while queue and not self._stopping:
             call = queue[0]
             if call.state is not State.QUEUED:
@@ -292,7 +291,7 @@ class Runtime:
                 if recorder.recorder is not None:
                     call.span = recorder.enter_call(call.source, call.call, call.slot, call.method)
                 self._run(call, function)
-            if self._turn_wanted or time.monotonic() > until:
+            if self._turn_wanted or clock.monotonic() > until:
                 break
         self._turn_wanted = False
         self._awake = False
@@ -515,7 +514,7 @@ def _is_reported(call: Call) -> bool:
     # The daemon hears of the answer DirectCallers' delay later, which is longer than the caller's: not before the call.
     # And not of one that waits for room in the socket: until that has left the daemon answers for a worker that dies.
     is_sent = call.direct is None or not call.direct.is_behind()
-    return is_sent and time.monotonic() - call.came_at >= REPORT_DELAY_S
+    return is_sent and clock.monotonic() - call.came_at >= REPORT_DELAY_S
 
 
 def _is_paused(call: Call) -> bool:

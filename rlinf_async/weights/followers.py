@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Sequence
 
+from rlinf_async._core import clock
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._worker.context import require_exchange
 from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost
@@ -179,18 +179,18 @@ class Followers:
             DeadlineExceeded: some have not; names them.
             Exception: as ``check``.
         """
-        begun = time.monotonic()
+        begun = clock.monotonic()
         what = f"followers of '{self._name}'"
         await self._changes.wait_until(
             lambda: bool(self._failures) or None not in self._sizes.values(), timeout, f"the groups of {what}"
         )
-        patience = self._patience if timeout is None else max(0.0, timeout - (time.monotonic() - begun))
+        patience = self._patience if timeout is None else max(0.0, timeout - (clock.monotonic() - begun))
         await self._changes.wait_until(lambda: bool(self._failures) or not self._missing(), patience, what)
         self.check()
         if missing := self._missing():
             lines = {name: self._lines.get(name) for name in missing}
             who = ", ".join(name if line is None else name + line.mismatch for name, line in lines.items())
             raise DeadlineExceeded(
-                f"{who} did not follow '{self._name}' within {time.monotonic() - begun:.3g} s: each "
+                f"{who} did not follow '{self._name}' within {clock.monotonic() - begun:.3g} s: each "
                 f"rank of the groups enters follow(model, of=..., name='{self._name}')"
             )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 from rlinf_async._client.loop_thread import LoopThread
 from rlinf_async._client.tasks import Tasks
+from rlinf_async._core import clock
 from rlinf_async.errors import ClosedError, DeadlineExceeded
 from rlinf_async.weights.links.worker_link import WorkerLink
 from rlinf_async.weights.plane.subscriber import Subscriber
@@ -143,9 +143,9 @@ class Following(Scope):
         return blocking(self._tasks.run(waiting, f"version {version} of '{self._name}'", abandonable=True))
 
     async def _wait_version(self, version: int, timeout: float | None) -> None:
-        begun = time.monotonic()
+        begun = clock.monotonic()
         await self._met.async_wait(timeout)
-        rest = None if timeout is None else max(0.0, timeout - (time.monotonic() - begun))
+        rest = None if timeout is None else max(0.0, timeout - (clock.monotonic() - begun))
         await self._subscriber.wait_version(version, rest)
 
     def _on_loop(self, callback: Callable[[], None]) -> None:

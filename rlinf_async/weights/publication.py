@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from rlinf_async._core import clock
 from rlinf_async._worker import context
 from rlinf_async.errors import ClosedError, PeerLost
 from rlinf_async.weights.followers import Followers
@@ -179,7 +179,7 @@ class Publication(Scope):
             return SyncReport(self.version)
         if self._last is None:
             raise RuntimeError(f"nothing of '{self._name}' was sent yet: send() first, or enter it by `async with`")
-        begun = time.monotonic()
+        begun = clock.monotonic()
         await self._followers.gather(timeout)
         assert self._publisher is not None
         return await self._report(_rest(timeout, begun))
@@ -190,7 +190,7 @@ class Publication(Scope):
         assert handle is not None
         assert publisher is not None
         assert followers is not None
-        begun = time.monotonic()
+        begun = clock.monotonic()
         try:
             report = await handle.async_wait(timeout)
         except Exception:
@@ -227,4 +227,4 @@ def _comes_back(error: BaseException | None) -> bool:
 
 
 def _rest(timeout: float | None, begun: float) -> float | None:
-    return None if timeout is None else max(0.0, timeout - (time.monotonic() - begun))
+    return None if timeout is None else max(0.0, timeout - (clock.monotonic() - begun))

@@ -111,7 +111,7 @@ class NetEmulation:
 
     Example:
         emulation = NetEmulation(config)
-        emulation.reserve("Env:0", "Rollout:1", 1 << 20, now=time.monotonic())    # seconds until it has arrived
+        emulation.reserve("Env:0", "Rollout:1", 1 << 20, now=clock.monotonic())    # seconds until it has arrived
     """
 
     def __init__(self, config: Config) -> None:

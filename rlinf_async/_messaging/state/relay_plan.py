@@ -31,12 +31,12 @@ owner's own; its ``link`` has the ``node`` that it is on, its ``address`` for ot
 from __future__ import annotations
 
 import secrets
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
+from rlinf_async._core import clock
 from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES, DISTRUST_S, Chain, chain_sizes
 from rlinf_async.errors import PeerLost, TransferFailed, WorkerDied
 
@@ -358,7 +358,7 @@ class RelayPlan:
             chained = []
         else:
             job.sizes = chain_sizes(job.nbytes)
-        self._chain.plan(chained, time.monotonic())
+        self._chain.plan(chained, clock.monotonic())
         return able
 
     def packed(self, number: int, nbytes: int) -> None:
@@ -512,7 +512,7 @@ class RelayPlan:
         there, sender = way.machine.receivers[0].link.label, way.sender.link.label
         text = f"what was to come to {there} by way of {sender} could not, and comes from here"
         self._do(self._owner.warn, f"{text}; the two are kept apart for {DISTRUST_S:.0f} s: {error}")
-        self._begin_again(self._chain.cut(node, time.monotonic()), way.job)
+        self._begin_again(self._chain.cut(node, clock.monotonic()), way.job)
 
     def _begin_again(self, nodes: Iterable[int], job: Job | None) -> None:
         """Has these machines get all of it once more, each from its sender."""

@@ -20,10 +20,10 @@ import os
 import select
 import signal
 import threading
-import time
 from collections.abc import Callable
 from typing import Final
 
+from rlinf_async._core import clock
 from rlinf_async._waits.thread_gate import Gate, LockGate, reads
 from rlinf_async._wire.reading.shared_selector import SharedSelector
 
@@ -83,12 +83,12 @@ class IdleReader:
 
     def has_just_polled(self) -> bool:
         """Whether this thread has just polled its sockets; from any thread."""
-        return time.monotonic() - self._selector.polled_at < RECENT_POLL_S
+        return clock.monotonic() - self._selector.polled_at < RECENT_POLL_S
 
     def read_for(self, seconds: float) -> None:
         """Waits until something arrives or ``wake`` is called, and reads it."""
         arrived = self._epoll.poll(seconds, len(self._readers) + 1)
-        self._selector.polled_at = time.monotonic()
+        self._selector.polled_at = clock.monotonic()
         reads(True)
         try:
             for fd, _ in arrived:
@@ -124,9 +124,9 @@ class _Gate:
         self._reader.wake()
 
     def wait(self, seconds: float) -> bool:
-        until = time.monotonic() + seconds
+        until = clock.monotonic() + seconds
         while not self._is_open:
-            left = until - time.monotonic()
+            left = until - clock.monotonic()
             if left < 0:
                 return False
             self._reader.read_for(min(left, _MAX_POLL_S))

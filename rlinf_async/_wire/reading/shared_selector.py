@@ -13,9 +13,10 @@ import contextlib
 import logging
 import select
 import selectors
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+
+from rlinf_async._core import clock
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class SharedSelector(selectors.BaseSelector):
             events = self._epoll.poll(wait, len(keys) + len(read_in_select) or 1)
         except InterruptedError:
             return []
-        self.polled_at = time.monotonic()
+        self.polled_at = clock.monotonic()
         for fd, event in events:
             read = read_in_select.get(fd)
             if read is not None:

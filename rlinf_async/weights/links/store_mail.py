@@ -19,7 +19,6 @@ import dataclasses
 import logging
 import re
 import threading
-import time
 import uuid
 from collections.abc import Sequence
 from datetime import timedelta
@@ -28,7 +27,7 @@ from typing import Any, Final
 import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch does not list them
 
-from rlinf_async._core import failures, frames
+from rlinf_async._core import clock, failures, frames
 from rlinf_async._transports.tcp_connections import Connection, is_named_in
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost, TransferFailed
 
@@ -113,7 +112,7 @@ class StoreMail:
             RemoteError: the receiver could not take or apply it; says why.
         """
         self._begin(stop)
-        end = time.monotonic() + timeout
+        end = clock.monotonic() + timeout
         if not self._number:
             self._number = self._last()
             if self._number and self._store.check([self._key("in")]):
@@ -178,9 +177,9 @@ class StoreMail:
                 tensor = torch.empty(head["nbytes"], dtype=torch.uint8, device=self._device)
             except Exception as error:
                 failure = error
-            self._end = time.monotonic() + head["timeout"]
+            self._end = clock.monotonic() + head["timeout"]
             try:
-                self._connect(min(self._end, time.monotonic() + _MAX_CONNECT_S))
+                self._connect(min(self._end, clock.monotonic() + _MAX_CONNECT_S))
                 if failure is None:
                     self._fill(self._group, tensor, _until(self._end))
                     return head, tensor
@@ -201,7 +200,7 @@ class StoreMail:
                 self._number -= 1
         self._number += 1
         while True:
-            found = self._wait(self._key("in"), time.monotonic() + _MAX_WAIT_S)
+            found = self._wait(self._key("in"), clock.monotonic() + _MAX_WAIT_S)
             if found is None:
                 continue
             for number in (self._number, self._number - 1):  # that one may have been withdrawn when it had been taken
@@ -345,7 +344,7 @@ def _byte() -> torch.Tensor:
 
 
 def _until(end: float) -> timedelta:
-    return timedelta(seconds=max(0.001, end - time.monotonic()))
+    return timedelta(seconds=max(0.001, end - clock.monotonic()))
 
 
 def _make_nccl(store: Any, side: int, timeout: timedelta) -> Any:

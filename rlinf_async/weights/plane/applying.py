@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlinf_async._core import clock
 from rlinf_async._recorder import recording
 from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.weights.memory.gpus import Gpus, Registrar
@@ -126,9 +126,9 @@ class Applying:
         async with self.gate.writing(self._patience):
             if self.reception.judge(version) is not Verdict.APPLY:  # it has come by another way, meanwhile
                 return 0.0
-            begun = time.monotonic()
+            begun = clock.monotonic()
             await self._aside.do(self._write, leased, extra, nbytes=None if on_gpu else cost)
-            return time.monotonic() - begun
+            return clock.monotonic() - begun
 
     async def overwrite(self, write: Callable[[], Any], version: int | None, sender: Any) -> bool:
         """Has weights written that have come past the slots, while nobody reads; see ``Subscriber.accept``."""

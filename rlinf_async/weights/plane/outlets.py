@@ -8,10 +8,10 @@ HELLO ──► REFUSE          each later version asks again:  PUBLISH of nothi
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from rlinf_async._core import clock
 from rlinf_async._core.failures import unpack_error
 from rlinf_async._messaging.relay import Relay
 from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES
@@ -347,7 +347,7 @@ class Outlets:
                 elif outlet.link.node is not None:
                     far.append(outlet)
                 else:
-                    complete += self._tell(outlet, version, list(writer.name), time.monotonic())
+                    complete += self._tell(outlet, version, list(writer.name), clock.monotonic())
             for outlet in late:  # with the version before
                 if outlet not in there and store is not None and writer is not None:
                     self._show(outlet, store, writer)

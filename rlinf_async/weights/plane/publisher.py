@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
-from rlinf_async._core import process
+from rlinf_async._core import clock, process
 from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
@@ -184,7 +183,7 @@ class Publisher:
             if source is None:
                 raise ValueError(f"connect() has to tell the receivers of '{self._model_id}' what comes: give a source")
             self._adopt(await self._lay_out(source, self._transport_dtype))
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else clock.monotonic() + timeout
         if self._store is None:
             self._refuse_receivers()
         else:
@@ -200,7 +199,7 @@ class Publisher:
             who = ", ".join(f"{name!r} ({self._outlets.label(name)})" for name in missing)
             raise DeadlineExceeded(f"receivers {who} of '{self._model_id}' did not connect within {timeout:g} s")
         if weights is not None:
-            remaining = self._ack_timeout if deadline is None else max(0.0, deadline - time.monotonic())
+            remaining = self._ack_timeout if deadline is None else max(0.0, deadline - clock.monotonic())
             await (await self.publish(weights, timeout=remaining, call=call))
 
     # -- publishing ---------------------------------------------------------------------------------------------
@@ -245,7 +244,7 @@ class Publisher:
             call.found_sharded()
         self._check_open()
         self._refuse_second()
-        begun = time.monotonic()
+        begun = clock.monotonic()
         names = self._outlets.meant(worker_ids)
         number = self._outlets.ledger.check(version)
         if source is None:
@@ -267,7 +266,7 @@ class Publisher:
             if laid is not None:
                 self._lay_over(laid, number)
                 laid = None
-            self._facts = (begun, time.monotonic() - begun)
+            self._facts = (begun, clock.monotonic() - begun)
             self._handle = handle = SyncHandle(number, seconds, self._expire, self._outlets.forget, parcels)
             handle.model, handle.nbytes = self._model_id, packed
             handle._event = recording.begin(EventKind.WEIGHTS, self._model_id, number)
@@ -494,7 +493,7 @@ class Publisher:
     def _report(self, handle: SyncHandle, answers: Any) -> SyncReport:
         begun, staged = self._facts
         nbytes = max((handle.nbytes, *(delivery.nbytes for delivery in handle.deliveries)))
-        return SyncReport(handle.version, dict(answers), nbytes, staged, time.monotonic() - begun)
+        return SyncReport(handle.version, dict(answers), nbytes, staged, clock.monotonic() - begun)
 
     # -- life ---------------------------------------------------------------------------------------------------
 

@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import functools
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from rlinf_async._core import process
+from rlinf_async._core import clock, process
 from rlinf_async._core.failures import pack_error
 from rlinf_async._messaging.state.relay_plan import TO_HOSTS
 from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost, TransferFailed
@@ -185,9 +184,9 @@ class Subscriber:
             what: is waited for, in words.
         """
         self._check_process()
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else clock.monotonic() + timeout
         while not condition():
-            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+            remaining = None if deadline is None else max(0.0, deadline - clock.monotonic())
             if self._serving is not None:
                 await self._changes.wait_until(lambda: condition() or self._serving is None, remaining, what)
             else:
@@ -365,7 +364,7 @@ class Subscriber:
 
     async def _apply(self, versions: list[int], memory: Any, sent: float | None) -> None:
         """Applies what is in that memory, and acknowledges these versions, or leaves that to the next one."""
-        received = time.monotonic()
+        received = clock.monotonic()
         applying = self._applying
         self._owed += versions
         try:
@@ -395,7 +394,7 @@ class Subscriber:
         if applying.readable != self._said:  # before it is acknowledged: the next version may be laid out by it
             self._say_ready()
         late = 0.0 if sent is None else received - sent
-        self._acknowledge(None, late, time.monotonic() - received, pause, applying.digests)
+        self._acknowledge(None, late, clock.monotonic() - received, pause, applying.digests)
 
     def _lacks(self, version: int, memory: Any) -> bool:
         """Asks for a version whose memory is gone, with its owner perhaps; False if that was in vain already."""

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import inspect
 import logging
-import time
 import weakref
 from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final
 
-from rlinf_async._core import process
+from rlinf_async._core import clock, process
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost
 from rlinf_async.weights.links.socket_link import LOOP, Notice, SocketLink
 from rlinf_async.weights.model.resolve import _resolve_model
@@ -345,15 +344,15 @@ class WeightReceiver:
         in_vain = 0
         timeout = 0.0  # of the first look, which shows whether it can be waited for
         while self._transport is not None:
-            begun, heard = time.monotonic(), self._heard
+            begun, heard = clock.monotonic(), self._heard
             try:
                 await self._receive(timeout, in_background=True)
-                took = time.monotonic() - begun
+                took = clock.monotonic() - begun
             except Exception as error:
                 # DeadlineExceeded is an OSError too, and says only that somebody was late.
                 if isinstance(error, _ENDS) and not isinstance(error, DeadlineExceeded):
                     raise
-                took = time.monotonic() - begun
+                took = clock.monotonic() - begun
                 logger.exception("an update of '%s' could not be applied", self._model_id)
             in_vain = in_vain + 1 if self._heard == heard and took < _AT_ONCE else 0
             if in_vain == _TRIES:
@@ -397,9 +396,9 @@ class WeightReceiver:
 
 
 async def _begin(subscriber: Subscriber, timeout: float | None) -> None:
-    begun = time.monotonic()
+    begun = clock.monotonic()
     await subscriber.connect(timeout)
-    await subscriber.wait_version(1, None if timeout is None else max(0.0, timeout - (time.monotonic() - begun)))
+    await subscriber.wait_version(1, None if timeout is None else max(0.0, timeout - (clock.monotonic() - begun)))
 
 
 async def _close(*ends: Any) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Sequence
 
+from rlinf_async._core import clock
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
 from rlinf_async.errors import DeadlineExceeded
@@ -39,7 +39,7 @@ class Changes:
         Args:
             what: it is, in words.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else clock.monotonic() + timeout
         if what:
             self._awaited.append(what)
         try:
@@ -48,7 +48,7 @@ class Changes:
                     change = self._next
                 if condition():
                     return True
-                remaining = None if deadline is None else deadline - time.monotonic()
+                remaining = None if deadline is None else deadline - clock.monotonic()
                 if remaining is not None and remaining <= 0:
                     return False
                 with contextlib.suppress(DeadlineExceeded):

@@ -1,0 +1,77 @@
+"""``Network``, how a node's daemon and those of the other nodes reach each other: gRPC over TLS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from rlinf_async import settings
+from rlinf_async._wire.daemon_link import PeerLink
+from rlinf_async._wire.node_config import NodeConfig
+
+
+class Network(Protocol):
+    """Links to the daemons of other nodes."""
+
+    async def serve(self, on_link: Callable[[PeerLink], None]) -> str | None:
+        """Listens for daemons of lower rank; where, or None of a node that is alone."""
+
+    async def dial(self, peer: int, address: str) -> PeerLink:
+        """A link to a daemon of higher rank.
+
+        Raises:
+            RLinfAsyncError: there is none.
+        """
+
+    async def stop(self) -> None:
+        """Listens no more."""
+
+
+class GrpcNetwork:
+    """Links over gRPC, as the node's configuration says."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
+        self._server: Any = None
+        self._address = ""
+
+    async def serve(self, on_link: Callable[[PeerLink], None]) -> str | None:
+        config = self._config
+        if config.bind is None:
+            return None
+        from rlinf_async._wire.peer_server import PeerServer
+
+        assert config.credentials is not None
+        self._server = PeerServer(
+            config.node,
+            config.run,
+            config.credentials,
+            config.bind,
+            on_link,
+            lease=settings.LEASE_S(),
+            greeting_timeout=settings.GREETING_TIMEOUT_S(),
+            most_connections=2 * (config.num_nodes + 1) + int(settings.UNAUTHENTICATED_CONNECTIONS()),
+            ports=config.ports,
+        )
+        self._address = await self._server.start()
+        return self._address
+
+    async def dial(self, peer: int, address: str) -> PeerLink:
+        from rlinf_async._wire.dial import dial
+
+        config = self._config
+        assert config.credentials is not None
+        return await dial(
+            address,
+            node=config.node,
+            peer=peer,
+            run=config.run,
+            credentials=config.credentials,
+            timeout=settings.NODE_LINK_TIMEOUT_S(),
+            lease=settings.LEASE_S(),
+            own_address=self._address,
+        )
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop()
