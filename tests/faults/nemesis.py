@@ -3,6 +3,7 @@
     python -m tests.faults.nemesis                            # 120 steps of HalfCheetah on six hosts, as root
     python -m tests.faults.nemesis --every 0                  # the same, undisturbed
     python -m tests.faults.nemesis --epochs 600 --max-strikes 100 --seed 3
+    python -m tests.faults.nemesis --epochs 90 --every 60 --only kill     # what a kill a minute costs
 
 Hosts are network namespaces with an sshd each.  Env and rollout workers are killed and stopped, nodes are cut off for
 some seconds, and three daemons are killed (not node 0's): their ranks go on elsewhere.  One line of JSON for each
@@ -93,14 +94,17 @@ class Lines:
 class Nemesis:
     """Strikes at a run on fake hosts."""
 
-    def __init__(self, hosts: FakeHosts, seed: int) -> None:
+    def __init__(self, hosts: FakeHosts, seed: int, kinds: Sequence[str]) -> None:
         self._hosts = hosts
         self._random = random.Random(seed)
+        self._kinds = {kind: _KINDS[kind] for kind in kinds}
         self._lost: set[int] = set()
 
     def strike(self) -> Strike | None:
         """One strike at something that is there."""
-        kinds = {**_KINDS, "daemon": 0 if len(self._lost) == _MAX_LOST_NODES else _KINDS["daemon"]}
+        kinds = dict(self._kinds)
+        if len(self._lost) == _MAX_LOST_NODES:
+            kinds.pop("daemon", None)
         (kind,) = self._random.choices(list(kinds), list(kinds.values()))
         if kind == "partition":
             return self._partition()
@@ -189,7 +193,7 @@ def run(flags: argparse.Namespace, folder: Path) -> int:
             text=True,
         )
         lines = Lines(process.stdout)
-        strikes = _strike_until_the_end(process, lines, Nemesis(hosts, flags.seed), flags) if flags.every else []
+        strikes = _strike_until_the_end(process, lines, Nemesis(hosts, flags.seed, flags.only), flags) if flags.every else []
         code = process.wait()
         lines.join()
         _judge(strikes, lines)
@@ -227,6 +231,20 @@ def _judge(strikes: Sequence[Strike], lines: Lines) -> None:
             strike.named_s = lines.since(strike.at, rf"{strike.victim}\b.*lost")
 
 
+_STEP: Final = re.compile(r"step +(\d+)\b")
+"""How a line of the example's begins that tells of a training step."""
+
+
+def _steps_per_minute(lines: Lines) -> float | None:
+    """From the line of the second step to that of the last."""
+    steps = [(when, int(found[1])) for when, line in lines.told if (found := _STEP.search(line))]
+    steps = [(when, step) for when, step in steps if step >= 2]
+    if len(steps) < 2:
+        return None
+    (began, first), (ended, last) = steps[0], steps[-1]
+    return round(60 * (last - first) / (ended - began), 2)
+
+
 def _summary(code: int, seconds: float, strikes: Sequence[Strike], lines: Lines) -> dict[str, Any]:
     text = "\n".join(line for _, line in lines.told)
     found = re.search(r"mean return (-?[\d.]+)", text)
@@ -236,6 +254,7 @@ def _summary(code: int, seconds: float, strikes: Sequence[Strike], lines: Lines)
     return {
         "exit": code,
         "seconds": round(seconds, 1),
+        "steps_per_minute": _steps_per_minute(lines),
         "strikes": {kind: sum(strike.kind == kind for strike in strikes) for kind in _KINDS},
         "not_named": sum(strike.named_s is None for strike in kills),
         "named_s": [statistics.median(named), max(named)] if named else None,
@@ -250,6 +269,7 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=8.0, help="seconds between strikes; 0: none")
     parser.add_argument("--max-strikes", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=120)
+    parser.add_argument("--only", nargs="+", choices=tuple(_KINDS), default=tuple(_KINDS), help="kinds of strikes")
     parser.add_argument("--config", default="halfcheetah_ppo")
     parser.add_argument("--seed", type=int, default=0)
     with tempfile.TemporaryDirectory() as folder:

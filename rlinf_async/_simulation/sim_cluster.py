@@ -1,0 +1,213 @@
+"""``SimCluster``: the daemons, workers and drivers of a run in one process, in virtual time, as a seed wills."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gc
+import inspect
+import itertools
+import logging
+import os
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from rlinf_async._core import clock
+from rlinf_async._simulation.scheduler import START_S, Scheduler, SimulatedDeath, ThreadActor
+from rlinf_async._simulation.sim_loop import LoopActor, SimLoop
+from rlinf_async._simulation.sim_network import Fabric
+from rlinf_async._simulation.sim_node import SimNode
+from rlinf_async._simulation.sim_process import SimProcess
+from rlinf_async._simulation.sim_worker import SimWorkerProcess
+from rlinf_async._simulation.stand_ins import installed
+from rlinf_async._wire.node_config import NodeConfig
+
+T = TypeVar("T")
+
+_RUN: Final = "5eed5eed"
+_FIRST_PID: Final = 5000
+
+
+class SimCluster:
+    """A simulated cluster.
+
+    Args:
+        nodes: their number.
+        seed: decides every choice: what runs next, and for how long a message is on its way.
+
+    Example:
+        async def main() -> int:
+            async with Cluster(log_to_driver=False) as cluster:
+                group = Rollout.create_group().launch(cluster)
+                return await group.step()
+
+        SimCluster(nodes=3, seed=7).run(main)
+    """
+
+    def __init__(self, nodes: int = 1, seed: int = 0) -> None:
+        self._num_nodes = nodes
+        self.seed = seed
+        self.scheduler: Scheduler
+        self.nodes: list[SimNode] = []
+        self.on_turn: Callable[[Any], None] | None = None
+        self._driver: SimProcess | None = None
+
+    def __repr__(self) -> str:
+        return f"<SimCluster [{len(self.nodes)} nodes, seed {self.seed}]>"
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the beginning."""
+        return self.scheduler.now - START_S
+
+    def run(self, main: Callable[[], Coroutine[Any, Any, T]] | Callable[[], T]) -> T:
+        """Runs a driver's coroutine in it; what that returns or raises."""
+        folder = Path(tempfile.mkdtemp(prefix="rlinf-sim-"))
+        scheduler = self.scheduler = Scheduler(self.seed)
+        scheduler.on_turn = self.on_turn
+        real_clock, state, hooks = clock.monotonic, random.getstate(), sys.get_asyncgen_hooks()
+        collects = gc.isenabled()
+        home = SimProcess(scheduler, "outside", os.getpid(), dict(os.environ))
+        home.keep()
+        scheduler.current = home
+        gc.disable()
+        gc.freeze()
+        random.seed(self.seed)
+        clock.monotonic = lambda: scheduler.now
+        try:
+            with installed(scheduler):
+                return self._run(folder, main)
+        finally:
+            self._end()
+            home.enter()
+            self._bury()
+            clock.monotonic = real_clock
+            random.setstate(state)
+            sys.set_asyncgen_hooks(*hooks)
+            scheduler.close()
+            gc.unfreeze()
+            if collects:
+                gc.enable()
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _bury(self) -> None:
+        """Lets go of what processes had that have ended: what their coroutines still do and say is nobody's."""
+        unraisable, disabled = sys.unraisablehook, logging.root.manager.disable
+        sys.unraisablehook = lambda _: None
+        logging.disable(logging.CRITICAL)
+        try:
+            self.nodes.clear()
+            self._driver = None
+            gc.collect()
+        finally:
+            sys.unraisablehook = unraisable
+            logging.disable(disabled)
+
+    def _run(self, folder: Path, main: Callable[[], Coroutine[Any, Any, T]] | Callable[[], T]) -> T:
+        scheduler = self.scheduler
+        fabric = self.fabric = Fabric(scheduler)
+        pids = itertools.count(_FIRST_PID)
+        for number in range(self._num_nodes):
+            config = NodeConfig(
+                run=_RUN, marker="", node=number, num_nodes=self._num_nodes, name=f"node{number}", bind="127.0.0.1"
+            )
+            self.nodes.append(SimNode(scheduler, fabric, config, folder, lambda: next(pids)))
+        scheduler.run_until(lambda: all(node.near_side.has_said("up") for node in self.nodes))
+        peers = []
+        for node in self.nodes:
+            up = node.near_side.has_said("up")
+            assert up is not None
+            peer = {"node": node.number, "name": node.process.name, "hidden": False, "labels": []}
+            peers.append(peer | {"address": up["address"], "facts": up["facts"], "log_dir": up["log_dir"]})
+        for node in self.nodes:
+            node.near_side.order({"op": "peers", "peers": peers})
+        scheduler.run_until(lambda: all(node.near_side.has_said("ready") for node in self.nodes))
+        environ = {**os.environ, "RLINF_NODE_SOCKET": str(self.nodes[0].boot.socket_path)}
+        driver = SimProcess(scheduler, "driver", next(pids), environ)
+        self._driver = driver
+        driver.enter()
+        if inspect.iscoroutinefunction(main):
+            loop = SimLoop(scheduler)
+            driver.actors.append(LoopActor(scheduler, driver, loop, "driver"))
+            task = loop.create_task(main(), name="driver")
+            scheduler.run_until(task.done)
+            result: Any = task.result
+        else:
+            future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+            driver.actors.append(ThreadActor(scheduler, driver, "driver", lambda: _settle(future, main)))
+            scheduler.run_until(future.done)
+            result = future.result
+        for node in self.nodes:
+            if not node.has_ended:
+                node.near_side.order({"op": "stop"})
+        scheduler.run_until(lambda: all(node.has_ended for node in self.nodes))
+        return result()
+
+    def _end(self) -> None:
+        """Ends every thread and closes every loop."""
+        processes = [node.process for node in self.nodes]
+        processes += [worker.process for node in self.nodes for worker in node.workers if worker.pid]
+        if self._driver is not None:
+            processes.append(self._driver)
+        for process in processes:
+            if not process.has_ended:
+                process.end([])
+            for actor in process.actors:
+                if hasattr(actor, "end"):
+                    actor.end()
+
+    # -- faults -------------------------------------------------------------------------------------------------
+
+    def kill(self, group: str, rank: int) -> bool:
+        """As SIGKILL of a rank's present process; False where there is none."""
+        worker = self.find(group, rank)
+        if worker is not None:
+            worker.kill()
+        return worker is not None
+
+    def stop(self, group: str, rank: int, seconds: float) -> bool:
+        """As SIGSTOP of a rank's present process, and SIGCONT later; False where there is none."""
+        worker = self.find(group, rank)
+        if worker is not None:
+            worker.process.stop_for(seconds)
+        return worker is not None
+
+    def sever(self, group: str, rank: int, how: str) -> None:
+        """Breaks the direct sockets of a rank: ``shutdown`` or ``close``."""
+        worker = self.find(group, rank)
+        if worker is not None:
+            worker.sever(how)
+
+    def cut(self, node: int, seconds: float) -> None:
+        """As a cable that is pulled, and plugged in later."""
+        for other in range(self._num_nodes):
+            if other != node:
+                self.fabric.cut(node, other, seconds)
+                self.fabric.cut(other, node, seconds)
+
+    def kill_node(self, node: int) -> None:
+        """As SIGKILL of a daemon."""
+        self.nodes[node].kill()
+
+    def find(self, group: str, rank: int) -> SimWorkerProcess | None:
+        """The present process of a rank."""
+        found = [
+            worker
+            for node in self.nodes
+            for worker in node.workers
+            if worker.setup.group == group and worker.setup.rank == rank and worker.pid and not worker.process.has_ended
+        ]
+        return found[-1] if found else None
+
+
+def _settle(future: concurrent.futures.Future[Any], function: Callable[[], Any]) -> None:
+    try:
+        future.set_result(function())
+    except SimulatedDeath:
+        raise
+    except BaseException as error:
+        future.set_exception(error)

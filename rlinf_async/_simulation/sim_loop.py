@@ -1,0 +1,240 @@
+"""``SimLoop``, an event loop with virtual time that runs one callback a turn; its selector and how it is hosted."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import selectors
+import threading
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine
+from math import inf
+from typing import Any
+
+from rlinf_async._core import clock
+from rlinf_async._simulation.scheduler import Scheduler, SimulatedDeath, ThreadActor
+from rlinf_async._simulation.sim_process import SimProcess
+from rlinf_async._wire.reading.idle_reader import IdleReader
+from rlinf_async._wire.reading.shared_selector import SharedSelector
+
+_serials = itertools.count(1)
+
+
+class SimTask(asyncio.Task[Any]):
+    """A task whose hash is its number: sets of tasks have the same order in every run of a seed."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._serial = next(_serials)
+        super().__init__(*args, **kwargs)
+
+    def __hash__(self) -> int:
+        return self._serial
+
+    __eq__ = object.__eq__
+
+
+class SimFuture(asyncio.Future[Any]):
+    """A future whose hash is its number."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._serial = next(_serials)
+        super().__init__(*args, **kwargs)
+
+    def __hash__(self) -> int:
+        return self._serial
+
+    __eq__ = object.__eq__
+
+
+class SimSelector(SharedSelector):
+    """A selector that never waits."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        return super().select(0)
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+
+class SimLoop(asyncio.SelectorEventLoop):
+    """An event loop of the simulated process that makes it: a thread runs it, or the scheduler turns it."""
+
+    _ready: Any
+    _scheduled: Any
+
+    def __init__(self, scheduler: Scheduler, selector: SimSelector | None = None) -> None:
+        self.selector = selector or SimSelector()
+        self._jobs: dict[Any, deque[Callable[[], None]]] = {}
+        self._scheduler = scheduler
+        self._left = 0
+        scheduler.watch(self.selector.fileno())
+        super().__init__(self.selector)
+        self.set_task_factory(_new_task)
+        if scheduler.current is not None:
+            scheduler.current.loops.append(self)
+
+    def _make_self_pipe(self) -> None:
+        self._ssock = self._csock = None
+
+    def _close_self_pipe(self) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass  # the scheduler looks
+
+    def time(self) -> float:
+        return clock.monotonic()
+
+    def create_future(self) -> Any:
+        return SimFuture(loop=self)
+
+    def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> Any:
+        """Runs it in a thread, behind what was given to the same executor."""
+        future = self.create_future()
+        process = self._scheduler.current
+        assert process is not None
+        jobs = self._jobs.setdefault(executor, deque())
+
+        def run() -> None:
+            while jobs:
+                jobs[0]()
+                jobs.popleft()
+
+        def job() -> None:
+            try:
+                result, error = function(*args), None
+            except BaseException as raised:
+                if isinstance(raised, SimulatedDeath):
+                    raise
+                result, error = None, raised
+            self.call_soon_threadsafe(settle, result, error)
+
+        def settle(result: Any, error: BaseException | None) -> None:
+            if not future.done() and error is not None:
+                future.set_exception(error)
+            elif not future.done():
+                future.set_result(result)
+
+        jobs.append(job)
+        if len(jobs) == 1:
+            process.actors.append(ThreadActor(self._scheduler, process, f"{process.name} (executor)", run))
+        return future
+
+    def due(self) -> float:
+        """When it has something to do, whatever its descriptors are."""
+        if self._ready or self._stopping:  # type: ignore[attr-defined]
+            return -inf
+        scheduled = self._scheduled
+        while scheduled and scheduled[0]._cancelled:
+            self._timer_cancelled_count -= 1  # type: ignore[attr-defined]
+            heapq.heappop(scheduled)._scheduled = False
+        return float(scheduled[0]._when) if scheduled else inf
+
+    def watched(self) -> tuple[int, ...]:
+        return (self.selector.fileno(),)
+
+    def _run_once(self) -> None:
+        """Of ``run_forever``, on a thread: a turn whenever the scheduler says so."""
+        host = self._scheduler.actor_here()
+        assert host is not None
+        host.park(self)
+        if not self._stopping:  # type: ignore[attr-defined]
+            self.turn()
+
+    def turn(self) -> None:
+        """Runs one callback; takes up what is ready and due where all that was taken up before has run."""
+        ready = self._ready
+        if not self._left:
+            self._process_events(self.selector.select())  # type: ignore[attr-defined]
+            now = self.time()
+            scheduled = self._scheduled
+            while scheduled and scheduled[0]._when <= now:
+                handle = heapq.heappop(scheduled)
+                handle._scheduled = False
+                ready.append(handle)
+            self._left = len(ready)
+        while self._left:
+            self._left -= 1
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
+                break
+
+    def end(self) -> None:
+        """Nothing of it runs any more: its process has ended."""
+        if not self.is_closed():
+            for task in asyncio.all_tasks(self):
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+            self._scheduler.unwatch(self.selector.fileno())
+            self.selector.close()
+            self._closed = True
+            self._ready.clear()
+            self._scheduled.clear()
+
+    def _check_closed(self) -> None:
+        pass  # what is left of a process that has ended may still call it, and nothing comes of it
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not isinstance(context.get("exception"), SimulatedDeath):
+            super().call_exception_handler(context)
+
+    def close(self) -> None:
+        self.end()
+
+
+def _new_task(
+    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
+) -> asyncio.Task[Any]:
+    return SimTask(coroutine, loop=loop, **options)
+
+
+class LoopActor:
+    """A loop that the scheduler turns, on its own thread."""
+
+    def __init__(self, scheduler: Scheduler, process: SimProcess, loop: SimLoop, name: str) -> None:
+        self.process = process
+        self.loop = loop
+        self.name = name
+        self.due = loop.due
+        self.watched = loop.watched
+        loop._thread_id = threading.get_ident()  # type: ignore[attr-defined]  # it runs
+        scheduler.add(self)
+
+    def run(self) -> None:
+        events._set_running_loop(self.loop)
+        try:
+            self.loop.turn()
+        finally:
+            events._set_running_loop(None)
+
+    def where(self) -> str:
+        tasks = [task for task in asyncio.all_tasks(self.loop) if not task.done()]
+        return f"{len(tasks)} tasks wait: " + ", ".join(sorted(task.get_name() for task in tasks)[:5])
+
+
+class SimIdleReader(IdleReader):
+    """Reads where a worker's main thread waits outside of its loop: it parks there."""
+
+    def __init__(self, scheduler: Scheduler, host: ThreadActor, loop: SimLoop, other: SimSelector) -> None:
+        super().__init__(loop, loop.selector, other)
+        self._scheduler = scheduler
+        self._host = host
+        self._until = inf
+        scheduler.watch(self._epoll.fileno())
+
+    def due(self) -> float:
+        return self._until
+
+    def watched(self) -> tuple[int, ...]:
+        return (self._epoll.fileno(),)
+
+    def read_for(self, seconds: float) -> None:
+        self._until = clock.monotonic() + seconds
+        self._host.park(self)
+        super().read_for(0)
+
+    def forget(self) -> None:
+        self._scheduler.unwatch(self._epoll.fileno())
+        super().forget()

@@ -1,0 +1,276 @@
+"""``SimNetwork``: links between simulated daemons over streams with delays, which partitions hold up and resets break."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from rlinf_async import settings
+from rlinf_async._simulation.scheduler import Scheduler
+from rlinf_async._simulation.sim_process import SimProcess
+from rlinf_async._wire.daemon_link import Broken, LinkEnded, PeerLink, Received, Wire
+from rlinf_async.errors import AuthError, NodeLost
+
+_DELAY_S: Final = (0.0001, 0.002)
+_MAX_IN_FLIGHT: Final = 64
+"""Messages on their way, beyond which a sender waits: the windows of TCP and gRPC."""
+
+
+class SimStream:
+    """One end of a stream: what this side reads, and where it writes."""
+
+    def __init__(self, cable: Cable, node: int, peer: int) -> None:
+        self.cable = cable
+        self.node = node
+        self._peer_node = peer
+        self._inbox: deque[bytes] = deque()
+        self._readable = asyncio.Event()
+        self._room = asyncio.Event()
+        self._in_flight: deque[bytes] = deque()
+        self._last_arrival = 0.0
+        self.broken = ""
+        self.other: SimStream
+
+    async def read(self) -> bytes:
+        while not self._inbox:
+            if self.broken:
+                raise Broken(self.broken)
+            self._readable.clear()
+            await self._readable.wait()
+        return self._inbox.popleft()
+
+    async def write(self, data: bytes) -> None:
+        while not self.broken and len(self._in_flight) >= _MAX_IN_FLIGHT:
+            self._room.clear()
+            await self._room.wait()
+        if self.broken:
+            raise Broken(self.broken)
+        self._in_flight.append(data)
+        fabric = self.cable.fabric
+        scheduler = fabric.scheduler
+        arrival = max(self._last_arrival, scheduler.now + scheduler.random.uniform(*_DELAY_S))
+        self._last_arrival = arrival
+        scheduler.at(arrival, self._arrive)
+
+    def _arrive(self) -> None:
+        """What is the next, unless the network is away; then it comes when that is back."""
+        if self.broken or not self._in_flight:
+            return
+        fabric = self.cable.fabric
+        if fabric.is_cut(self.node, self._peer_node):
+            fabric.held.append((self.node, self._peer_node, self._arrive))
+            return
+        other = self.other
+        other._inbox.append(self._in_flight.popleft())
+        fabric.wake(other.node, other._readable)
+        fabric.wake(self.node, self._room)
+
+    def end(self, reason: str) -> None:
+        if not self.broken:
+            self.broken = reason
+            self.cable.fabric.wake(self.node, self._readable)
+            self.cable.fabric.wake(self.node, self._room)
+
+
+class Cable:
+    """A connection between two daemons: two streams, each with two ends."""
+
+    def __init__(self, fabric: Fabric, near: int, far: int) -> None:
+        self.fabric = fabric
+        self.nodes = (near, far)
+        self._ends: dict[int, tuple[SimStream, SimStream]] = {}
+        for node, peer in ((near, far), (far, near)):
+            self._ends[node] = (SimStream(self, node, peer), SimStream(self, node, peer))
+        for here, there in zip(self._ends[near], self._ends[far], strict=True):
+            here.other, there.other = there, here
+
+    def wire(self, node: int) -> Wire:
+        """The end at a node."""
+
+        async def hang_up(in_order: bool) -> None:
+            self.end("the other side has hung up", but=node)
+
+        control, bulk = self._ends[node]
+        return Wire(control, bulk, hang_up)
+
+    def end(self, reason: str, but: int = -1) -> None:
+        """Breaks it; the ends at both nodes learn of it, unless the network is away."""
+        scheduler = self.fabric.scheduler
+        for node in self.nodes:
+            if node == but:
+                for stream in self._ends[node]:
+                    stream.end("this side has hung up")
+                continue
+
+            def tell(node: int = node) -> None:
+                other = self.nodes[0] + self.nodes[1] - node
+                if self.fabric.is_cut(other, node):
+                    self.fabric.held.append((other, node, tell))
+                    return
+                for stream in self._ends[node]:
+                    stream.end(reason)
+
+            scheduler.after(scheduler.random.uniform(*_DELAY_S) + _DELAY_S[1], tell)
+
+
+class Fabric:
+    """The network of a simulation."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.networks: dict[int, SimNetwork] = {}
+        self.held: list[tuple[int, int, Callable[[], None]]] = []
+        """What arrives once the way from one node to another is free."""
+        self.cables: list[Cable] = []
+        self._cuts: dict[tuple[int, int], float] = {}
+
+    def is_cut(self, source: int, target: int) -> bool:
+        return self._cuts.get((source, target), 0.0) > self.scheduler.now
+
+    def cut(self, source: int, target: int, seconds: float) -> None:
+        """Holds up everything from a node to another one."""
+        until = self.scheduler.now + seconds
+        self._cuts[source, target] = max(until, self._cuts.get((source, target), 0.0))
+        self.scheduler.at(until, self._release)
+
+    def _release(self) -> None:
+        held, self.held = self.held, []
+        for source, target, callback in held:
+            if self.is_cut(source, target):
+                self.held.append((source, target, callback))
+            else:
+                callback()
+
+    def wake(self, node: int, event: asyncio.Event) -> None:
+        network = self.networks[node]
+        if not network.process.has_ended:
+            network.loop.call_soon(event.set)
+
+    def end_of(self, node: int) -> None:
+        """A daemon has ended: its host refuses connections."""
+        for cable in self.cables:
+            if node in cable.nodes:
+                cable.end("the connection was reset", but=node)
+
+
+class SimNetwork:
+    """The network of one node."""
+
+    def __init__(self, fabric: Fabric, node: int, process: SimProcess, loop: asyncio.AbstractEventLoop) -> None:
+        self.fabric = fabric
+        self.node = node
+        self.process = process
+        self.loop = loop
+        self._on_link: Callable[[PeerLink], None] | None = None
+        self._accepted: dict[int, PeerLink] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        fabric.networks[node] = self
+
+    async def serve(self, on_link: Callable[[PeerLink], None]) -> str | None:
+        self._on_link = on_link
+        return f"node{self.node}"
+
+    async def stop(self) -> None:
+        self._on_link = None
+
+    async def dial(self, peer: int, address: str) -> PeerLink:
+        cable, received = await self._connect(peer, None, settings.NODE_LINK_TIMEOUT_S())
+        link = self._link(peer, cable.wire(self.node), lambda got, timeout: self._redial(peer, got, timeout))
+        return link
+
+    def _link(
+        self,
+        peer: int,
+        wire: Wire,
+        redial: Callable[[Received, float], Awaitable[tuple[Wire, Received]]] | None = None,
+    ) -> PeerLink:
+        return PeerLink(
+            peer, wire, lease=settings.LEASE_S(), address=f"node{peer}", refuses=self._refuses, redial=redial
+        )
+
+    async def _refuses(self, address: str) -> bool:
+        """Whether no daemon is there any more, as far as this side can know."""
+        peer = int(address.removeprefix("node"))
+        await self._pause()
+        if self.fabric.is_cut(self.node, peer) or self.fabric.is_cut(peer, self.node):
+            return False
+        return self.fabric.networks[peer].process.has_ended
+
+    async def _redial(self, peer: int, received: Received, timeout: float) -> tuple[Wire, Received]:
+        cable, there = await self._connect(peer, received, timeout)
+        return cable.wire(self.node), there
+
+    async def _connect(self, peer: int, received: Received | None, timeout: float) -> tuple[Cable, Received]:
+        """A connection to another daemon, and the numbers that it has told.
+
+        Raises:
+            NodeLost: nothing answers.
+            AuthError: it does not go on with the link.
+        """
+        fabric = self.fabric
+        await self._pause()
+        far = fabric.networks[peer]
+        if fabric.is_cut(self.node, peer) or fabric.is_cut(peer, self.node):
+            await _wait(timeout)
+            raise NodeLost(f"node {peer} does not answer")
+        if far.process.has_ended or far._on_link is None:
+            raise NodeLost(f"node {peer} refuses connections")
+        cable = Cable(fabric, self.node, peer)
+        fabric.cables.append(cable)
+        answer: asyncio.Future[Received] = self.loop.create_future()
+        far.loop.call_soon(far._accept, self, cable, received, answer)
+        try:
+            async with asyncio.timeout(timeout):
+                return cable, await answer
+        except TimeoutError:
+            raise NodeLost(f"node {peer} does not answer") from None
+
+    def _accept(
+        self, dialler: SimNetwork, cable: Cable, received: Received | None, answer: asyncio.Future[Received]
+    ) -> None:
+        task = self.loop.create_task(self._greet(dialler, cable, received, answer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _greet(
+        self, dialler: SimNetwork, cable: Cable, received: Received | None, answer: asyncio.Future[Received]
+    ) -> None:
+        """The accepting side of a connection."""
+
+        def tell(result: Received | Exception) -> None:
+            def settle() -> None:
+                if answer.done():
+                    return
+                if isinstance(result, Exception):
+                    answer.set_exception(result)
+                else:
+                    answer.set_result(result)
+
+            if not dialler.process.has_ended:
+                dialler.loop.call_soon(settle)
+
+        if self._on_link is None:
+            tell(NodeLost(f"node {self.node} is ending"))
+            return
+        if received is None:
+            link = self._accepted[dialler.node] = self._link(dialler.node, cable.wire(self.node))
+            self._on_link(link)
+            tell((0, 0))
+            return
+        link = self._accepted[dialler.node]
+        try:
+            there = await link.suspend()
+        except LinkEnded as error:
+            tell(AuthError(str(error)))
+            return
+        link.resume(cable.wire(self.node), received)
+        tell(there)
+
+    async def _pause(self) -> None:
+        await _wait(self.fabric.scheduler.random.uniform(*_DELAY_S))
+
+
+async def _wait(seconds: float) -> None:
+    await asyncio.sleep(seconds)

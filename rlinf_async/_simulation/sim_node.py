@@ -1,0 +1,116 @@
+"""``SimNode``, a simulated node: its daemon's process, with the near side that a launcher would be."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any, cast
+
+from rlinf_async._simulation.scheduler import Scheduler
+from rlinf_async._simulation.sim_loop import LoopActor, SimLoop
+from rlinf_async._simulation.sim_network import Fabric, SimNetwork
+from rlinf_async._simulation.sim_process import SimProcess
+from rlinf_async._simulation.sim_worker import SimTemplates, SimWorkerProcess
+from rlinf_async._wire.node_config import NodeConfig
+from rlinf_launcher.daemon.boot import Boot
+from rlinf_launcher.daemon.node import Node
+from rlinf_launcher.daemon.run_logs import RunLogs
+from rlinf_launcher.daemon.templates import Templates
+
+
+class SimNearSide:
+    """The lifeline of a simulated daemon."""
+
+    def __init__(self, node: SimNode) -> None:
+        self._node = node
+        self.events: list[dict[str, Any]] = []
+        self.sigterm: Callable[[], None] | None = None
+        self._orders: deque[dict[str, Any]] = deque()
+        self._has_order = asyncio.Event()
+
+    def say(self, event: dict[str, Any]) -> None:
+        self.events.append(event)
+
+    def has_said(self, event: str) -> dict[str, Any] | None:
+        return next((each for each in self.events if each["event"] == event), None)
+
+    def order(self, order: dict[str, Any]) -> None:
+        self._orders.append(order)
+        self._node.loop.call_soon(self._has_order.set)
+
+    async def orders(self) -> AsyncGenerator[dict[str, Any], None]:
+        while True:
+            while self._orders:
+                yield self._orders.popleft()
+            self._has_order.clear()
+            await self._has_order.wait()
+
+    def on_sigterm(self, callback: Callable[[], None]) -> None:
+        self.sigterm = callback
+
+    def end_within(self, seconds: int) -> None:
+        self._node.scheduler.after(seconds, self._node.kill)
+
+
+class SimNode:
+    """A node of a simulation."""
+
+    def __init__(
+        self, scheduler: Scheduler, fabric: Fabric, config: NodeConfig, folder: Path, new_pid: Callable[[], int]
+    ) -> None:
+        self.scheduler = scheduler
+        self.number = config.node
+        self.process = SimProcess(scheduler, config.name, new_pid(), {})
+        self.workers: list[SimWorkerProcess] = []
+        self._fabric = fabric
+        self.process.enter()
+        self.loop = SimLoop(scheduler)
+        self.near_side = SimNearSide(self)
+        run_dir = folder / f"n{config.node}"
+        run_dir.mkdir(mode=0o700)
+        self.boot = Boot(config, run_dir, RunLogs(config.run, str(folder / "logs"), run_dir), b"")
+        self._new_pid = new_pid
+        self.network = SimNetwork(fabric, config.node, self.process, self.loop)
+        self.process.actors.append(LoopActor(scheduler, self.process, self.loop, config.name))
+        self.loop.call_soon(self._begin)
+        self.task: asyncio.Task[None] | None = None
+        self.node: Node | None = None
+
+    def __repr__(self) -> str:
+        return f"<SimNode {self.number} {self.process!r}>"
+
+    def _begin(self) -> None:
+        known = {"hostname": self.process.name, "python": "", "executable": "", "cpus": 8, "gpus": []}
+        known |= {"accelerator_type": "NO_ACCEL", "rehearsed": False, "addresses": {}, "boot_id": "", "machine_id": ""}
+        known |= {"time": 0.0}
+        templates = cast(Templates, SimTemplates())
+        new_process = functools.partial(self._new_process)
+        self.node = Node(self.loop, self.boot, templates, known, self.near_side, self.network, new_process)
+        self.task = self.loop.create_task(self.node.run(), name=f"{self.process.name}")
+
+    def _new_process(self, *args: Any) -> SimWorkerProcess:
+        worker = SimWorkerProcess(self.scheduler, self._new_pid, *args)
+        self.workers.append(worker)
+        return worker
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process.has_ended or (self.task is not None and self.task.done())
+
+    def kill(self) -> None:
+        """As SIGKILL of the daemon: its workers, which the kernel ends with it, end too."""
+        if self.has_ended:
+            return
+        assert self.node is not None
+        for worker in self.workers:
+            worker.kill()
+        sockets = [
+            endpoint.connection._socket.sock
+            for endpoint in self.node._router.endpoints.values()
+            if endpoint.connection is not None
+        ]
+        self.process.end(sockets)
+        self._fabric.end_of(self.number)

@@ -1,0 +1,105 @@
+"""``SimProcess``, a process of a simulation: its globals, environment, loops, threads and sockets; how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+
+from rlinf_async import channel
+from rlinf_async._client import client, emulated_links, registry
+from rlinf_async._core import process
+from rlinf_async._recorder import recording, user_metrics
+from rlinf_async._trace import recorder
+from rlinf_async._waits import loop_watch, slow_waits, unobserved_errors
+from rlinf_async._worker import context
+from rlinf_async.weights.links import worker_link
+
+if TYPE_CHECKING:
+    from rlinf_async._simulation.scheduler import Scheduler, ThreadActor
+    from rlinf_async._simulation.sim_loop import LoopActor, SimLoop
+
+_GLOBALS: Final[tuple[tuple[Any, str], ...]] = (
+    *((context, name) for name in ("identity", "client", "exchange", "_parent")),
+    *((registry, name) for name in ("_active", "_inherited")),
+    (client, "_clients"),
+    *((recording, name) for name in ("ring", "admits", "begin", "end", "point", "start_call", "finish_call", "_owner")),
+    *((recorder, name) for name in ("recorder", "_trace")),
+    (emulated_links, "here"),
+    (process, "pid"),
+    *((channel, name) for name in ("_channels", "_local_queues")),
+    (worker_link, "_names"),
+    *((loop_watch, name) for name in ("is_needed", "only")),
+    *((slow_waits, name) for name in ("_after_words", "_loops", "_threads", "_until")),
+    *((unobserved_errors, name) for name in ("_accounts", "_watches")),
+    (user_metrics, "_told"),
+    (os.environ, "_data"),
+)
+"""What is one thing per process: where it stands, and its name."""
+
+_TABLES: Final = tuple((vars(place), name) for place, name in _GLOBALS)
+
+
+def _fresh(value: Any) -> Any:
+    """What a new process has in the place of a global: containers of its own."""
+    if isinstance(value, list | dict | set | weakref.WeakSet | slow_waits.WaitTable):
+        return type(value)()
+    return value
+
+
+class SimProcess:
+    """A process of a simulation.
+
+    Attributes:
+        stopped_until: the moment until which none of its actors runs.
+        has_ended: none runs any more.
+    """
+
+    def __init__(self, scheduler: Scheduler, name: str, pid: int, environ: dict[str, str]) -> None:
+        self.name = name
+        self.pid = pid
+        self.stopped_until = -inf
+        self.has_ended = False
+        self.loops: list[SimLoop] = []
+        self.actors: list[LoopActor | ThreadActor] = []
+        self.environ = environ
+        self._scheduler = scheduler
+        self._globals = [_fresh(table[name]) for table, name in _TABLES]
+        self._globals[_GLOBALS.index((process, "pid"))] = pid
+        self._globals[-1] = {os.environ.encodekey(key): os.environ.encodevalue(each) for key, each in environ.items()}
+
+    def __repr__(self) -> str:
+        state = "ended" if self.has_ended else "stopped" if self.stopped_until > self._scheduler.now else "running"
+        return f"<SimProcess {self.name} {state}>"
+
+    def enter(self) -> None:
+        """Makes the globals of all modules this process's own."""
+        current = self._scheduler.current
+        if current is self:
+            return
+        if current is not None:
+            current.keep()
+        for (table, name), value in zip(_TABLES, self._globals, strict=True):
+            table[name] = value
+        self._scheduler.current = self
+
+    def keep(self) -> None:
+        """Keeps the globals as they are, for the next time."""
+        self._globals = [table[name] for table, name in _TABLES]
+
+    def stop_for(self, seconds: float) -> None:
+        """As SIGSTOP does, and SIGCONT so many seconds later."""
+        self.stopped_until = self._scheduler.now + seconds
+
+    def end(self, sockets: list[Any]) -> None:
+        """Takes everything from it that the kernel takes: threads run no more, sockets are closed."""
+        self.has_ended = True
+        for actor in self.actors:
+            self._scheduler.remove(actor)
+        for sock in sockets:
+            with contextlib.suppress(OSError):
+                sock.close()
+        for loop in self.loops:
+            loop.end()

@@ -1,0 +1,169 @@
+"""``SimWorkerProcess``, a worker of a simulated daemon: its birth as threads and loops, and its death."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlinf_async._core.worker_facts import read_worker
+from rlinf_async._simulation.scheduler import Scheduler, SimulatedDeath, ThreadActor
+from rlinf_async._simulation.sim_loop import LoopActor, SimIdleReader, SimLoop, SimSelector
+from rlinf_async._simulation.sim_process import SimProcess
+from rlinf_async._wire.unix import Connection
+from rlinf_async._worker import process_main
+from rlinf_async._worker.context import Identity
+from rlinf_async._worker.runtime import Runtime
+from rlinf_launcher.daemon.exit_status import ExitStatus
+from rlinf_launcher.daemon.worker_process import WorkerProcess, WorkerSetup, WorkerStarter
+
+_BIRTH_S = 0.05
+"""At most, for a process to be there, or to be gone."""
+
+
+class SimWorkerProcess(WorkerProcess):
+    """A worker of a simulation, as its daemon sees it."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        new_pid: Callable[[], int],
+        loop: asyncio.AbstractEventLoop,
+        setup: WorkerSetup,
+        node: str,
+        log_dir: Path,
+    ) -> None:
+        super().__init__(loop, setup, node, log_dir)
+        self._scheduler = scheduler
+        self._new_pid = new_pid
+        self._on_death: Callable[[], None] | None = None
+        self._sock: socket.socket
+        self._runtime: Runtime | None = None
+        self._reader: SimIdleReader | None = None
+        self._leaving = False
+        self.process: SimProcess
+
+    async def start(self, template: WorkerStarter, on_death: Callable[[], None]) -> socket.socket:
+        spec = self.setup.spec
+        if self.setup.store is not None:
+            self.setup.store.close()
+        near, self._sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        born = self._loop.create_future()
+        self._loop.call_later(self._scheduler.random.uniform(0, _BIRTH_S), born.set_result, None)
+        try:
+            await born
+        except BaseException:
+            near.close()
+            self._sock.close()
+            raise
+        self.pid = self._new_pid()
+        self._on_death = on_death
+        name = f"{self.setup.group}:{self.setup.rank}"
+        self.process = SimProcess(self._scheduler, name, self.pid, dict(spec["env"]))
+        host = ThreadActor(self._scheduler, self.process, name, self._live)
+        self.process.actors.append(host)
+        self._host = host
+        return near
+
+    def _live(self) -> None:
+        """On the worker's main thread."""
+        spec = self.setup.spec
+        selector, socket_selector = SimSelector(), SimSelector()
+        loop = SimLoop(self._scheduler, selector)
+        asyncio.set_event_loop(loop)
+        socket_loop = SimLoop(self._scheduler, socket_selector)
+        self._reader = SimIdleReader(self._scheduler, self._host, loop, socket_selector)
+        info = read_worker({**spec["info"], "pid": self.pid})
+        identity = Identity(info, spec["world_size"], spec["group"], dict(spec["env"]), spec.get("config", ""))
+        self._runtime = process_main.assemble(self._sock, spec, identity, socket_loop, self._reader, self.leave)
+        self.process.actors.append(
+            LoopActor(self._scheduler, self.process, socket_loop, f"{self.process.name} (sockets)")
+        )
+        self._runtime.serve()
+        self._runtime.direct_callers.flush_blocking(0)
+        self._runtime.client.flush_at_exit(0)
+        self._leave(ExitStatus(exit_code=0))
+
+    def leave(self, code: int) -> None:
+        """As ``os._exit`` within the process."""
+        self._leave(ExitStatus(exit_code=code))
+        raise SimulatedDeath
+
+    def _leave(self, exit_status: ExitStatus) -> None:
+        if self.process.has_ended:
+            return
+        sockets: list[Any] = [self._sock]
+        if self._runtime is not None:
+            sockets += [connection._socket.sock for connection in self.connections()]
+            os.close(self._runtime._alarm)
+        if self._reader is not None:
+            self._reader.forget()
+        self.process.end(sockets)
+        self._loop.call_soon_threadsafe(self._is_dead, exit_status)
+
+    def _is_dead(self, exit_status: ExitStatus) -> None:
+        """On the daemon's loop."""
+        self.exit_status = exit_status
+        self.ended.set_result(exit_status)
+        assert self._on_death is not None
+        self._on_death()
+
+    def kill(self, reason: str = "") -> None:
+        if self.exit_status is None and self.pid and not self.process.has_ended:
+            self._kill_reason = reason or self._kill_reason
+            self._leave(ExitStatus(signal="SIGKILL"))
+
+    def connections(self) -> list[Connection]:
+        """Those to other workers and to drivers."""
+        if self._runtime is None:
+            return []
+        client = self._runtime.client
+        found = [*client.direct_sockets.connections.values()]
+        if client.own_direct_sockets is not None:
+            found += client.own_direct_sockets.connections.values()
+        return [connection for connection in found if connection is not None]
+
+    def sever(self, how: str) -> None:
+        """Breaks them, as user code or a firewall might."""
+        for connection in self.connections():
+            if (fd := connection.fileno()) < 0:
+                continue
+            if how == "shutdown":
+                connection._socket.sock.shutdown(socket.SHUT_RDWR)
+            else:
+                # The number stays taken: another file under it would get the frames, and there is no cure for that.
+                null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+                os.dup2(null, fd, inheritable=False)
+                os.close(null)
+
+    def send_signal(self, number: int) -> None:
+        if self.exit_status is not None or not self.pid:
+            raise ProcessLookupError("it has ended")
+        if number == signal.SIGKILL:
+            self.kill()
+
+    def stderr_tail(self) -> list[str]:
+        return []
+
+
+class SimTemplates:
+    """What a daemon's templates are where nothing is forked."""
+
+    python = "python"
+    open_files = 1024
+
+    def get(self, environment: Mapping[str, str] | None = None, python: str | None = None) -> Any:
+        return self
+
+    async def fork(self, spec: Mapping[str, Any], fds: Sequence[int]) -> int:
+        raise AssertionError("a simulated worker is not forked")
+
+    def describe(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        pass

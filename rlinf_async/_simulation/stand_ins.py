@@ -1,0 +1,124 @@
+"""Stand-ins of a simulation for what starts threads, makes loops or blocks: for simulated threads only.
+
+While a simulation runs, a thread that one of its processes starts has the baton like all others, a loop that it makes
+has virtual time, and where it blocks it parks.  Other threads of the program see the real things.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import Any, Final
+
+import uvloop
+
+from rlinf_async._core import clock
+from rlinf_async._simulation.scheduler import Scheduler, ThreadActor
+from rlinf_async._simulation.sim_loop import SimLoop
+from rlinf_async._waits import thread_gate
+from rlinf_async._waits.thread_gate import LockGate
+
+
+_OUTSIDE: Final = frozenset({"rlinf-witness", "rlinf-output"})
+"""Threads of the framework that wait for the kernel only, and take no part in a run."""
+
+
+class Until:
+    """What a thread waits for that looks by itself: a condition, or a moment."""
+
+    def __init__(self, condition: Callable[[], bool], seconds: float | None) -> None:
+        self._condition = condition
+        self._until = inf if seconds is None else clock.monotonic() + seconds
+
+    def due(self) -> float:
+        return -inf if self._condition() else self._until
+
+    def watched(self) -> tuple[int, ...]:
+        return ()
+
+
+class SimGate:
+    """Where a simulated thread waits that does nothing else meanwhile."""
+
+    __slots__ = ("_actor", "_is_open")
+
+    def __init__(self, actor: ThreadActor) -> None:
+        self._actor = actor
+        self._is_open = False
+
+    def open(self) -> None:
+        self._is_open = True
+
+    def wait(self, seconds: float) -> bool:
+        self._actor.park(Until(lambda: self._is_open, seconds))
+        return self._is_open
+
+
+@contextlib.contextmanager
+def installed(scheduler: Scheduler) -> Iterator[None]:
+    """Puts them in place while the block runs."""
+
+    def new_gate() -> Any:
+        actor = scheduler.actor_here()
+        return LockGate() if actor is None else SimGate(actor)
+
+    def new_loop() -> Any:
+        return SimLoop(scheduler) if scheduler.is_here() else _REAL.new_event_loop()
+
+    def start(thread: threading.Thread) -> None:
+        process = scheduler.current
+        if process is None or not scheduler.is_here() or thread.name in _OUTSIDE:
+            _REAL.start(thread)
+            return
+        process.actors.append(ThreadActor(scheduler, process, f"{process.name} {thread.name}", thread.run, thread))
+
+    def join(thread: threading.Thread, timeout: float | None = None) -> None:
+        actor, other = scheduler.actor_here(), scheduler.actor_of(thread)
+        if actor is None or other is None:
+            _REAL.join(thread, timeout)
+        else:
+            actor.park(Until(lambda: other.has_ended, timeout))
+
+    def wait(event: threading.Event, timeout: float | None = None) -> bool:
+        actor = scheduler.actor_here()
+        if actor is None:
+            return _REAL.wait(event, timeout)
+        if not event.is_set():
+            actor.park(Until(event.is_set, timeout))
+        return event.is_set()
+
+    def result(future: concurrent.futures.Future[Any], timeout: float | None = None) -> Any:
+        actor = scheduler.actor_here()
+        if actor is not None and not future.done():
+            actor.park(Until(future.done, timeout))
+        return _REAL.result(future, timeout if actor is None else 0)
+
+    places: list[tuple[Any, str, Any]] = [
+        (thread_gate._Here, "make", staticmethod(new_gate)),
+        (asyncio, "new_event_loop", new_loop),
+        (uvloop, "new_event_loop", new_loop),
+        (threading.Thread, "start", start),
+        (threading.Thread, "join", join),
+        (threading.Event, "wait", wait),
+        (concurrent.futures.Future, "result", result),
+    ]
+    before = [vars(place)[name] for place, name, _ in places]
+    for place, name, value in places:
+        setattr(place, name, value)
+    try:
+        yield
+    finally:
+        for (place, name, _), value in zip(places, before, strict=True):
+            setattr(place, name, value)
+
+
+class _REAL:
+    new_event_loop = staticmethod(asyncio.new_event_loop)
+    start = threading.Thread.start
+    join = threading.Thread.join
+    wait = threading.Event.wait
+    result = concurrent.futures.Future.result

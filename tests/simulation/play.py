@@ -1,0 +1,269 @@
+"""Plays a seed's program in a simulated cluster, and judges what its processes have noted."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rlinf_async import Channel, Cluster, NodePlacementStrategy
+from rlinf_async._simulation.sim_cluster import SimCluster
+from tests.faults.journal import Counters
+from tests.faults.judgement import Facts, Violation, judge
+from tests.simulation import subject
+from tests.simulation.program import Program, write
+from tests.simulation.subject import Subject
+
+PATIENCE_S: Final = 90.0
+"""Virtual seconds after which what still waits is taken to wait for ever."""
+
+
+@dataclass
+class Line:
+    """A channel: one of those that have had its name."""
+
+    number: int
+    channel: Channel
+    is_closed: bool = False
+
+
+@dataclass
+class Report:
+    """What one simulation has shown."""
+
+    seed: int
+    program: Program
+    violations: list[Violation] = field(default_factory=list)
+    turns: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        found = "\n".join(f"  {violation}" for violation in self.violations)
+        return f"seed {self.seed}: {self.program}\n{found}"
+
+
+class Play:
+    """One program."""
+
+    def __init__(self, sim: SimCluster, program: Program) -> None:
+        self.sim = sim
+        self.program = program
+        self.nonces, self.numbers = itertools.count(), Counters()
+        self.tasks: list[tuple[str, str, asyncio.Task[Any]]] = []
+        self.lines: dict[str, list[Line]] = {}
+        self.groups: dict[str, Any] = {}
+        self.killed: set[str] = set()
+        self.node_died = False
+        self.hung: list[Violation] = []
+
+    def start(self, name: str, work: Coroutine[Any, Any, Any], meets: str = "") -> None:
+        task = asyncio.get_running_loop().create_task(_quietly(work), name=name)
+        self.tasks.append((name, meets, task))
+
+    async def main(self) -> None:
+        loop = asyncio.get_running_loop()
+        async with Cluster(log_to_driver=False) as cluster:
+            self.cluster = cluster
+            for name, nodes in self.program.placement.items():
+                options = (
+                    {"restart": self.program.restart[name], "max_restarts": 1000} if self.program.restart[name] else {}
+                )
+                self.groups[name] = Subject.create_group().launch(
+                    cluster, NodePlacementStrategy(list(nodes)), name=name, **options
+                )
+            began = loop.time()
+            for step in self.program.steps:
+                if (left := began + step.at - loop.time()) > 0:
+                    await asyncio.sleep(left)
+                await getattr(self, f"do_{step.kind}")(*step.facts)
+            await self.settle("everything", lambda meets: meets == "", PATIENCE_S)
+            await self.finish()
+
+    async def settle(self, what: str, which: Callable[[str], bool], seconds: float) -> None:
+        waiting = [task for _, meets, task in self.tasks if not task.done() and which(meets)]
+        if waiting:
+            await asyncio.wait(waiting, timeout=seconds)
+        for name, meets, task in self.tasks:
+            if not task.done() and which(meets):
+                self.hung.append(Violation("hang", f"{name} has not ended {seconds:g} s later"))
+
+    async def finish(self) -> None:
+        """Ends what waits for more than the program has given, and takes what nobody has taken."""
+        for line in [line for lines in self.lines.values() for line in lines]:
+            if not line.is_closed:
+                self.start(
+                    f"the closing of channel {line.number}",
+                    subject.follow(subject.begin("driver", "close", line.number), line.channel.close()),
+                )
+        await self.settle("channels", lambda meets: meets in ("", "channel"), PATIENCE_S)
+        for line in [line for lines in self.lines.values() for line in lines]:
+            self.start(f"what is left in channel {line.number}", self.drain(line))
+        await self.settle("drains", lambda meets: meets in ("", "channel"), PATIENCE_S)
+        for name, meets, task in self.tasks:
+            if meets == "message" and not task.done():
+                task.cancel()
+        await self.settle("messages", lambda meets: True, PATIENCE_S)
+
+    async def drain(self, line: Line) -> None:
+        while True:
+            operation = subject.begin("driver", "get", line.number)
+            work = line.channel.get()
+            await subject.follow(operation, work, lambda item: [*item, work.redelivered])
+            if operation.error is not None:
+                return
+
+    # -- steps --------------------------------------------------------------------------------------------------
+
+    async def do_call(self, who: tuple[str, int], kind: str, size: int, times: int) -> None:
+        group, rank = who
+        for _ in range(times):
+            later = None if kind == "def" else 0.02
+            work = subject.echo("driver", self.groups[group], group, rank, next(self.nonces), size, later)
+            self.start(f"a call of {group}:{rank}", work)
+
+    async def do_stream(self, who: tuple[str, int], times: int) -> None:
+        self.start(f"a stream of {who}", self.stream(*who, next(self.nonces), times))
+
+    async def stream(self, group: str, rank: int, nonce: int, times: int) -> None:
+        with subject.noted("driver", "call", nonce, f"{group}:{rank}"):
+            expected = 0
+            async for _, (came_for, number, _) in self.groups[group][rank].count(nonce, times, 10):
+                assert (came_for, number) == (nonce, expected), "a stream out of order"
+                expected += 1
+            assert expected == times, f"a stream of {expected} of {times} items"
+
+    async def do_peer(self, who: tuple[str, int], peer: tuple[str, int], size: int, times: int) -> None:
+        if who == peer:
+            return
+        nonces = [next(self.nonces) for _ in range(times)]
+        self.script(f"{who} calls {peer}", who, "ask_peer", *peer, nonces, size)
+
+    def script(self, name: str, who: tuple[str, int], method: str, *arguments: Any, meets: str = "") -> None:
+        member = self.groups[who[0]][who[1]]
+
+        async def work() -> None:
+            await getattr(member, method)(*arguments)
+
+        self.start(name, work(), meets)
+
+    async def do_send(
+        self, source: tuple[str, int], target: tuple[str, int], size: int, times: int, blocking: bool, deadline: Any
+    ) -> None:
+        if source == target:
+            return
+        method = "send_blocking" if blocking else "send_many"
+        self.script(f"the receiver of {source}", target, "recv_many", *source, times, deadline or 60.0, meets="message")
+        self.script(f"the sender {source}", source, method, *target, times, size, meets="message")
+
+    async def do_open(self, name: str, maxsize: int, node: int) -> None:
+        await self.do_close(name)
+        lines = self.lines.setdefault(name, [])
+        number = sum(map(len, self.lines.values()))
+        lines.append(Line(number, Channel.create(name, maxsize=maxsize, cluster=self.cluster, node_rank=node)))
+
+    async def do_close(self, name: str) -> None:
+        lines = self.lines.get(name)
+        if lines and not lines[-1].is_closed:
+            lines[-1].is_closed = True
+            operation = subject.begin("driver", "close", lines[-1].number)
+            await subject.follow(operation, lines[-1].channel.close())
+
+    async def find(self, name: str) -> Line:
+        if name not in self.lines:
+            await self.do_open(name, 0, 0)
+        return self.lines[name][-1]
+
+    async def do_put(self, who: Any, name: str, times: int, deadline: Any) -> None:
+        line = await self.find(name)
+        numbers = [self.numbers.next(line.number) for _ in range(times)]
+        if who == "driver":
+            self.start(
+                f"puts into {line.number}",
+                subject.put("driver", line.channel, line.number, numbers, deadline),
+                "channel",
+            )
+        else:
+            self.script(
+                f"puts of {who} into {line.number}",
+                who,
+                "put",
+                line.channel,
+                line.number,
+                numbers,
+                deadline,
+                meets="channel",
+            )
+
+    async def do_get(self, who: Any, name: str, times: int, deadline: Any) -> None:
+        line = await self.find(name)
+        if who == "driver":
+            self.start(
+                f"gets from {line.number}", subject.get("driver", line.channel, line.number, times, deadline), "channel"
+            )
+        else:
+            self.script(
+                f"gets of {who} from {line.number}",
+                who,
+                "get",
+                line.channel,
+                line.number,
+                times,
+                deadline,
+                meets="channel",
+            )
+
+    async def do_cancel(self, index: int) -> None:
+        open_ = [task for _, _, task in reversed(self.tasks) if not task.done()]
+        if index < len(open_):
+            open_[index].cancel()
+
+    # -- faults -------------------------------------------------------------------------------------------------
+
+    async def do_kill(self, who: tuple[str, int]) -> None:
+        if self.sim.kill(*who):
+            self.killed.add(f"{who[0]}:{who[1]}")
+
+    async def do_sever(self, who: tuple[str, int], how: str) -> None:
+        self.sim.sever(*who, how)
+
+    async def do_stop(self, who: tuple[str, int], seconds: float) -> None:
+        self.sim.stop(*who, seconds)
+
+    async def do_cut(self, node: int, seconds: float) -> None:
+        self.sim.cut(node, seconds)
+        if seconds > 14:
+            self.node_died = True
+
+    async def do_kill_node(self, node: int) -> None:
+        if node:
+            self.sim.kill_node(node)
+            self.node_died = True
+
+
+async def _quietly(work: Coroutine[Any, Any, Any]) -> None:
+    """Its errors are noted by what it does."""
+    try:
+        await work
+    except Exception:
+        pass
+
+
+def play(seed: int, program: Program | None = None, on_turn: Callable[[Any], None] | None = None) -> Report:
+    """One simulation."""
+    subject.BOOK.clear()
+    program = program or write(seed)
+    sim = SimCluster(nodes=program.nodes, seed=seed)
+    sim.on_turn = on_turn
+    played = Play(sim, program)
+    report = Report(seed, program)
+    try:
+        sim.run(played.main)
+    except Exception as error:
+        report.violations.append(Violation("error", f"{type(error).__name__}: {error}"))
+    report.turns, report.seconds = sim.scheduler.steps, sim.now
+    facts = Facts(frozenset(played.killed), False, played.node_died)
+    report.violations += played.hung
+    report.violations += judge(list(subject.BOOK), facts)
+    return report

@@ -1,0 +1,110 @@
+"""Random programs for a simulated cluster: a seed's steps over the public API, with faults among them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Final
+
+SIZES: Final = (0, 100, 70_000, 300_000)
+"""Bytes: none, in a frame, in shared memory, more than one piece between nodes."""
+
+GROUPS: Final = ("a", "b")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a program.
+
+    Attributes:
+        at: virtual seconds since the program's beginning.
+        kind: which act it is.
+        facts: its arguments.
+    """
+
+    at: float
+    kind: str
+    facts: tuple[object, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.at:6.3f} {self.kind}{self.facts!r}"
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is done in one simulation.
+
+    Attributes:
+        placement: by group, the node of each rank.
+        restart: by group, ``rank``, ``group`` or None.
+    """
+
+    nodes: int
+    placement: dict[str, tuple[int, ...]] = field(hash=False)
+    restart: dict[str, str | None] = field(hash=False)
+    steps: tuple[Step, ...] = ()
+
+    def __str__(self) -> str:
+        head = f"{self.nodes} nodes, groups {self.placement}, restart {self.restart}"
+        return "\n".join([head, *(f"  {step}" for step in self.steps)])
+
+
+_TRAFFIC: Final = {
+    "call": 6, "stream": 1, "peer": 3, "send": 5, "open": 2, "put": 4, "get": 4, "close": 1, "cancel": 3,
+}  # fmt: skip
+_FAULTS: Final = {"kill": 3, "cut": 2, "stop": 2, "sever": 3, "kill_node": 1}
+
+
+def write(seed: int) -> Program:
+    """The program of a seed."""
+    rng = random.Random(seed)
+    nodes = rng.choice((1, 2, 3, 3))
+    placement = {group: tuple(rng.randrange(nodes) for _ in range(rng.choice((1, 2, 2)))) for group in GROUPS}
+    placement = {group: tuple(sorted(each)) for group, each in placement.items()}
+    restart = {group: rng.choice((None, "rank", "rank")) for group in GROUPS}
+    count = rng.randrange(4, 16)
+    spread = rng.choice((0.01, 0.3, 3.0))
+    faulty = rng.random() < 0.7
+    steps = []
+    for _ in range(count):
+        kinds = dict(_TRAFFIC)
+        if faulty:
+            kinds |= _FAULTS
+        (kind,) = rng.choices(list(kinds), list(kinds.values()))
+        steps.append(Step(round(rng.uniform(0, spread), 4), kind, _facts(rng, kind, nodes, placement)))
+    return Program(nodes, placement, restart, tuple(sorted(steps, key=lambda step: step.at)))
+
+
+def _facts(rng: random.Random, kind: str, nodes: int, placement: dict[str, tuple[int, ...]]) -> tuple[object, ...]:
+    def rank() -> tuple[str, int]:
+        group = rng.choice(GROUPS)
+        return group, rng.randrange(len(placement[group]))
+
+    who = rng.choice(("driver", *GROUPS))
+    line = rng.choice(("x", "y"))
+    deadline = rng.choice((None, None, None, 0.01, 0.5, 5.0))
+    times = rng.choice((1, 1, 3, 8))
+    size = rng.choice(SIZES)
+    if kind == "call":
+        return (rank(), rng.choice(("def", "async", "async")), size, times)
+    if kind == "stream":
+        return (rank(), times)
+    if kind == "peer":
+        return (rank(), rank(), size, times)
+    if kind == "send":
+        return (rank(), rank(), size, times, rng.choice((True, False)), deadline)
+    if kind == "open":
+        return (line, rng.choice((0, 0, 1, 3)), rng.randrange(nodes))
+    if kind in ("put", "get"):
+        return (who if who == "driver" else rank(), line, times, deadline)
+    if kind == "close":
+        return (line,)
+    if kind == "cancel":
+        return (rng.randrange(6),)
+    if kind in ("kill", "sever"):
+        return (rank(), *((rng.choice(("shutdown", "close")),) if kind == "sever" else ()))
+    if kind == "stop":
+        return (rank(), rng.choice((0.2, 3.0)))
+    if kind == "cut":
+        return (rng.randrange(nodes), rng.choice((0.05, 1.0, 4.0, 9.0, 20.0)))
+    return (rng.randrange(nodes),)  # kill_node

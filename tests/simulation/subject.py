@@ -1,0 +1,177 @@
+"""The worker that simulated programs are about, and the book in which all processes note what they do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+from rlinf_async import Channel, Worker, WorkerGroup
+from tests.faults.journal import Counters, Operation, all_of
+
+END = -1
+"""The number of the messages behind the last one."""
+
+BOOK: list[Operation] = []
+"""What every process of the program that is being played has begun, in that order."""
+
+
+def begin(who: str, kind: str, *facts: Any) -> Operation:
+    operation = Operation(who, kind, list(facts))
+    BOOK.append(operation)
+    return operation
+
+
+@contextlib.contextmanager
+def noted(who: str, kind: str, *facts: Any) -> Iterator[Operation]:
+    """An operation that ends with the block."""
+    operation = begin(who, kind, *facts)
+    try:
+        yield operation
+    except BaseException as error:
+        if type(error).__name__ != "SimulatedDeath":  # then it has not ended
+            operation.ended, operation.error = True, (type(error).__name__, str(error)[:300])
+        raise
+    operation.ended = True
+
+
+class Subject(Worker):
+    """Does what it is told, and notes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = f"{self._group_name}:{self._rank}"
+        self._sent, self._wanted = Counters(), Counters()
+        self._groups: dict[str, Any] = {}
+
+    # -- calls --------------------------------------------------------------------------------------------------
+
+    def echo(self, nonce: int, size: int) -> tuple[int, bytes]:
+        begin(self.name, "run", nonce)
+        return nonce, bytes(size)
+
+    async def echo_later(self, nonce: int, size: int, seconds: float) -> tuple[int, bytes]:
+        begin(self.name, "run", nonce)
+        await asyncio.sleep(seconds)
+        return nonce, bytes(size)
+
+    async def count(self, nonce: int, count: int, size: int) -> AsyncIterator[tuple[int, int, int]]:
+        begin(self.name, "run", nonce)
+        for number in range(count):
+            yield nonce, number, size
+
+    async def ask_peer(self, peer: str, rank: int, nonces: Sequence[int], size: int) -> None:
+        """Calls of this worker on another one."""
+        if peer not in self._groups:
+            self._groups[peer] = await WorkerGroup.from_group_name(Subject, peer)
+        await all_of(
+            [
+                asyncio.ensure_future(echo(self.name, self._groups[peer], peer, rank, nonce, size, later=None))
+                for nonce in nonces
+            ]
+        )
+
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    async def send_many(self, group: str, rank: int, times: int, size: int) -> None:
+        to = f"{group}:{rank}"
+
+        async def one(number: int, work: Any, operation: Operation) -> None:
+            await follow(operation, work)
+
+        tasks = []
+        for _ in range(times):
+            number = self._sent.next(to)
+            operation = begin(self.name, "send", to, number)
+            work = self.send((number, bytes(size)), group, rank)
+            tasks.append(asyncio.ensure_future(one(number, work, operation)))
+        await all_of(tasks)
+
+    def send_blocking(self, group: str, rank: int, times: int, size: int) -> None:
+        to = f"{group}:{rank}"
+        for _ in range(times):
+            number = self._sent.next(to)
+            with noted(self.name, "send", to, number):
+                self.send((number, bytes(size)), group, rank)
+
+    async def recv_many(self, group: str, rank: int, times: int, timeout: float | None) -> None:
+        source = f"{group}:{rank}"
+        tasks = []
+        for _ in range(times):
+            operation = begin(self.name, "recv", source, self._wanted.next(source))
+            work = self.recv(group, rank, timeout=timeout)
+            tasks.append(asyncio.ensure_future(follow(operation, work, lambda message: message[0])))
+        await all_of(tasks)
+
+    def recv_blocking(self, group: str, rank: int, times: int) -> None:
+        source = f"{group}:{rank}"
+        for _ in range(times):
+            with noted(self.name, "recv", source, self._wanted.next(source)) as operation:
+                operation.value = self.recv(group, rank, timeout=30.0)[0]
+
+    async def end_messages(self, group: str, rank: int, times: int) -> None:
+        for work in [self.send((END, b""), group, rank) for _ in range(times)]:
+            await work
+
+    async def drain(self, group: str, rank: int) -> None:
+        """Receives until nothing is left."""
+        source, found = f"{group}:{rank}", 0
+        while found != END:
+            with noted(self.name, "recv", source, self._wanted.next(source)) as operation:
+                found = operation.value = (await self.recv(group, rank))[0]
+
+    # -- channels -----------------------------------------------------------------------------------------------
+
+    async def put(self, channel: Channel, line: int, numbers: Sequence[int], deadline: float | None) -> None:
+        await put(self.name, channel, line, numbers, deadline)
+
+    async def get(self, channel: Channel, line: int, times: int, deadline: float | None) -> None:
+        await get(self.name, channel, line, times, deadline)
+
+    def get_blocking(self, channel: Channel, line: int, times: int) -> None:
+        for _ in range(times):
+            with noted(self.name, "get", line) as operation:
+                work = channel.get(async_op=True, timeout=20.0)
+                operation.value = [*work.wait(), work.redelivered]
+
+
+async def follow(operation: Operation, awaitable: Any, value: Any = lambda result: None) -> None:
+    """Notes the end of something, and does not raise what it raises."""
+    try:
+        operation.value = value(await awaitable)
+    except asyncio.CancelledError as error:
+        operation.ended, operation.error = True, (type(error).__name__, "")
+        raise
+    except Exception as error:
+        operation.ended, operation.error = True, (type(error).__name__, str(error)[:600])
+    else:
+        operation.ended = True
+
+
+async def echo(who: str, group: Any, name: str, rank: int, nonce: int, size: int, later: float | None) -> None:
+    operation = begin(who, "call", nonce, f"{name}:{rank}")
+    member = group[rank]
+    call = member.echo(nonce, size) if later is None else member.echo_later(nonce, size, later)
+
+    def check(results: Any) -> None:
+        assert results == [(nonce, bytes(size))], f"call {nonce} returned something else"
+
+    await follow(operation, call, check)
+
+
+async def put(who: str, channel: Channel, line: int, numbers: Sequence[int], deadline: float | None) -> None:
+    async def one(number: int) -> None:
+        operation = begin(who, "put", line, number)
+        await follow(operation, channel.put((line, number), timeout=deadline))
+
+    await all_of([asyncio.ensure_future(one(number)) for number in numbers])
+
+
+async def get(who: str, channel: Channel, line: int, times: int, deadline: float | None) -> None:
+    async def one() -> None:
+        operation = begin(who, "get", line)
+        work = channel.get(timeout=deadline)
+        await follow(operation, work, lambda item: [*item, work.redelivered])
+
+    await all_of([asyncio.ensure_future(one()) for _ in range(times)])
