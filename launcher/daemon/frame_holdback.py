@@ -29,6 +29,11 @@ class Holdback:
         """By source, what comes after everything else of it."""
         self._arrived: set[int] = set()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits for a body: then a frame without one passes."""
+        return not self._held
+
     def push(
         self,
         source: Hashable,

@@ -155,6 +155,9 @@ class NodeLink:
             return
         for frame in received:
             body = frame[-1]
+            if type(body) is not list and self._holdback.is_empty:  # nearly always
+                self._on_frame(self, frame, [])
+                continue
             transfer = body[0] if isinstance(body, list) and frame[0] in _WITH_BODY else None
             kind, source = frame[0], frame[2]
             target, number = frame[3:5] if len(frame) > 4 else (None, None)

@@ -29,6 +29,8 @@ from .reply_coalescing import MAX_DELAY_S, Answer, ReplyCoalescing
 
 logger = logging.getLogger(__name__)
 
+_INT: Final = frozenset({int})
+
 _FOR_A_QUEUE: Final = frozenset({frames.PUT, frames.GET, frames.QUEUE})
 
 _ABOUT_NOW: Final = frozenset(
@@ -532,7 +534,7 @@ def _hop(hop: Any) -> tuple[int, list[int]]:
         FrameError: it is none.
     """
     is_one = type(hop) is list and len(hop) == 2 and type(hop[0]) is int and type(hop[1]) is list
-    if not is_one or len(hop[1]) % 2 or any(type(number) is not int for number in hop[1]):
+    if not is_one or len(hop[1]) % 2 or not set(map(type, hop[1])) <= _INT:
         raise FrameError(f"a route with {hop!r}")
     return hop[0], hop[1]
 

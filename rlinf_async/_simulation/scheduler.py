@@ -12,6 +12,7 @@ run earlier.  Of those that can, the seed's next number chooses.
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import itertools
 import random
@@ -19,6 +20,7 @@ import select
 import sys
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Final, Protocol
@@ -71,6 +73,33 @@ class Waiting(Protocol):
     def watched(self) -> tuple[int, ...]: ...
 
 
+class SimLog:
+    """What has happened, line by line: the same in every run of a seed.
+
+    Attributes:
+        digest: of all lines.
+        kept: the last ones.
+    """
+
+    def __init__(self, kept: int = 4000) -> None:
+        self.kept: deque[str] = deque(maxlen=kept)
+        self.count = 0
+        self._digest = hashlib.blake2b(digest_size=16)
+
+    def __repr__(self) -> str:
+        return f"<SimLog [{self.count} lines, {self.digest}]>"
+
+    @property
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+    def note(self, now: float, who: str, what: str) -> None:
+        line = f"{now - START_S:12.6f}  {who:<24} {what}"
+        self.count += 1
+        self._digest.update(line.encode())
+        self.kept.append(line)
+
+
 class Scheduler:
     """The clock and the choice.
 
@@ -86,12 +115,11 @@ class Scheduler:
         self.now = START_S
         self.steps = 0
         self.current: SimProcess | None = None
-        self.back = threading.Semaphore(0)
+        self.back = _closed_lock()
         self.running: Actor | None = None
         self.threads: dict[int, ThreadActor] = {}
         self._thread = threading.get_ident()
-        self.on_turn: Callable[[Actor], None] | None = None
-        """Called before each turn."""
+        self.log = SimLog()
         self._actors: dict[Actor, None] = {}
         self._epoll = select.epoll()
         self._numbers = itertools.count()
@@ -130,6 +158,10 @@ class Scheduler:
     def unwatch(self, fd: int) -> None:
         self._epoll.unregister(fd)
 
+    def note(self, who: str, what: str) -> None:
+        """Writes into the log."""
+        self.log.note(self.now, who, what)
+
     def at(self, when: float, callback: Callable[[], None]) -> None:
         """Calls back at a moment, in no process."""
         heapq.heappush(self._timers, (when, next(self._numbers), callback))
@@ -165,8 +197,6 @@ class Scheduler:
         if ready:
             actor = ready[0] if len(ready) == 1 else ready[int(self.random.random() * len(ready))]
             self.steps += 1
-            if self.on_turn is not None:
-                self.on_turn(actor)
             actor.process.enter()
             self.running = actor
             actor.run()
@@ -191,6 +221,12 @@ class Scheduler:
         self._epoll.close()
 
 
+def _closed_lock() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
 class ThreadActor:
     """A thread of a simulated process, which runs between two of its parkings while all others stand still."""
 
@@ -208,7 +244,7 @@ class ThreadActor:
         self.name = name
         self._scheduler = scheduler
         self._main = main
-        self._go = threading.Semaphore(0)
+        self._go = _closed_lock()
         self._waiting: Waiting | None = None
         self._thread = threading.Thread(target=self._run, name=f"simulated {name}", daemon=True)
         self._has_begun = False

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import gc
 import inspect
+import io
 import itertools
 import logging
 import os
@@ -12,11 +14,12 @@ import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from rlinf_async._core import clock
+from rlinf_async._simulation.faults import Faults
 from rlinf_async._simulation.scheduler import START_S, Scheduler, SimulatedDeath, ThreadActor
 from rlinf_async._simulation.sim_loop import LoopActor, SimLoop
 from rlinf_async._simulation.sim_network import Fabric
@@ -25,6 +28,7 @@ from rlinf_async._simulation.sim_process import SimProcess
 from rlinf_async._simulation.sim_worker import SimWorkerProcess
 from rlinf_async._simulation.stand_ins import installed
 from rlinf_async._wire.node_config import NodeConfig
+from rlinf_async.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -38,6 +42,10 @@ class SimCluster:
     Args:
         nodes: their number.
         seed: decides every choice: what runs next, and for how long a message is on its way.
+        faults: what happens by itself, at moments that the seed chooses.
+
+    Raises:
+        ConfigError: there must be a node.
 
     Example:
         async def main() -> int:
@@ -48,12 +56,14 @@ class SimCluster:
         SimCluster(nodes=3, seed=7).run(main)
     """
 
-    def __init__(self, nodes: int = 1, seed: int = 0) -> None:
+    def __init__(self, nodes: int = 1, seed: int = 0, faults: Faults | None = None) -> None:
+        if nodes < 1:
+            raise ConfigError(f"nodes must be at least 1, got {nodes!r}")
         self._num_nodes = nodes
+        self._faults = faults
         self.seed = seed
         self.scheduler: Scheduler
         self.nodes: list[SimNode] = []
-        self.on_turn: Callable[[Any], None] | None = None
         self._driver: SimProcess | None = None
 
     def __repr__(self) -> str:
@@ -68,7 +78,6 @@ class SimCluster:
         """Runs a driver's coroutine in it; what that returns or raises."""
         folder = Path(tempfile.mkdtemp(prefix="rlinf-sim-"))
         scheduler = self.scheduler = Scheduler(self.seed)
-        scheduler.on_turn = self.on_turn
         real_clock, state, hooks = clock.monotonic, random.getstate(), sys.get_asyncgen_hooks()
         collects = gc.isenabled()
         home = SimProcess(scheduler, "outside", os.getpid(), dict(os.environ))
@@ -80,11 +89,15 @@ class SimCluster:
         clock.monotonic = lambda: scheduler.now
         try:
             with installed(scheduler):
-                return self._run(folder, main)
+                try:
+                    return self._run(folder, main)
+                finally:
+                    with _silence():
+                        self._end()
         finally:
-            self._end()
-            home.enter()
-            self._bury()
+            with _silence():
+                home.enter()
+                self._bury()
             clock.monotonic = real_clock
             random.setstate(state)
             sys.set_asyncgen_hooks(*hooks)
@@ -96,16 +109,9 @@ class SimCluster:
 
     def _bury(self) -> None:
         """Lets go of what processes had that have ended: what their coroutines still do and say is nobody's."""
-        unraisable, disabled = sys.unraisablehook, logging.root.manager.disable
-        sys.unraisablehook = lambda _: None
-        logging.disable(logging.CRITICAL)
-        try:
-            self.nodes.clear()
-            self._driver = None
-            gc.collect()
-        finally:
-            sys.unraisablehook = unraisable
-            logging.disable(disabled)
+        self.nodes.clear()
+        self._driver = None
+        gc.collect()
 
     def _run(self, folder: Path, main: Callable[[], Coroutine[Any, Any, T]] | Callable[[], T]) -> T:
         scheduler = self.scheduler
@@ -129,6 +135,8 @@ class SimCluster:
         environ = {**os.environ, "RLINF_NODE_SOCKET": str(self.nodes[0].boot.socket_path)}
         driver = SimProcess(scheduler, "driver", next(pids), environ)
         self._driver = driver
+        if self._faults is not None:
+            self._faults.begin(self)
         driver.enter()
         if inspect.iscoroutinefunction(main):
             loop = SimLoop(scheduler)
@@ -145,7 +153,8 @@ class SimCluster:
             if not node.has_ended:
                 node.near_side.order({"op": "stop"})
         scheduler.run_until(lambda: all(node.has_ended for node in self.nodes))
-        return result()
+        found: T = result()
+        return found
 
     def _end(self) -> None:
         """Ends every thread and closes every loop."""
@@ -165,6 +174,7 @@ class SimCluster:
     def kill(self, group: str, rank: int) -> bool:
         """As SIGKILL of a rank's present process; False where there is none."""
         worker = self.find(group, rank)
+        self.scheduler.note("fault", f"kill {group}:{rank}")
         if worker is not None:
             worker.kill()
         return worker is not None
@@ -172,6 +182,7 @@ class SimCluster:
     def stop(self, group: str, rank: int, seconds: float) -> bool:
         """As SIGSTOP of a rank's present process, and SIGCONT later; False where there is none."""
         worker = self.find(group, rank)
+        self.scheduler.note("fault", f"stop {group}:{rank} for {seconds:g} s")
         if worker is not None:
             worker.process.stop_for(seconds)
         return worker is not None
@@ -179,11 +190,13 @@ class SimCluster:
     def sever(self, group: str, rank: int, how: str) -> None:
         """Breaks the direct sockets of a rank: ``shutdown`` or ``close``."""
         worker = self.find(group, rank)
+        self.scheduler.note("fault", f"sever the sockets of {group}:{rank} ({how})")
         if worker is not None:
             worker.sever(how)
 
     def cut(self, node: int, seconds: float) -> None:
         """As a cable that is pulled, and plugged in later."""
+        self.scheduler.note("fault", f"cut node {node} off for {seconds:g} s")
         for other in range(self._num_nodes):
             if other != node:
                 self.fabric.cut(node, other, seconds)
@@ -191,7 +204,20 @@ class SimCluster:
 
     def kill_node(self, node: int) -> None:
         """As SIGKILL of a daemon."""
+        self.scheduler.note("fault", f"kill the daemon of node {node}")
         self.nodes[node].kill()
+
+    @property
+    def ranks(self) -> list[tuple[str, int]]:
+        """The ranks that run."""
+        return sorted(
+            {
+                (worker.setup.group, worker.setup.rank)
+                for node in self.nodes
+                for worker in node.workers
+                if worker.pid and not worker.process.has_ended
+            }
+        )
 
     def find(self, group: str, rank: int) -> SimWorkerProcess | None:
         """The present process of a rank."""
@@ -211,3 +237,18 @@ def _settle(future: concurrent.futures.Future[Any], function: Callable[[], Any])
         raise
     except BaseException as error:
         future.set_exception(error)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """What processes say that have ended is nobody's."""
+    unraisable, disabled, stderr = sys.unraisablehook, logging.root.manager.disable, sys.stderr
+    sys.unraisablehook = lambda _: None
+    logging.disable(logging.CRITICAL)
+    sys.stderr = io.StringIO()
+    try:
+        yield
+    finally:
+        sys.unraisablehook = unraisable
+        logging.disable(disabled)
+        sys.stderr = stderr

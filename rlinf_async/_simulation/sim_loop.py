@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import heapq
 import itertools
 import selectors
@@ -48,6 +49,15 @@ class SimFuture(asyncio.Future[Any]):
     __eq__ = object.__eq__
 
 
+def _callback_name(callback: Any) -> str:
+    task = getattr(callback, "__self__", None)
+    if isinstance(task, asyncio.Task):
+        return f"task {task.get_coro().__qualname__}"  # type: ignore[union-attr]
+    while isinstance(callback, functools.partial):
+        callback = callback.func
+    return getattr(callback, "__qualname__", type(callback).__name__)
+
+
 class SimSelector(SharedSelector):
     """A selector that never waits."""
 
@@ -69,9 +79,10 @@ class SimLoop(asyncio.SelectorEventLoop):
         self._jobs: dict[Any, deque[Callable[[], None]]] = {}
         self._scheduler = scheduler
         self._left = 0
+        self._process = "" if scheduler.current is None else scheduler.current.name
         scheduler.watch(self.selector.fileno())
         super().__init__(self.selector)
-        self.set_task_factory(_new_task)
+        self.set_task_factory(_new_task)  # type: ignore[arg-type]
         if scheduler.current is not None:
             scheduler.current.loops.append(self)
 
@@ -90,7 +101,7 @@ class SimLoop(asyncio.SelectorEventLoop):
     def create_future(self) -> Any:
         return SimFuture(loop=self)
 
-    def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> Any:
+    def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
         """Runs it in a thread, behind what was given to the same executor."""
         future = self.create_future()
         process = self._scheduler.current
@@ -159,6 +170,7 @@ class SimLoop(asyncio.SelectorEventLoop):
             self._left -= 1
             handle = ready.popleft()
             if not handle._cancelled:
+                self._scheduler.note(self._process, _callback_name(handle._callback))
                 handle._run()
                 break
 

@@ -1,4 +1,4 @@
-"""``SimNetwork``: links between simulated daemons over streams with delays, which partitions hold up and resets break."""
+"""``SimNetwork``: links between simulated daemons, over streams with delays, partitions and broken connections."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from rlinf_async import settings
+from rlinf_async._core import clock
 from rlinf_async._simulation.scheduler import Scheduler
 from rlinf_async._simulation.sim_process import SimProcess
 from rlinf_async._wire.daemon_link import Broken, LinkEnded, PeerLink, Received, Wire
 from rlinf_async.errors import AuthError, NodeLost
 
 _DELAY_S: Final = (0.0001, 0.002)
+_CALM_S: Final = 60.0
+"""Seconds after the last disturbance, from which on heartbeats are left out: longer than any lease."""
 _MAX_IN_FLIGHT: Final = 64
 """Messages on their way, beyond which a sender waits: the windows of TCP and gRPC."""
 
@@ -115,6 +118,30 @@ class Cable:
             scheduler.after(scheduler.random.uniform(*_DELAY_S) + _DELAY_S[1], tell)
 
 
+class SimPeerLink(PeerLink):
+    """A link whose heartbeats are left out while the network is whole: they would tell nothing, hour after hour."""
+
+    network: SimNetwork
+    _sleeps = False
+
+    def _look(self) -> None:
+        if self.network.fabric.is_whole and self._present is not None and self._listening.is_set():
+            self._sleeps = True
+        else:
+            super()._look()
+
+    def wake_up(self) -> None:
+        """Heartbeats are wanted again."""
+        if self._sleeps and not self._has_ended:
+            self._sleeps = False
+            self._heard = self._looked = clock.monotonic()
+            super()._look()
+
+    @property
+    def seconds_down(self) -> float:
+        return 0.0 if self._sleeps else super().seconds_down
+
+
 class Fabric:
     """The network of a simulation."""
 
@@ -124,18 +151,34 @@ class Fabric:
         self.held: list[tuple[int, int, Callable[[], None]]] = []
         """What arrives once the way from one node to another is free."""
         self.cables: list[Cable] = []
+        self.is_whole = True
         self._cuts: dict[tuple[int, int], float] = {}
+
+    def disturb(self) -> None:
+        """Something may happen to the network from here on: links look after each other."""
+        if self.is_whole:
+            self.is_whole = False
+            for network in self.networks.values():
+                if not network.process.has_ended:
+                    network.loop.call_soon(network.wake_links)
+
+    def calm(self) -> None:
+        """Nothing is wrong any more."""
+        if not any(until > self.scheduler.now for until in self._cuts.values()):
+            self.is_whole = True
 
     def is_cut(self, source: int, target: int) -> bool:
         return self._cuts.get((source, target), 0.0) > self.scheduler.now
 
     def cut(self, source: int, target: int, seconds: float) -> None:
         """Holds up everything from a node to another one."""
+        self.disturb()
         until = self.scheduler.now + seconds
         self._cuts[source, target] = max(until, self._cuts.get((source, target), 0.0))
         self.scheduler.at(until, self._release)
 
     def _release(self) -> None:
+        self.scheduler.after(_CALM_S, self.calm)
         held, self.held = self.held, []
         for source, target, callback in held:
             if self.is_cut(source, target):
@@ -150,6 +193,8 @@ class Fabric:
 
     def end_of(self, node: int) -> None:
         """A daemon has ended: its host refuses connections."""
+        self.disturb()
+        self.scheduler.after(_CALM_S, self.calm)
         for cable in self.cables:
             if node in cable.nodes:
                 cable.end("the connection was reset", but=node)
@@ -165,6 +210,7 @@ class SimNetwork:
         self.loop = loop
         self._on_link: Callable[[PeerLink], None] | None = None
         self._accepted: dict[int, PeerLink] = {}
+        self._links: list[SimPeerLink] = []
         self._tasks: set[asyncio.Task[None]] = set()
         fabric.networks[node] = self
 
@@ -176,9 +222,8 @@ class SimNetwork:
         self._on_link = None
 
     async def dial(self, peer: int, address: str) -> PeerLink:
-        cable, received = await self._connect(peer, None, settings.NODE_LINK_TIMEOUT_S())
-        link = self._link(peer, cable.wire(self.node), lambda got, timeout: self._redial(peer, got, timeout))
-        return link
+        cable, _ = await self._connect(peer, None, settings.NODE_LINK_TIMEOUT_S())
+        return self._link(peer, cable.wire(self.node), lambda got, timeout: self._redial(peer, got, timeout))
 
     def _link(
         self,
@@ -186,9 +231,17 @@ class SimNetwork:
         wire: Wire,
         redial: Callable[[Received, float], Awaitable[tuple[Wire, Received]]] | None = None,
     ) -> PeerLink:
-        return PeerLink(
+        link = SimPeerLink(
             peer, wire, lease=settings.LEASE_S(), address=f"node{peer}", refuses=self._refuses, redial=redial
         )
+        link.network = self
+        self._links.append(link)
+        return link
+
+    def wake_links(self) -> None:
+        """On the node's loop."""
+        for link in self._links:
+            link.wake_up()
 
     async def _refuses(self, address: str) -> bool:
         """Whether no daemon is there any more, as far as this side can know."""

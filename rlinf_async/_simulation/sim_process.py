@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
+from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async import channel
 from rlinf_async._client import client, emulated_links, registry
 from rlinf_async._core import process
+from rlinf_async._core.wait_table import WaitTable
 from rlinf_async._recorder import recording, user_metrics
 from rlinf_async._trace import recorder
 from rlinf_async._waits import loop_watch, slow_waits, unobserved_errors
@@ -44,7 +46,7 @@ _TABLES: Final = tuple((vars(place), name) for place, name in _GLOBALS)
 
 def _fresh(value: Any) -> Any:
     """What a new process has in the place of a global: containers of its own."""
-    if isinstance(value, list | dict | set | weakref.WeakSet | slow_waits.WaitTable):
+    if isinstance(value, list | dict | set | weakref.WeakSet | WaitTable):
         return type(value)()
     return value
 
@@ -64,7 +66,8 @@ class SimProcess:
         self.has_ended = False
         self.loops: list[SimLoop] = []
         self.actors: list[LoopActor | ThreadActor] = []
-        self.environ = environ
+        self.on_exit: Callable[[int], None] = lambda code: None
+        """Ends it, where it asks for that itself."""
         self._scheduler = scheduler
         self._globals = [_fresh(table[name]) for table, name in _TABLES]
         self._globals[_GLOBALS.index((process, "pid"))] = pid

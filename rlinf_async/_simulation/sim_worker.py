@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_async._core.worker_facts import read_worker
-from rlinf_async._simulation.scheduler import Scheduler, SimulatedDeath, ThreadActor
+from rlinf_async._simulation.scheduler import Scheduler, ThreadActor
 from rlinf_async._simulation.sim_loop import LoopActor, SimIdleReader, SimLoop, SimSelector
 from rlinf_async._simulation.sim_process import SimProcess
 from rlinf_async._wire.unix import Connection
@@ -38,6 +38,7 @@ class SimWorkerProcess(WorkerProcess):
         log_dir: Path,
     ) -> None:
         super().__init__(loop, setup, node, log_dir)
+        self._kill_reason = ""
         self._scheduler = scheduler
         self._new_pid = new_pid
         self._on_death: Callable[[], None] | None = None
@@ -64,6 +65,8 @@ class SimWorkerProcess(WorkerProcess):
         self._on_death = on_death
         name = f"{self.setup.group}:{self.setup.rank}"
         self.process = SimProcess(self._scheduler, name, self.pid, dict(spec["env"]))
+        self.process.on_exit = lambda code: self._leave(ExitStatus(exit_code=code))
+        self._scheduler.note(name, f"starts on {self.node}, pid {self.pid}")
         host = ThreadActor(self._scheduler, self.process, name, self._live)
         self.process.actors.append(host)
         self._host = host
@@ -79,7 +82,7 @@ class SimWorkerProcess(WorkerProcess):
         self._reader = SimIdleReader(self._scheduler, self._host, loop, socket_selector)
         info = read_worker({**spec["info"], "pid": self.pid})
         identity = Identity(info, spec["world_size"], spec["group"], dict(spec["env"]), spec.get("config", ""))
-        self._runtime = process_main.assemble(self._sock, spec, identity, socket_loop, self._reader, self.leave)
+        self._runtime = process_main.assemble(self._sock, spec, identity, socket_loop, self._reader, os._exit)
         self.process.actors.append(
             LoopActor(self._scheduler, self.process, socket_loop, f"{self.process.name} (sockets)")
         )
@@ -88,14 +91,10 @@ class SimWorkerProcess(WorkerProcess):
         self._runtime.client.flush_at_exit(0)
         self._leave(ExitStatus(exit_code=0))
 
-    def leave(self, code: int) -> None:
-        """As ``os._exit`` within the process."""
-        self._leave(ExitStatus(exit_code=code))
-        raise SimulatedDeath
-
     def _leave(self, exit_status: ExitStatus) -> None:
         if self.process.has_ended:
             return
+        self._scheduler.note(self.process.name, f"pid {self.pid} {exit_status.text}")
         sockets: list[Any] = [self._sock]
         if self._runtime is not None:
             sockets += [connection._socket.sock for connection in self.connections()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from math import inf
@@ -17,11 +18,10 @@ from typing import Any, Final
 import uvloop
 
 from rlinf_async._core import clock
-from rlinf_async._simulation.scheduler import Scheduler, ThreadActor
+from rlinf_async._simulation.scheduler import Scheduler, SimulatedDeath, ThreadActor
 from rlinf_async._simulation.sim_loop import SimLoop
 from rlinf_async._waits import thread_gate
 from rlinf_async._waits.thread_gate import LockGate
-
 
 _OUTSIDE: Final = frozenset({"rlinf-witness", "rlinf-output"})
 """Threads of the framework that wait for the kernel only, and take no part in a run."""
@@ -56,6 +56,19 @@ class SimGate:
     def wait(self, seconds: float) -> bool:
         self._actor.park(Until(lambda: self._is_open, seconds))
         return self._is_open
+
+
+_scheduler: Scheduler | None = None
+"""Of the simulation that runs."""
+
+
+def sleep(seconds: float) -> None:
+    """Blocks a ``def`` method or a driver's thread for so many seconds: virtual ones within a simulation."""
+    actor = None if _scheduler is None else _scheduler.actor_here()
+    if actor is None:
+        threading.Event().wait(seconds)
+    else:
+        actor.park(Until(lambda: False, seconds))
 
 
 @contextlib.contextmanager
@@ -97,26 +110,39 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
             actor.park(Until(future.done, timeout))
         return _REAL.result(future, timeout if actor is None else 0)
 
+    def leave(code: int) -> None:
+        process = scheduler.current
+        if process is None or not (scheduler.is_here() or process.has_ended):
+            _REAL.leave(code)
+        elif not process.has_ended:
+            process.on_exit(code)
+        raise SimulatedDeath
+
     places: list[tuple[Any, str, Any]] = [
         (thread_gate._Here, "make", staticmethod(new_gate)),
         (asyncio, "new_event_loop", new_loop),
         (uvloop, "new_event_loop", new_loop),
+        (os, "_exit", leave),
         (threading.Thread, "start", start),
         (threading.Thread, "join", join),
         (threading.Event, "wait", wait),
         (concurrent.futures.Future, "result", result),
     ]
+    global _scheduler
+    _scheduler = scheduler
     before = [vars(place)[name] for place, name, _ in places]
     for place, name, value in places:
         setattr(place, name, value)
     try:
         yield
     finally:
+        _scheduler = None
         for (place, name, _), value in zip(places, before, strict=True):
             setattr(place, name, value)
 
 
 class _REAL:
+    leave = staticmethod(os._exit)
     new_event_loop = staticmethod(asyncio.new_event_loop)
     start = threading.Thread.start
     join = threading.Thread.join

@@ -13,6 +13,7 @@ from rlinf_async._simulation.sim_cluster import SimCluster
 from tests.faults.journal import Counters
 from tests.faults.judgement import Facts, Violation, judge
 from tests.simulation import subject
+from tests.simulation.invariants import check
 from tests.simulation.program import Program, write
 from tests.simulation.subject import Subject
 
@@ -37,6 +38,8 @@ class Report:
     program: Program
     violations: list[Violation] = field(default_factory=list)
     turns: int = 0
+    log: list[str] = field(default_factory=list)
+    digest: str = ""
     seconds: float = 0.0
 
     def __str__(self) -> str:
@@ -55,6 +58,8 @@ class Play:
         self.lines: dict[str, list[Line]] = {}
         self.groups: dict[str, Any] = {}
         self.killed: set[str] = set()
+        self.trains = False
+        self.rolls_out: set[int] = set()
         self.node_died = False
         self.hung: list[Violation] = []
 
@@ -101,16 +106,14 @@ class Play:
         for line in [line for lines in self.lines.values() for line in lines]:
             self.start(f"what is left in channel {line.number}", self.drain(line))
         await self.settle("drains", lambda meets: meets in ("", "channel"), PATIENCE_S)
-        for name, meets, task in self.tasks:
+        for _, meets, task in self.tasks:
             if meets == "message" and not task.done():
                 task.cancel()
         await self.settle("messages", lambda meets: True, PATIENCE_S)
 
     async def drain(self, line: Line) -> None:
         while True:
-            operation = subject.begin("driver", "get", line.number)
-            work = line.channel.get()
-            await subject.follow(operation, work, lambda item: [*item, work.redelivered])
+            operation = await subject.get_one("driver", line.channel, line.number, None)
             if operation.error is not None:
                 return
 
@@ -214,6 +217,16 @@ class Play:
                 meets="channel",
             )
 
+    async def do_train(self, versions: int, pause: float) -> None:
+        if not self.trains:
+            self.trains = True
+            self.script("the trainer", ("a", 0), "train", versions, pause)
+
+    async def do_roll_out(self, rank: int, reads: int, pause: float) -> None:
+        if rank not in self.rolls_out:
+            self.rolls_out.add(rank)
+            self.script(f"rollout {rank}", ("b", rank), "roll_out", reads, pause)
+
     async def do_cancel(self, index: int) -> None:
         open_ = [task for _, _, task in reversed(self.tasks) if not task.done()]
         if index < len(open_):
@@ -224,6 +237,12 @@ class Play:
     async def do_kill(self, who: tuple[str, int]) -> None:
         if self.sim.kill(*who):
             self.killed.add(f"{who[0]}:{who[1]}")
+
+    async def do_restart(self, who: tuple[str, int]) -> None:
+        group, rank = who
+        if self.program.restart[group] and self.sim.find(group, rank) is not None:
+            self.killed.add(f"{group}:{rank}")
+            self.start(f"a restart of {who}", self.groups[group].restart(rank))
 
     async def do_sever(self, who: tuple[str, int], how: str) -> None:
         self.sim.sever(*who, how)
@@ -250,12 +269,11 @@ async def _quietly(work: Coroutine[Any, Any, Any]) -> None:
         pass
 
 
-def play(seed: int, program: Program | None = None, on_turn: Callable[[Any], None] | None = None) -> Report:
+def play(seed: int, program: Program | None = None) -> Report:
     """One simulation."""
     subject.BOOK.clear()
     program = program or write(seed)
     sim = SimCluster(nodes=program.nodes, seed=seed)
-    sim.on_turn = on_turn
     played = Play(sim, program)
     report = Report(seed, program)
     try:
@@ -263,7 +281,9 @@ def play(seed: int, program: Program | None = None, on_turn: Callable[[Any], Non
     except Exception as error:
         report.violations.append(Violation("error", f"{type(error).__name__}: {error}"))
     report.turns, report.seconds = sim.scheduler.steps, sim.now
+    report.log, report.digest = list(sim.scheduler.log.kept), sim.scheduler.log.digest
     facts = Facts(frozenset(played.killed), False, played.node_died)
-    report.violations += played.hung
     report.violations += judge(list(subject.BOOK), facts)
+    report.violations += check(subject.BOOK)
+    report.violations += played.hung
     return report

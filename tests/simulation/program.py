@@ -51,8 +51,9 @@ class Program:
 
 _TRAFFIC: Final = {
     "call": 6, "stream": 1, "peer": 3, "send": 5, "open": 2, "put": 4, "get": 4, "close": 1, "cancel": 3,
+    "train": 1, "roll_out": 1,
 }  # fmt: skip
-_FAULTS: Final = {"kill": 3, "cut": 2, "stop": 2, "sever": 3, "kill_node": 1}
+_FAULTS: Final = {"kill": 3, "restart": 1, "cut": 2, "stop": 2, "sever": 3, "kill_node": 1}
 
 
 def write(seed: int) -> Program:
@@ -99,9 +100,13 @@ def _facts(rng: random.Random, kind: str, nodes: int, placement: dict[str, tuple
         return (who if who == "driver" else rank(), line, times, deadline)
     if kind == "close":
         return (line,)
+    if kind == "train":
+        return (rng.choice((1, 3, 10)), rng.choice((0.0, 0.01, 0.3)))
+    if kind == "roll_out":
+        return (rng.randrange(len(placement["b"])), rng.choice((1, 5, 20)), rng.choice((0.0, 0.01, 0.1)))
     if kind == "cancel":
         return (rng.randrange(6),)
-    if kind in ("kill", "sever"):
+    if kind in ("kill", "restart", "sever"):
         return (rank(), *((rng.choice(("shutdown", "close")),) if kind == "sever" else ()))
     if kind == "stop":
         return (rank(), rng.choice((0.2, 3.0)))

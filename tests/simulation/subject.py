@@ -7,7 +7,10 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
+import torch
+
 from rlinf_async import Channel, Worker, WorkerGroup
+from rlinf_async.weights import follow as follow_weights, publish
 from tests.faults.journal import Counters, Operation, all_of
 
 END = -1
@@ -64,7 +67,8 @@ class Subject(Worker):
     async def ask_peer(self, peer: str, rank: int, nonces: Sequence[int], size: int) -> None:
         """Calls of this worker on another one."""
         if peer not in self._groups:
-            self._groups[peer] = await WorkerGroup.from_group_name(Subject, peer)
+            async with asyncio.timeout(60.0):  # its launch may have failed, and whoever asks for it waits for another
+                self._groups[peer] = await WorkerGroup.from_group_name(Subject, peer)
         await all_of(
             [
                 asyncio.ensure_future(echo(self.name, self._groups[peer], peer, rank, nonce, size, later=None))
@@ -135,6 +139,33 @@ class Subject(Worker):
                 work = channel.get(async_op=True, timeout=20.0)
                 operation.value = [*work.wait(), work.redelivered]
 
+    # -- weights ------------------------------------------------------------------------------------------------
+
+    async def train(self, versions: int, pause: float) -> None:
+        """Publishes weights whose every number is their version."""
+        model = _model(1)
+        async with publish(model, to="b") as weights:
+            for _ in range(versions):
+                await asyncio.sleep(pause)
+                for tensor in model.values():
+                    tensor.fill_(float(weights.version + 1))
+                begin(self.name, "publish", weights.version + 1)
+                await weights.send()
+
+    async def roll_out(self, reads: int, pause: float) -> None:
+        """Reads followed weights now and then."""
+        model = _model(0)
+        async with follow_weights(model, of="a", timeout=30.0) as weights:
+            for _ in range(reads):
+                async with weights.reading() as version:
+                    numbers = sorted({float(number) for tensor in model.values() for number in tensor.unique()})
+                    begin(self.name, "version", version, numbers)
+                await asyncio.sleep(pause)
+
+
+def _model(version: int) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((512,), float(version)), "b": torch.full((16,), float(version))}
+
 
 async def follow(operation: Operation, awaitable: Any, value: Any = lambda result: None) -> None:
     """Notes the end of something, and does not raise what it raises."""
@@ -169,9 +200,11 @@ async def put(who: str, channel: Channel, line: int, numbers: Sequence[int], dea
 
 
 async def get(who: str, channel: Channel, line: int, times: int, deadline: float | None) -> None:
-    async def one() -> None:
-        operation = begin(who, "get", line)
-        work = channel.get(timeout=deadline)
-        await follow(operation, work, lambda item: [*item, work.redelivered])
+    await all_of([asyncio.ensure_future(get_one(who, channel, line, deadline)) for _ in range(times)])
 
-    await all_of([asyncio.ensure_future(one()) for _ in range(times)])
+
+async def get_one(who: str, channel: Channel, line: int, deadline: float | None) -> Operation:
+    operation = begin(who, "get", line)
+    work = channel.get(timeout=deadline)
+    await follow(operation, work, lambda item: [*item, work.redelivered])
+    return operation

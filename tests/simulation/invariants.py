@@ -1,0 +1,50 @@
+"""Broken promises that the judgement of real runs does not look for: order of calls, versions of weights."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from tests.faults.journal import Operation
+from tests.faults.judgement import Violation
+
+
+def check(book: Sequence[Operation]) -> list[Violation]:
+    """All that is wrong with what was noted."""
+    return [*_order_of_calls(book), *_versions(book)]
+
+
+def _order_of_calls(book: Sequence[Operation]) -> list[Violation]:
+    """The calls of one caller on one worker begin in the order in which they were made."""
+    made: dict[int, tuple[tuple[str, str], int]] = {}
+    for place, operation in enumerate(book):
+        if operation.kind == "call":
+            made[operation.facts[0]] = (operation.who, operation.facts[1]), place
+    latest: dict[tuple[str, str], tuple[int, int]] = {}
+    found = []
+    for operation in book:
+        if operation.kind == "run" and operation.facts[0] in made:
+            pair, place = made[operation.facts[0]]
+            before = latest.get(pair, (-1, -1))
+            if place < before[0]:
+                text = f"{pair[0]} -> {pair[1]}: call {operation.facts[0]} began behind the later call {before[1]}"
+                found.append(Violation("order", text))
+            latest[pair] = max(before, (place, operation.facts[0]))
+    return found
+
+
+def _versions(book: Sequence[Operation]) -> list[Violation]:
+    """Weights are whole, are what was published under their number, and never go back."""
+    latest: dict[str, int] = defaultdict(int)
+    found = []
+    for operation in book:
+        if operation.kind != "version":
+            continue
+        version, numbers = operation.facts
+        if numbers != [float(version)]:
+            found.append(Violation("torn", f"{operation.who} read version {version}, whose numbers are {numbers}"))
+        if version < latest[operation.who]:
+            text = f"{operation.who} read version {version} behind version {latest[operation.who]}"
+            found.append(Violation("back", text))
+        latest[operation.who] = version
+    return found
