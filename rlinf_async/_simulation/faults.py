@@ -4,14 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
+from rlinf_async._simulation.scheduler import Scheduler
 from rlinf_async.errors import ConfigError
 
-if TYPE_CHECKING:
-    from rlinf_async._simulation.sim_cluster import SimCluster
-
 _MINUTE_S: Final = 60.0
+
+
+class Target(Protocol):
+    """What faults happen to: a ``SimCluster``."""
+
+    scheduler: Scheduler
+
+    @property
+    def num_nodes(self) -> int: ...
+
+    @property
+    def ranks(self) -> list[tuple[str, int]]: ...
+
+    def kill(self, group: str, rank: int) -> bool: ...
+
+    def stop(self, group: str, rank: int, seconds: float) -> bool: ...
+
+    def sever(self, group: str, rank: int, how: str) -> None: ...
+
+    def cut(self, node: int, seconds: float) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -42,9 +60,9 @@ class Faults:
             if (value := getattr(self, name)) < 0:
                 raise ConfigError(f"Faults({name}={value!r}): it cannot be negative")
 
-    def begin(self, sim: SimCluster) -> None:
+    def begin(self, sim: Target) -> None:
         """Has them happen."""
-        acts: tuple[tuple[float, Callable[[SimCluster], None]], ...] = (
+        acts: tuple[tuple[float, Callable[[Target], None]], ...] = (
             (self.kills, self._kill),
             (self.stops, self._stop),
             (self.cuts, self._cut),
@@ -54,29 +72,29 @@ class Faults:
             if rate:
                 self._after(sim, rate, act)
 
-    def _after(self, sim: SimCluster, rate: float, act: Callable[[SimCluster], None]) -> None:
+    def _after(self, sim: Target, rate: float, act: Callable[[Target], None]) -> None:
         def happen() -> None:
             act(sim)
             self._after(sim, rate, act)
 
         sim.scheduler.after(sim.scheduler.random.expovariate(rate / _MINUTE_S), happen)
 
-    def _rank(self, sim: SimCluster) -> tuple[str, int] | None:
+    def _rank(self, sim: Target) -> tuple[str, int] | None:
         ranks = [rank for rank in sim.ranks if self.groups is None or rank[0] in self.groups]
         return sim.scheduler.random.choice(ranks) if ranks else None
 
-    def _kill(self, sim: SimCluster) -> None:
+    def _kill(self, sim: Target) -> None:
         if (rank := self._rank(sim)) is not None:
             sim.kill(*rank)
 
-    def _stop(self, sim: SimCluster) -> None:
+    def _stop(self, sim: Target) -> None:
         if (rank := self._rank(sim)) is not None:
             sim.stop(*rank, self.stop_s)
 
-    def _cut(self, sim: SimCluster) -> None:
-        if len(sim.nodes) > 1:
-            sim.cut(sim.scheduler.random.randrange(1, len(sim.nodes)), self.cut_s)
+    def _cut(self, sim: Target) -> None:
+        if sim.num_nodes > 1:
+            sim.cut(sim.scheduler.random.randrange(1, sim.num_nodes), self.cut_s)
 
-    def _break(self, sim: SimCluster) -> None:
+    def _break(self, sim: Target) -> None:
         if (rank := self._rank(sim)) is not None:
             sim.sever(*rank, sim.scheduler.random.choice(("shutdown", "close")))

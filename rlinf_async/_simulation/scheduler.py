@@ -23,10 +23,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING, Final, Protocol
-
-if TYPE_CHECKING:
-    from rlinf_async._simulation.sim_process import SimProcess
+from typing import Any, Final, Protocol
 
 START_S: Final = 1000.0
 """The clock at the beginning."""
@@ -46,10 +43,27 @@ class SimulatedDeath(BaseException):
     """Ends a thread of a process that has ended."""
 
 
+class Process(Protocol):
+    """What the scheduler and threads know of a simulated process."""
+
+    name: str
+    stopped_until: float
+    has_ended: bool
+    actors: list[Any]
+    loops: list[Any]
+    on_exit: Callable[[int], None]
+
+    def enter(self) -> None:
+        """Makes the globals of all modules this process's own."""
+
+    def keep(self) -> None:
+        """Keeps the globals as they are, for the next time."""
+
+
 class Actor(Protocol):
     """What the scheduler runs."""
 
-    process: SimProcess
+    process: Process
     name: str
 
     def due(self) -> float:
@@ -114,7 +128,7 @@ class Scheduler:
         self.random = random.Random(seed)
         self.now = START_S
         self.steps = 0
-        self.current: SimProcess | None = None
+        self.current: Process | None = None
         self.back = _closed_lock()
         self.running: Actor | None = None
         self.threads: dict[int, ThreadActor] = {}
@@ -132,9 +146,11 @@ class Scheduler:
 
     def is_here(self) -> bool:
         """Whether the calling thread runs what is simulated."""
-        return self.running is not None and (
-            threading.get_ident() == self._thread or threading.get_ident() in self.threads
-        )
+        return self.running is not None and self.owns_thread()
+
+    def owns_thread(self) -> bool:
+        """Whether the calling thread is one of the simulation's."""
+        return threading.get_ident() == self._thread or threading.get_ident() in self.threads
 
     def actor_here(self) -> ThreadActor | None:
         """The calling thread, where it may park."""
@@ -217,6 +233,13 @@ class Scheduler:
                 f"{actor.stack()}"
             )
 
+    def forget(self) -> None:
+        """Lets go of everything that was to happen."""
+        self._timers.clear()
+        self._actors.clear()
+        self.threads.clear()
+        self.running = None
+
     def close(self) -> None:
         self._epoll.close()
 
@@ -233,7 +256,7 @@ class ThreadActor:
     def __init__(
         self,
         scheduler: Scheduler,
-        process: SimProcess,
+        process: Process,
         name: str,
         main: Callable[[], None],
         stands_for: threading.Thread | None = None,

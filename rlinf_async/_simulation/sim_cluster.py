@@ -59,11 +59,13 @@ class SimCluster:
     def __init__(self, nodes: int = 1, seed: int = 0, faults: Faults | None = None) -> None:
         if nodes < 1:
             raise ConfigError(f"nodes must be at least 1, got {nodes!r}")
-        self._num_nodes = nodes
+        self.num_nodes = nodes
         self._faults = faults
         self.seed = seed
         self.scheduler: Scheduler
         self.nodes: list[SimNode] = []
+        self.copies: list[str] = []
+        """Ranks of which two processes have run at once."""
         self._driver: SimProcess | None = None
 
     def __repr__(self) -> str:
@@ -94,10 +96,9 @@ class SimCluster:
                 finally:
                     with _silence():
                         self._end()
+                        home.enter()
+                        self._bury()
         finally:
-            with _silence():
-                home.enter()
-                self._bury()
             clock.monotonic = real_clock
             random.setstate(state)
             sys.set_asyncgen_hooks(*hooks)
@@ -111,17 +112,19 @@ class SimCluster:
         """Lets go of what processes had that have ended: what their coroutines still do and say is nobody's."""
         self.nodes.clear()
         self._driver = None
+        del self.fabric
+        self.scheduler.forget()
         gc.collect()
 
     def _run(self, folder: Path, main: Callable[[], Coroutine[Any, Any, T]] | Callable[[], T]) -> T:
         scheduler = self.scheduler
         fabric = self.fabric = Fabric(scheduler)
         pids = itertools.count(_FIRST_PID)
-        for number in range(self._num_nodes):
+        for number in range(self.num_nodes):
             config = NodeConfig(
-                run=_RUN, marker="", node=number, num_nodes=self._num_nodes, name=f"node{number}", bind="127.0.0.1"
+                run=_RUN, marker="", node=number, num_nodes=self.num_nodes, name=f"node{number}", bind="127.0.0.1"
             )
-            self.nodes.append(SimNode(scheduler, fabric, config, folder, lambda: next(pids)))
+            self.nodes.append(SimNode(scheduler, fabric, config, folder, lambda: next(pids), self._is_born))
         scheduler.run_until(lambda: all(node.near_side.has_said("up") for node in self.nodes))
         peers = []
         for node in self.nodes:
@@ -155,6 +158,14 @@ class SimCluster:
         scheduler.run_until(lambda: all(node.has_ended for node in self.nodes))
         found: T = result()
         return found
+
+    def _is_born(self, born: SimWorkerProcess) -> None:
+        """Looks for another one of the same group and rank."""
+        for node in self.nodes:
+            for worker in node.workers:
+                same = (worker.setup.group, worker.setup.rank) == (born.setup.group, born.setup.rank)
+                if same and worker is not born and worker.pid and not worker.process.has_ended:
+                    self.copies.append(f"pid {born.pid} is {born.process.name}, and so is pid {worker.pid} still")
 
     def _end(self) -> None:
         """Ends every thread and closes every loop."""
@@ -197,10 +208,16 @@ class SimCluster:
     def cut(self, node: int, seconds: float) -> None:
         """As a cable that is pulled, and plugged in later."""
         self.scheduler.note("fault", f"cut node {node} off for {seconds:g} s")
-        for other in range(self._num_nodes):
+        for other in range(self.num_nodes):
             if other != node:
                 self.fabric.cut(node, other, seconds)
                 self.fabric.cut(other, node, seconds)
+
+    def cut_pair(self, one: int, other: int, seconds: float) -> None:
+        """No way between two nodes, which reach all others."""
+        self.scheduler.note("fault", f"no way between nodes {one} and {other} for {seconds:g} s")
+        self.fabric.cut(one, other, seconds)
+        self.fabric.cut(other, one, seconds)
 
     def kill_node(self, node: int) -> None:
         """As SIGKILL of a daemon."""

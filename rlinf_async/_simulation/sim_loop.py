@@ -12,10 +12,10 @@ from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 from rlinf_async._core import clock
-from rlinf_async._simulation.scheduler import Scheduler, SimulatedDeath, ThreadActor
+from rlinf_async._simulation.scheduler import Process, Scheduler, SimulatedDeath, ThreadActor
 from rlinf_async._simulation.sim_process import SimProcess
 from rlinf_async._wire.reading.idle_reader import IdleReader
 from rlinf_async._wire.reading.shared_selector import SharedSelector
@@ -206,7 +206,7 @@ class LoopActor:
     """A loop that the scheduler turns, on its own thread."""
 
     def __init__(self, scheduler: Scheduler, process: SimProcess, loop: SimLoop, name: str) -> None:
-        self.process = process
+        self.process: Process = process
         self.loop = loop
         self.name = name
         self.due = loop.due
@@ -226,6 +226,10 @@ class LoopActor:
         return f"{len(tasks)} tasks wait: " + ", ".join(sorted(task.get_name() for task in tasks)[:5])
 
 
+TICK_S: Final = 1e-6
+"""The shortest wait."""
+
+
 class SimIdleReader(IdleReader):
     """Reads where a worker's main thread waits outside of its loop: it parks there."""
 
@@ -243,7 +247,7 @@ class SimIdleReader(IdleReader):
         return (self._epoll.fileno(),)
 
     def read_for(self, seconds: float) -> None:
-        self._until = clock.monotonic() + seconds
+        self._until = clock.monotonic() + max(seconds, TICK_S)  # or the rest of a wait would be too short to pass
         self._host.park(self)
         super().read_for(0)
 

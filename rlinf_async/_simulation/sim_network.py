@@ -326,4 +326,4 @@ class SimNetwork:
 
 
 async def _wait(seconds: float) -> None:
-    await asyncio.sleep(seconds)
+    await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=seconds)

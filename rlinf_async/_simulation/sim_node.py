@@ -59,8 +59,15 @@ class SimNode:
     """A node of a simulation."""
 
     def __init__(
-        self, scheduler: Scheduler, fabric: Fabric, config: NodeConfig, folder: Path, new_pid: Callable[[], int]
+        self,
+        scheduler: Scheduler,
+        fabric: Fabric,
+        config: NodeConfig,
+        folder: Path,
+        new_pid: Callable[[], int],
+        on_birth: Callable[[SimWorkerProcess], None],
     ) -> None:
+        self._on_birth = on_birth
         self.scheduler = scheduler
         self.number = config.node
         self.process = SimProcess(scheduler, config.name, new_pid(), {})
@@ -92,9 +99,14 @@ class SimNode:
         self.task = self.loop.create_task(self.node.run(), name=f"{self.process.name}")
 
     def _new_process(self, *args: Any) -> SimWorkerProcess:
-        worker = SimWorkerProcess(self.scheduler, self._new_pid, *args)
+        worker = SimWorkerProcess(self.scheduler, self._new_pid, self._on_birth, *args)
         self.workers.append(worker)
         return worker
+
+    @property
+    def lost(self) -> list[dict[str, Any]]:
+        """The nodes that it takes for lost, as it tells of them."""
+        return [] if self.node is None else self.node._service.lost
 
     @property
     def has_ended(self) -> bool:

@@ -7,21 +7,18 @@ import os
 import weakref
 from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rlinf_async import channel
 from rlinf_async._client import client, emulated_links, registry
 from rlinf_async._core import process
 from rlinf_async._core.wait_table import WaitTable
 from rlinf_async._recorder import recording, user_metrics
+from rlinf_async._simulation.scheduler import Scheduler
 from rlinf_async._trace import recorder
 from rlinf_async._waits import loop_watch, slow_waits, unobserved_errors
 from rlinf_async._worker import context
 from rlinf_async.weights.links import worker_link
-
-if TYPE_CHECKING:
-    from rlinf_async._simulation.scheduler import Scheduler, ThreadActor
-    from rlinf_async._simulation.sim_loop import LoopActor, SimLoop
 
 _GLOBALS: Final[tuple[tuple[Any, str], ...]] = (
     *((context, name) for name in ("identity", "client", "exchange", "_parent")),
@@ -64,8 +61,8 @@ class SimProcess:
         self.pid = pid
         self.stopped_until = -inf
         self.has_ended = False
-        self.loops: list[SimLoop] = []
-        self.actors: list[LoopActor | ThreadActor] = []
+        self.loops: list[Any] = []
+        self.actors: list[Any] = []
         self.on_exit: Callable[[int], None] = lambda code: None
         """Ends it, where it asks for that itself."""
         self._scheduler = scheduler

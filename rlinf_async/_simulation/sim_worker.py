@@ -32,6 +32,7 @@ class SimWorkerProcess(WorkerProcess):
         self,
         scheduler: Scheduler,
         new_pid: Callable[[], int],
+        on_birth: Callable[[SimWorkerProcess], None],
         loop: asyncio.AbstractEventLoop,
         setup: WorkerSetup,
         node: str,
@@ -41,6 +42,7 @@ class SimWorkerProcess(WorkerProcess):
         self._kill_reason = ""
         self._scheduler = scheduler
         self._new_pid = new_pid
+        self._on_birth = on_birth
         self._on_death: Callable[[], None] | None = None
         self._sock: socket.socket
         self._runtime: Runtime | None = None
@@ -70,6 +72,7 @@ class SimWorkerProcess(WorkerProcess):
         host = ThreadActor(self._scheduler, self.process, name, self._live)
         self.process.actors.append(host)
         self._host = host
+        self._on_birth(self)
         return near
 
     def _live(self) -> None:

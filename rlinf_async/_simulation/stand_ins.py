@@ -19,7 +19,7 @@ import uvloop
 
 from rlinf_async._core import clock
 from rlinf_async._simulation.scheduler import Scheduler, SimulatedDeath, ThreadActor
-from rlinf_async._simulation.sim_loop import SimLoop
+from rlinf_async._simulation.sim_loop import TICK_S, SimLoop
 from rlinf_async._waits import thread_gate
 from rlinf_async._waits.thread_gate import LockGate
 
@@ -32,7 +32,7 @@ class Until:
 
     def __init__(self, condition: Callable[[], bool], seconds: float | None) -> None:
         self._condition = condition
-        self._until = inf if seconds is None else clock.monotonic() + seconds
+        self._until = inf if seconds is None else clock.monotonic() + max(seconds, TICK_S)
 
     def due(self) -> float:
         return -inf if self._condition() else self._until
@@ -111,10 +111,9 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         return _REAL.result(future, timeout if actor is None else 0)
 
     def leave(code: int) -> None:
-        process = scheduler.current
-        if process is None or not (scheduler.is_here() or process.has_ended):
+        if _scheduler is scheduler and not scheduler.owns_thread():
             _REAL.leave(code)
-        elif not process.has_ended:
+        if (process := scheduler.current) is not None and not process.has_ended and scheduler.is_here():
             process.on_exit(code)
         raise SimulatedDeath
 

@@ -193,7 +193,9 @@ def run(flags: argparse.Namespace, folder: Path) -> int:
             text=True,
         )
         lines = Lines(process.stdout)
-        strikes = _strike_until_the_end(process, lines, Nemesis(hosts, flags.seed, flags.only), flags) if flags.every else []
+        strikes = (
+            _strike_until_the_end(process, lines, Nemesis(hosts, flags.seed, flags.only), flags) if flags.every else []
+        )
         code = process.wait()
         lines.join()
         _judge(strikes, lines)

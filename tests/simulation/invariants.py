@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from rlinf_async._simulation.sim_cluster import SimCluster
 from tests.faults.journal import Operation
 from tests.faults.judgement import Violation
 
@@ -12,6 +13,14 @@ from tests.faults.judgement import Violation
 def check(book: Sequence[Operation]) -> list[Violation]:
     """All that is wrong with what was noted."""
     return [*_order_of_calls(book), *_versions(book)]
+
+
+def compare_views(sim: SimCluster) -> list[Violation]:
+    """All nodes that live agree on those that are lost."""
+    views = {node.number: sorted(lost["node"] for lost in node.lost) for node in sim.nodes if not node.has_ended}
+    if len({tuple(view) for view in views.values()}) > 1:
+        return [Violation("views", f"who is lost, by node: {views}")]
+    return []
 
 
 def _order_of_calls(book: Sequence[Operation]) -> list[Violation]:

@@ -53,7 +53,7 @@ _TRAFFIC: Final = {
     "call": 6, "stream": 1, "peer": 3, "send": 5, "open": 2, "put": 4, "get": 4, "close": 1, "cancel": 3,
     "train": 1, "roll_out": 1,
 }  # fmt: skip
-_FAULTS: Final = {"kill": 3, "restart": 1, "cut": 2, "stop": 2, "sever": 3, "kill_node": 1}
+_FAULTS: Final = {"kill": 3, "restart": 1, "cut": 2, "cut_pair": 1, "stop": 2, "sever": 3, "kill_node": 1}
 
 
 def write(seed: int) -> Program:
@@ -112,4 +112,6 @@ def _facts(rng: random.Random, kind: str, nodes: int, placement: dict[str, tuple
         return (rank(), rng.choice((0.2, 3.0)))
     if kind == "cut":
         return (rng.randrange(nodes), rng.choice((0.05, 1.0, 4.0, 9.0, 20.0)))
+    if kind == "cut_pair":
+        return (rng.randrange(nodes), rng.randrange(nodes), rng.choice((1.0, 9.0, 20.0)))
     return (rng.randrange(nodes),)  # kill_node

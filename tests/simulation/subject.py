@@ -155,7 +155,7 @@ class Subject(Worker):
     async def roll_out(self, reads: int, pause: float) -> None:
         """Reads followed weights now and then."""
         model = _model(0)
-        async with follow_weights(model, of="a", timeout=30.0) as weights:
+        async with asyncio.timeout(60.0), follow_weights(model, of="a", timeout=30.0) as weights:
             for _ in range(reads):
                 async with weights.reading() as version:
                     numbers = sorted({float(number) for tensor in model.values() for number in tensor.unique()})
