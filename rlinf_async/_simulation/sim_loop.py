@@ -9,8 +9,7 @@ import itertools
 import selectors
 import threading
 from asyncio import events
-from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from math import inf
 from typing import Any, Final
 
@@ -52,7 +51,7 @@ class SimFuture(asyncio.Future[Any]):
 def _callback_name(callback: Any) -> str:
     task = getattr(callback, "__self__", None)
     if isinstance(task, asyncio.Task):
-        return f"task {task.get_coro().__qualname__}"  # type: ignore[union-attr]
+        return f"task {getattr(task.get_coro(), '__qualname__', '')}"
     while isinstance(callback, functools.partial):
         callback = callback.func
     return getattr(callback, "__qualname__", type(callback).__name__)
@@ -76,7 +75,6 @@ class SimLoop(asyncio.SelectorEventLoop):
 
     def __init__(self, scheduler: Scheduler, selector: SimSelector | None = None) -> None:
         self.selector = selector or SimSelector()
-        self._jobs: dict[Any, deque[Callable[[], None]]] = {}
         self._scheduler = scheduler
         self._left = 0
         self._process = "" if scheduler.current is None else scheduler.current.name
@@ -100,38 +98,6 @@ class SimLoop(asyncio.SelectorEventLoop):
 
     def create_future(self) -> Any:
         return SimFuture(loop=self)
-
-    def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
-        """Runs it in a thread, behind what was given to the same executor."""
-        future = self.create_future()
-        process = self._scheduler.current
-        assert process is not None
-        jobs = self._jobs.setdefault(executor, deque())
-
-        def run() -> None:
-            while jobs:
-                jobs[0]()
-                jobs.popleft()
-
-        def job() -> None:
-            try:
-                result, error = function(*args), None
-            except BaseException as raised:
-                if isinstance(raised, SimulatedDeath):
-                    raise
-                result, error = None, raised
-            self.call_soon_threadsafe(settle, result, error)
-
-        def settle(result: Any, error: BaseException | None) -> None:
-            if not future.done() and error is not None:
-                future.set_exception(error)
-            elif not future.done():
-                future.set_result(result)
-
-        jobs.append(job)
-        if len(jobs) == 1:
-            process.actors.append(ThreadActor(self._scheduler, process, f"{process.name} (executor)", run))
-        return future
 
     def due(self) -> float:
         """When it has something to do, whatever its descriptors are."""

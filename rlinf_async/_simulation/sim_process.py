@@ -10,6 +10,7 @@ from math import inf
 from typing import Any, Final
 
 from rlinf_async import channel
+from rlinf_async._channels import registration
 from rlinf_async._client import client, emulated_links, registry
 from rlinf_async._core import process
 from rlinf_async._core.wait_table import WaitTable
@@ -19,6 +20,7 @@ from rlinf_async._trace import recorder
 from rlinf_async._waits import loop_watch, slow_waits, unobserved_errors
 from rlinf_async._worker import context
 from rlinf_async.weights.links import worker_link
+from rlinf_async.weights.scope import Scope
 
 _GLOBALS: Final[tuple[tuple[Any, str], ...]] = (
     *((context, name) for name in ("identity", "client", "exchange", "_parent")),
@@ -34,16 +36,21 @@ _GLOBALS: Final[tuple[tuple[Any, str], ...]] = (
     *((slow_waits, name) for name in ("_after_words", "_loops", "_threads", "_until")),
     *((unobserved_errors, name) for name in ("_accounts", "_watches")),
     (user_metrics, "_told"),
+    (unobserved_errors, "ending_waits"),
+    (registration, "_made"),
     (os.environ, "_data"),
 )
 """What is one thing per process: where it stands, and its name."""
+
+_ON_CLASSES: Final = ((Scope, "_open"),)
+"""Those of classes."""
 
 _TABLES: Final = tuple((vars(place), name) for place, name in _GLOBALS)
 
 
 def _fresh(value: Any) -> Any:
     """What a new process has in the place of a global: containers of its own."""
-    if isinstance(value, list | dict | set | weakref.WeakSet | WaitTable):
+    if isinstance(value, list | dict | set | weakref.WeakSet | weakref.WeakKeyDictionary | WaitTable):
         return type(value)()
     return value
 
@@ -67,6 +74,7 @@ class SimProcess:
         """Ends it, where it asks for that itself."""
         self._scheduler = scheduler
         self._globals = [_fresh(table[name]) for table, name in _TABLES]
+        self._of_classes: list[Any] = [_fresh(getattr(place, name)) for place, name in _ON_CLASSES]
         self._globals[_GLOBALS.index((process, "pid"))] = pid
         self._globals[-1] = {os.environ.encodekey(key): os.environ.encodevalue(each) for key, each in environ.items()}
 
@@ -83,11 +91,14 @@ class SimProcess:
             current.keep()
         for (table, name), value in zip(_TABLES, self._globals, strict=True):
             table[name] = value
+        for (place, name), value in zip(_ON_CLASSES, self._of_classes, strict=True):
+            setattr(place, name, value)
         self._scheduler.current = self
 
     def keep(self) -> None:
         """Keeps the globals as they are, for the next time."""
         self._globals = [table[name] for table, name in _TABLES]
+        self._of_classes = [getattr(place, name) for place, name in _ON_CLASSES]
 
     def stop_for(self, seconds: float) -> None:
         """As SIGSTOP does, and SIGCONT so many seconds later."""

@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from typing import Any, Final
 
@@ -71,6 +74,23 @@ def sleep(seconds: float) -> None:
         actor.park(Until(lambda: False, seconds))
 
 
+def _run_jobs(jobs: deque[Callable[[], None]]) -> None:
+    while jobs:
+        jobs[0]()
+        jobs.popleft()
+
+
+def _run_job(future: concurrent.futures.Future[Any], function: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function())
+    except SimulatedDeath:
+        raise
+    except BaseException as error:
+        future.set_exception(error)
+
+
 @contextlib.contextmanager
 def installed(scheduler: Scheduler) -> Iterator[None]:
     """Puts them in place while the block runs."""
@@ -96,19 +116,41 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         else:
             actor.park(Until(lambda: other.has_ended, timeout))
 
-    def wait(event: threading.Event, timeout: float | None = None) -> bool:
+    def wait(condition: threading.Condition, timeout: float | None = None) -> bool:
+        """Of a condition, and so of events, semaphores, queues and futures."""
         actor = scheduler.actor_here()
         if actor is None:
-            return _REAL.wait(event, timeout)
-        if not event.is_set():
-            actor.park(Until(event.is_set, timeout))
-        return event.is_set()
+            return _REAL.wait(condition, timeout)
+        waiter = threading.Lock()
+        waiter.acquire()
+        condition._waiters.append(waiter)  # type: ignore[attr-defined]
+        saved = condition._release_save()  # type: ignore[attr-defined]
+        try:
+            actor.park(Until(lambda: not waiter.locked(), timeout))
+        finally:
+            condition._acquire_restore(saved)  # type: ignore[attr-defined]
+            if waiter.locked():
+                condition._waiters.remove(waiter)  # type: ignore[attr-defined]
+        return not waiter.locked()
 
-    def result(future: concurrent.futures.Future[Any], timeout: float | None = None) -> Any:
-        actor = scheduler.actor_here()
-        if actor is not None and not future.done():
-            actor.park(Until(future.done, timeout))
-        return _REAL.result(future, timeout if actor is None else 0)
+    def submit(executor: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+        """One job behind the other: also where there are more threads."""
+        process = scheduler.current
+        if process is None or not scheduler.is_here():
+            return _REAL.submit(executor, function, *args, **options)
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        jobs = executor.__dict__.setdefault("_simulated_jobs", deque())
+        jobs.append(functools.partial(_run_job, future, functools.partial(function, *args, **options)))
+        if len(jobs) == 1:
+            name = f"{process.name} {executor._thread_name_prefix}"
+            process.actors.append(ThreadActor(scheduler, process, name, functools.partial(_run_jobs, jobs)))
+        return future
+
+    def shutdown(executor: ThreadPoolExecutor, wait: bool = True, **options: Any) -> None:
+        actor, jobs = scheduler.actor_here(), executor.__dict__.get("_simulated_jobs")
+        if jobs and wait and actor is not None:
+            actor.park(Until(lambda: not jobs, None))
+        _REAL.shutdown(executor, wait, **options)
 
     def leave(code: int) -> None:
         if _scheduler is scheduler and not scheduler.owns_thread():
@@ -120,12 +162,14 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
     places: list[tuple[Any, str, Any]] = [
         (thread_gate._Here, "make", staticmethod(new_gate)),
         (asyncio, "new_event_loop", new_loop),
+        (asyncio.events, "new_event_loop", new_loop),
         (uvloop, "new_event_loop", new_loop),
         (os, "_exit", leave),
         (threading.Thread, "start", start),
         (threading.Thread, "join", join),
-        (threading.Event, "wait", wait),
-        (concurrent.futures.Future, "result", result),
+        (threading.Condition, "wait", wait),
+        (ThreadPoolExecutor, "submit", submit),
+        (ThreadPoolExecutor, "shutdown", shutdown),
     ]
     global _scheduler
     _scheduler = scheduler
@@ -145,5 +189,6 @@ class _REAL:
     new_event_loop = staticmethod(asyncio.new_event_loop)
     start = threading.Thread.start
     join = threading.Thread.join
-    wait = threading.Event.wait
-    result = concurrent.futures.Future.result
+    wait = threading.Condition.wait
+    submit = ThreadPoolExecutor.submit
+    shutdown = ThreadPoolExecutor.shutdown

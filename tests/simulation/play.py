@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rlinf_async import Channel, Cluster, NodePlacementStrategy
 from rlinf_async._simulation.sim_cluster import SimCluster
-from tests.faults.journal import Counters, Operation
+from tests.faults.journal import Counters, Operation, all_of
 from tests.faults.judgement import Facts, Violation, judge
 from tests.simulation import subject
 from tests.simulation.invariants import check, compare_views
@@ -59,6 +60,7 @@ class Play:
         self.lines: dict[str, list[Line]] = {}
         self.groups: dict[str, Any] = {}
         self.killed: set[str] = set()
+        self.random = random.Random(sim.seed)
         self.trains = False
         self.rolls_out: set[int] = set()
         self.node_died = False
@@ -137,6 +139,27 @@ class Play:
             later = None if kind == "def" else 0.02
             work = subject.echo("driver", self.groups[group], group, rank, next(self.nonces), size, later)
             self.start(f"a call of {group}:{rank}", work)
+
+    async def do_burst(self, who: tuple[str, int], times: int) -> None:
+        self.start(f"a burst of calls of {who}", self.burst(*who, times))
+
+    async def burst(self, group: str, rank: int, times: int) -> None:
+        """Calls with short pauses between them, of which many are open at once."""
+        calls = []
+        for _ in range(times):
+            later = self.random.choice((None, 0.0, 0.003))
+            size = self.random.choice((10, 70_000))
+            work = subject.echo("driver", self.groups[group], group, rank, next(self.nonces), size, later)
+            calls.append(asyncio.ensure_future(work))
+            await asyncio.sleep(self.random.choice((0.0, 0.0005, 0.002)))
+        await all_of(calls)
+
+    async def do_call_all(self, group: str, times: int) -> None:
+        for _ in range(times):
+            self.start(f"a call of all of {group}", self.call_all(group, next(self.nonces)))
+
+    async def call_all(self, group: str, nonce: int) -> None:
+        await subject.follow(subject.begin("driver", "all", nonce), self.groups[group].echo(nonce, 10))
 
     async def do_stream(self, who: tuple[str, int], times: int) -> None:
         self.start(f"a stream of {who}", self.stream(*who, next(self.nonces), times))
@@ -292,7 +315,7 @@ def _was_closed(operation: Operation) -> bool:
 
 def play(seed: int, program: Program | None = None) -> Report:
     """One simulation."""
-    subject.BOOK.clear()
+    subject.clear()
     program = program or write(seed)
     sim = SimCluster(nodes=program.nodes, seed=seed)
     played = Play(sim, program)

@@ -50,8 +50,8 @@ class Program:
 
 
 _TRAFFIC: Final = {
-    "call": 6, "stream": 1, "peer": 3, "send": 5, "open": 2, "put": 4, "get": 4, "close": 1, "cancel": 3,
-    "train": 1, "roll_out": 1,
+    "call": 5, "burst": 2, "call_all": 2, "stream": 1, "peer": 3, "send": 5, "open": 2, "put": 4, "get": 4, "close": 1,
+    "cancel": 3, "train": 1, "roll_out": 1,
 }  # fmt: skip
 _FAULTS: Final = {"kill": 3, "restart": 1, "cut": 2, "cut_pair": 1, "stop": 2, "sever": 3, "kill_node": 1}
 
@@ -68,12 +68,48 @@ def write(seed: int) -> Program:
     faulty = rng.random() < 0.7
     steps = []
     for _ in range(count):
+        at = rng.uniform(0, spread)
+        if faulty and rng.random() < 0.2:
+            steps += _phrase(rng, at, spread, nodes, placement)
+            continue
         kinds = dict(_TRAFFIC)
         if faulty:
             kinds |= _FAULTS
         (kind,) = rng.choices(list(kinds), list(kinds.values()))
-        steps.append(Step(round(rng.uniform(0, spread), 4), kind, _facts(rng, kind, nodes, placement)))
+        steps.append(Step(round(at, 4), kind, _facts(rng, kind, nodes, placement)))
     return Program(nodes, placement, restart, tuple(sorted(steps, key=lambda step: step.at)))
+
+
+def _phrase(
+    rng: random.Random, at: float, spread: float, nodes: int, placement: dict[str, tuple[int, ...]]
+) -> list[Step]:
+    """Traffic between two ranks, a fault of one of them, and the same traffic again."""
+    ranks = [(group, rank) for group in GROUPS for rank in range(len(placement[group]))]
+    one, other = rng.sample(ranks, 2)
+    traffic: list[tuple[str, tuple[object, ...]]] = [
+        ("send", (one, other, rng.choice(SIZES), rng.choice((1, 3)), rng.random() < 0.5, None)),
+        ("send", (other, one, rng.choice(SIZES), 1, rng.random() < 0.5, None)),
+        ("peer", (one, other, rng.choice(SIZES), rng.choice((1, 3)))),
+        ("call", (other, rng.choice(("def", "async")), rng.choice(SIZES), 3)),
+        ("burst", (other, 6)),
+    ]
+    fault = rng.choice(
+        (
+            ("kill", (other,)),
+            ("kill", (other,)),
+            ("restart", (other,)),
+            ("sever", (other, rng.choice(("shutdown", "close")))),
+            ("sever", (one, rng.choice(("shutdown", "close")))),
+            ("stop", (other, rng.choice((0.2, 3.0)))),
+            ("cut", (placement[other[0]][other[1]], rng.choice((1.0, 9.0, 20.0)))),
+        )
+    )
+    gap = rng.choice((0.001, 0.02, 0.2, 1.0))
+    said = [rng.choice(traffic) for _ in range(rng.choice((1, 2)))]
+    again = [rng.choice((*said, rng.choice(traffic))) for _ in range(rng.choice((1, 2)))]
+    moments = [at + gap * index for index in range(len(said) + 1 + len(again))]
+    everything = [*said, fault, *again]
+    return [Step(round(when, 4), kind, facts) for when, (kind, facts) in zip(moments, everything, strict=True)]
 
 
 def _facts(rng: random.Random, kind: str, nodes: int, placement: dict[str, tuple[int, ...]]) -> tuple[object, ...]:
@@ -88,6 +124,10 @@ def _facts(rng: random.Random, kind: str, nodes: int, placement: dict[str, tuple
     size = rng.choice(SIZES)
     if kind == "call":
         return (rank(), rng.choice(("def", "async", "async")), size, times)
+    if kind == "burst":
+        return (rank(), rng.choice((4, 12)))
+    if kind == "call_all":
+        return (rng.choice(GROUPS), rng.choice((1, 3)))
     if kind == "stream":
         return (rank(), times)
     if kind == "peer":

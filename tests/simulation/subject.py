@@ -20,6 +20,17 @@ BOOK: list[Operation] = []
 """What every process of the program that is being played has begun, in that order."""
 
 
+_SENT, _WANTED = Counters(), Counters()
+"""Numbers of messages, and of receives, of each pair: a rank that comes back goes on where it was."""
+
+
+def clear() -> None:
+    """Begins a book."""
+    global _SENT, _WANTED
+    BOOK.clear()
+    _SENT, _WANTED = Counters(), Counters()
+
+
 def begin(who: str, kind: str, *facts: Any) -> Operation:
     operation = Operation(who, kind, list(facts))
     BOOK.append(operation)
@@ -45,7 +56,6 @@ class Subject(Worker):
     def __init__(self) -> None:
         super().__init__()
         self.name = f"{self._group_name}:{self._rank}"
-        self._sent, self._wanted = Counters(), Counters()
         self._groups: dict[str, Any] = {}
 
     # -- calls --------------------------------------------------------------------------------------------------
@@ -86,7 +96,7 @@ class Subject(Worker):
 
         tasks = []
         for _ in range(times):
-            number = self._sent.next(to)
+            number = _SENT.next((self.name, to))
             operation = begin(self.name, "send", to, number)
             work = self.send((number, bytes(size)), group, rank)
             tasks.append(asyncio.ensure_future(one(number, work, operation)))
@@ -95,7 +105,7 @@ class Subject(Worker):
     def send_blocking(self, group: str, rank: int, times: int, size: int) -> None:
         to = f"{group}:{rank}"
         for _ in range(times):
-            number = self._sent.next(to)
+            number = _SENT.next((self.name, to))
             with noted(self.name, "send", to, number):
                 self.send((number, bytes(size)), group, rank)
 
@@ -103,7 +113,7 @@ class Subject(Worker):
         source = f"{group}:{rank}"
         tasks = []
         for _ in range(times):
-            operation = begin(self.name, "recv", source, self._wanted.next(source))
+            operation = begin(self.name, "recv", source, _WANTED.next((self.name, source)))
             work = self.recv(group, rank, timeout=timeout)
             tasks.append(asyncio.ensure_future(follow(operation, work, lambda message: message[0])))
         await all_of(tasks)
@@ -111,7 +121,7 @@ class Subject(Worker):
     def recv_blocking(self, group: str, rank: int, times: int) -> None:
         source = f"{group}:{rank}"
         for _ in range(times):
-            with noted(self.name, "recv", source, self._wanted.next(source)) as operation:
+            with noted(self.name, "recv", source, _WANTED.next((self.name, source))) as operation:
                 operation.value = self.recv(group, rank, timeout=30.0)[0]
 
     async def end_messages(self, group: str, rank: int, times: int) -> None:
@@ -122,7 +132,7 @@ class Subject(Worker):
         """Receives until nothing is left."""
         source, found = f"{group}:{rank}", 0
         while found != END:
-            with noted(self.name, "recv", source, self._wanted.next(source)) as operation:
+            with noted(self.name, "recv", source, _WANTED.next((self.name, source))) as operation:
                 found = operation.value = (await self.recv(group, rank))[0]
 
     # -- channels -----------------------------------------------------------------------------------------------
