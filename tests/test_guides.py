@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-PAGES = ["getting-started.md", "recipes.md"]
+PAGES = ["getting-started.md", "recipes.md", "testing.md"]
 
 NOTEBOOK = """
 import ast, asyncio, sys

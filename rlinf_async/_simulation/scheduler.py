@@ -28,6 +28,9 @@ from typing import Any, Final, Protocol
 START_S: Final = 1000.0
 """The clock at the beginning."""
 
+SIMULATED: Final = "simulated "
+"""What the names of simulated threads begin with."""
+
 _MAX_TURN_S: Final = 20.0
 """Seconds of real time for one turn, after which a thread is taken for blocked by something that is not simulated."""
 
@@ -48,6 +51,7 @@ class Process(Protocol):
 
     name: str
     stopped_until: float
+    turn_s: float
     has_ended: bool
     actors: list[Any]
     loops: list[Any]
@@ -132,6 +136,7 @@ class Scheduler:
         self.back = _closed_lock()
         self.running: Actor | None = None
         self.threads: dict[int, ThreadActor] = {}
+        self.has_stuck_threads = False
         self._thread = threading.get_ident()
         self.log = SimLog()
         self._actors: dict[Actor, None] = {}
@@ -217,6 +222,8 @@ class Scheduler:
             self.running = actor
             actor.run()
             self.running = None
+            if (turn_s := actor.process.turn_s) and not actor.process.has_ended:
+                actor.process.stopped_until = max(actor.process.stopped_until, now + turn_s)
             return
         if self._timers:
             next_due = min(next_due, self._timers[0][0])
@@ -228,6 +235,7 @@ class Scheduler:
     def await_baton(self, actor: ThreadActor) -> None:
         """Until a thread parks."""
         if not self.back.acquire(timeout=_MAX_TURN_S):
+            actor.is_stuck = self.has_stuck_threads = True
             raise SimulationError(
                 f"{actor.name} waits for something that is not simulated (a real sleep, socket, lock or subprocess):\n"
                 f"{actor.stack()}"
@@ -269,9 +277,10 @@ class ThreadActor:
         self._main = main
         self._go = _closed_lock()
         self._waiting: Waiting | None = None
-        self._thread = threading.Thread(target=self._run, name=f"simulated {name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{SIMULATED}{name}", daemon=True)
         self._has_begun = False
         self.has_ended = False
+        self.is_stuck = False
         scheduler.add(self)
 
     def __repr__(self) -> str:
@@ -306,7 +315,7 @@ class ThreadActor:
 
     def end(self) -> None:
         """Ends the thread of a process that has ended, wherever it is parked."""
-        if self._has_begun and not self.has_ended:
+        if self._has_begun and not self.has_ended and not self.is_stuck:
             self.process.enter()
             self._go.release()
             self._scheduler.await_baton(self)

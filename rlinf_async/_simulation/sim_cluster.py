@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import gc
 import inspect
 import io
@@ -14,13 +15,14 @@ import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator
+import traceback
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from rlinf_async._core import clock
 from rlinf_async._simulation.faults import Faults
-from rlinf_async._simulation.scheduler import START_S, Scheduler, SimulatedDeath, ThreadActor
+from rlinf_async._simulation.scheduler import START_S, Scheduler, SimulatedDeath, SimulationError, ThreadActor
 from rlinf_async._simulation.sim_loop import LoopActor, SimLoop
 from rlinf_async._simulation.sim_network import Fabric
 from rlinf_async._simulation.sim_node import SimNode
@@ -76,8 +78,18 @@ class SimCluster:
         """Virtual seconds since the beginning."""
         return self.scheduler.now - START_S
 
-    def run(self, main: Callable[[], Coroutine[Any, Any, T]] | Callable[[], T]) -> T:
-        """Runs a driver's coroutine in it; what that returns or raises."""
+    def run(self, main: Callable[..., Coroutine[Any, Any, T]] | Callable[..., T], *args: Any) -> T:
+        """Runs a driver in it: a coroutine, or a function that blocks.
+
+        Args:
+            args: of ``main``.
+
+        Returns:
+            What the driver returns, or raises.
+
+        Raises:
+            SimulationError: everything waits for ever, or something waits for what is not simulated.
+        """
         folder = Path(tempfile.mkdtemp(prefix="rlinf-sim-"))
         scheduler = self.scheduler = Scheduler(self.seed)
         real_clock, state, hooks = clock.monotonic, random.getstate(), sys.get_asyncgen_hooks()
@@ -92,7 +104,10 @@ class SimCluster:
         try:
             with installed(scheduler):
                 try:
-                    return self._run(folder, main)
+                    return self._run(folder, main, args)
+                except SimulationError as error:
+                    traceback.clear_frames(error.__traceback__)  # which would keep all that there is
+                    raise
                 finally:
                     with _silence():
                         self._end()
@@ -116,7 +131,9 @@ class SimCluster:
         self.scheduler.forget()
         gc.collect()
 
-    def _run(self, folder: Path, main: Callable[[], Coroutine[Any, Any, T]] | Callable[[], T]) -> T:
+    def _run(
+        self, folder: Path, main: Callable[..., Coroutine[Any, Any, T]] | Callable[..., T], args: Sequence[Any]
+    ) -> T:
         scheduler = self.scheduler
         fabric = self.fabric = Fabric(scheduler)
         pids = itertools.count(_FIRST_PID)
@@ -144,12 +161,14 @@ class SimCluster:
         if inspect.iscoroutinefunction(main):
             loop = SimLoop(scheduler)
             driver.actors.append(LoopActor(scheduler, driver, loop, "driver"))
-            task = loop.create_task(main(), name="driver")
+            task = loop.create_task(main(*args), name="driver")
             scheduler.run_until(task.done)
             result: Any = task.result
         else:
             future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-            driver.actors.append(ThreadActor(scheduler, driver, "driver", lambda: _settle(future, main)))
+            driver.actors.append(
+                ThreadActor(scheduler, driver, "driver", lambda: _settle(future, functools.partial(main, *args)))
+            )
             scheduler.run_until(future.done)
             result = future.result
         for node in self.nodes:
@@ -196,6 +215,14 @@ class SimCluster:
         self.scheduler.note("fault", f"stop {group}:{rank} for {seconds:g} s")
         if worker is not None:
             worker.process.stop_for(seconds)
+        return worker is not None
+
+    def slow(self, group: str, rank: int, turn_s: float) -> bool:
+        """Has every turn of a rank's loops take so many seconds from here on; False where it is not there."""
+        worker = self.find(group, rank)
+        self.scheduler.note("fault", f"each turn of {group}:{rank} takes {turn_s:g} s")
+        if worker is not None:
+            worker.process.turn_s = turn_s
         return worker is not None
 
     def sever(self, group: str, rank: int, how: str) -> None:

@@ -60,6 +60,7 @@ class SimProcess:
 
     Attributes:
         stopped_until: the moment until which none of its actors runs.
+        turn_s: virtual seconds that each of its turns takes.
         has_ended: none runs any more.
     """
 
@@ -67,6 +68,7 @@ class SimProcess:
         self.name = name
         self.pid = pid
         self.stopped_until = -inf
+        self.turn_s = 0.0
         self.has_ended = False
         self.loops: list[Any] = []
         self.actors: list[Any] = []

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_async._core.worker_facts import read_worker
+from rlinf_async._inspection import stack_pipe
 from rlinf_async._simulation.scheduler import Scheduler, ThreadActor
 from rlinf_async._simulation.sim_loop import LoopActor, SimIdleReader, SimLoop, SimSelector
 from rlinf_async._simulation.sim_process import SimProcess
@@ -100,8 +101,15 @@ class SimWorkerProcess(WorkerProcess):
         self._scheduler.note(self.process.name, f"pid {self.pid} {exit_status.text}")
         sockets: list[Any] = [self._sock]
         if self._runtime is not None:
-            sockets += [connection._socket.sock for connection in self.connections()]
+            self._runtime.direct_callers._granted = False  # what still runs on its way out makes no other
+            connections = [*self.connections(), self._runtime.client._connection]
+            for connection in filter(None, connections):
+                sockets.append(connection._socket.sock)
+                connection._writer.is_closed = connection.reader.is_stopped = True
+                connection._writer.drop()
             os.close(self._runtime._alarm)
+            if self._runtime.client.closed is None:
+                stack_pipe.release()  # which it has from its own hello on
         if self._reader is not None:
             self._reader.forget()
         self.process.end(sockets)

@@ -21,7 +21,7 @@ from typing import Any, Final
 import uvloop
 
 from rlinf_async._core import clock
-from rlinf_async._simulation.scheduler import Scheduler, SimulatedDeath, ThreadActor
+from rlinf_async._simulation.scheduler import SIMULATED, Scheduler, SimulatedDeath, ThreadActor
 from rlinf_async._simulation.sim_loop import TICK_S, SimLoop
 from rlinf_async._waits import thread_gate
 from rlinf_async._waits.thread_gate import LockGate
@@ -91,6 +91,11 @@ def _run_job(future: concurrent.futures.Future[Any], function: Callable[[], Any]
         future.set_exception(error)
 
 
+def monotonic() -> float:
+    """Seconds of the clock by which the framework measures: virtual ones within a simulation."""
+    return clock.monotonic()
+
+
 @contextlib.contextmanager
 def installed(scheduler: Scheduler) -> Iterator[None]:
     """Puts them in place while the block runs."""
@@ -155,6 +160,8 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
     def leave(code: int) -> None:
         if _scheduler is scheduler and not scheduler.owns_thread():
             _REAL.leave(code)
+        if _scheduler is not scheduler and not threading.current_thread().name.startswith(SIMULATED):
+            _REAL.leave(code)
         if (process := scheduler.current) is not None and not process.has_ended and scheduler.is_here():
             process.on_exit(code)
         raise SimulatedDeath
@@ -181,7 +188,9 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
     finally:
         _scheduler = None
         for (place, name, _), value in zip(places, before, strict=True):
-            setattr(place, name, value)
+            # A thread that waits outside of the simulation goes on some time, and may want to end its process.
+            if name != "_exit" or not scheduler.has_stuck_threads:
+                setattr(place, name, value)
 
 
 class _REAL:

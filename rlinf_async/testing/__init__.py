@@ -1,14 +1,16 @@
-"""Tests of training loops without a cluster: a simulated one, in virtual time, with deaths and cuts by a seed."""
+"""Tests of training loops without a cluster: a simulated one, in virtual time, with deaths and cuts by a seed.
 
-from __future__ import annotations
+A name is loaded when it is asked for, and torch not before.
+"""
 
-from rlinf_async._core import clock
-from rlinf_async._simulation.faults import Faults as Faults
-from rlinf_async._simulation.scheduler import SimulationError as SimulationError
-from rlinf_async._simulation.sim_cluster import SimCluster as SimCluster
-from rlinf_async._simulation.stand_ins import sleep as sleep
+from typing import TYPE_CHECKING
 
+from rlinf_async._public_names import lazy_names
 
-def monotonic() -> float:
-    """Seconds of the clock by which the framework measures: virtual ones within a simulation."""
-    return clock.monotonic()
+if TYPE_CHECKING:
+    from rlinf_async._simulation.faults import Faults as Faults
+    from rlinf_async._simulation.scheduler import SimulationError as SimulationError
+    from rlinf_async._simulation.sim_cluster import SimCluster as SimCluster
+    from rlinf_async._simulation.stand_ins import monotonic as monotonic, sleep as sleep
+else:
+    __getattr__, __dir__ = lazy_names(__name__)

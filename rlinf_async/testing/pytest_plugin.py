@@ -1,0 +1,46 @@
+"""The pytest fixture ``simulate``, which runs a driver in simulated clusters, one for each seed.
+
+    pytest_plugins = ["rlinf_async.testing.pytest_plugin"]      # conftest.py
+
+    def test_a_rank_that_dies_comes_back(simulate):
+        async def main(sim): ...
+        simulate(main, nodes=3, seeds=range(100))
+
+``RLINF_SIM_SEED=13`` has every such test run with that seed alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import pytest
+
+_SEED: Final = "RLINF_SIM_SEED"
+
+_LAST_LINES: Final = 30
+"""Of a failing seed's log, that are shown."""
+
+
+@pytest.fixture
+def simulate(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """``simulate(main, nodes=1, seeds=[0], faults=None)``: runs ``main(sim)`` for each seed; what the last returns."""
+
+    def run(main: Callable[..., Any], *, nodes: int = 1, seeds: Iterable[int] = (0,), faults: Any = None) -> Any:
+        from rlinf_async.testing import SimCluster
+
+        only = os.environ.get(_SEED)
+        result: Any = None
+        for seed in seeds if only is None else (int(only),):
+            sim = SimCluster(nodes=nodes, seed=seed, faults=faults)
+            try:
+                result = sim.run(main, sim)
+            except Exception as error:
+                lines = list(sim.scheduler.log.kept)[-_LAST_LINES:]
+                command = f"{_SEED}={seed} pytest '{request.node.nodeid}'"
+                error.add_note("\n".join([f"in the simulation of seed {seed}; once more: {command}", *lines]))
+                raise
+        return result
+
+    return run

@@ -1,0 +1,251 @@
+"""The simulated cluster: drivers of both kinds, faults, time, determinism, and errors of what is not simulated."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rlinf_async import Channel, Cluster, ConfigError, NodePlacementStrategy, Worker, WorkerDied, concurrent
+from rlinf_async.testing import Faults, SimCluster, SimulationError, monotonic, sleep
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+class Rollout(Worker):
+    async def double(self, number: int) -> int:
+        return 2 * number
+
+    def block(self, seconds: float) -> float:
+        began = monotonic()
+        sleep(seconds)
+        return monotonic() - began
+
+    @concurrent
+    async def ask(self) -> str:
+        await asyncio.sleep(1)
+        return "asked"
+
+    async def exit(self) -> None:
+        os._exit(7)
+
+    async def environment(self) -> tuple[int, str | None]:
+        return self._rank, os.environ.get("RANK")
+
+
+def launch(cluster: Cluster, nodes: list[int], **options: object) -> object:
+    return Rollout.create_group().launch(cluster, NodePlacementStrategy(nodes), name="rollout", **options)
+
+
+def test_coroutines_call_workers_on_all_nodes() -> None:
+    async def main() -> list[int]:
+        async with Cluster(log_to_driver=False) as cluster:
+            return await launch(cluster, [0, 1, 2, 2]).double(21)
+
+    assert SimCluster(nodes=3, seed=1).run(main) == [42, 42, 42, 42]
+
+
+def test_a_driver_without_a_loop_and_methods_that_block_take_virtual_time() -> None:
+    def main() -> tuple[list[float], float]:
+        with Cluster(log_to_driver=False) as cluster:
+            began = monotonic()
+            return launch(cluster, [0, 1]).block(3600.0).wait(), monotonic() - began
+
+    began = time.monotonic()
+    blocked, seconds = SimCluster(nodes=2, seed=1).run(main)
+    assert blocked == pytest.approx([3600.0, 3600.0])
+    assert 3600 <= seconds < 3601
+    assert time.monotonic() - began < 60
+
+
+def test_a_concurrent_method_overtakes_one_that_blocks() -> None:
+    def main() -> float:
+        with Cluster(log_to_driver=False) as cluster:
+            group = launch(cluster, [0, 1])
+            blocked, began = group.block(60.0), monotonic()
+            assert group.ask().wait() == ["asked", "asked"]
+            seconds = monotonic() - began
+            blocked.wait()
+            return seconds
+
+    assert SimCluster(nodes=2, seed=3).run(main) < 2
+
+
+def test_each_process_has_an_environment_and_context_of_its_own() -> None:
+    async def main() -> list[tuple[int, str | None]]:
+        async with Cluster(log_to_driver=False) as cluster:
+            return await launch(cluster, [0, 0, 0]).environment()
+
+    before = dict(os.environ)
+    assert SimCluster(seed=2).run(main) == [(0, "0"), (1, "1"), (2, "2")]
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_death_is_told_and_the_rank_comes_back(seed: int) -> None:
+    sim = SimCluster(nodes=3, seed=seed)
+
+    def main() -> list[float]:
+        with Cluster(log_to_driver=False) as cluster:
+            group = launch(cluster, [0, 1, 2], restart="rank")
+            blocked = group.block(10.0)
+            group.ask().wait()
+            sim.kill("rollout", 1)
+            with pytest.raises(WorkerDied, match=r"rank 1 of group 'rollout' on node1 .* was killed by SIGKILL"):
+                blocked.wait()
+            return group.block(1.0).wait()
+
+    assert sim.run(main) == pytest.approx([1.0, 1.0, 1.0])
+
+
+def test_a_worker_that_ends_itself_has_an_exit_code() -> None:
+    async def main() -> None:
+        async with Cluster(log_to_driver=False) as cluster:
+            with pytest.raises(WorkerDied, match="exited with code 7"):
+                await launch(cluster, [0]).exit()
+
+    SimCluster(seed=5).run(main)
+
+
+def test_a_cut_of_seconds_costs_time_only_and_one_of_longer_than_a_lease_the_node() -> None:
+    sim = SimCluster(nodes=3, seed=4)
+
+    async def main() -> tuple[float, str]:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = launch(cluster, [1, 2])
+            await group.double(1)
+            began = monotonic()
+            sim.cut(2, 9.0)
+            await group.double(1)
+            seconds = monotonic() - began
+            sim.cut(2, 100.0)
+            with pytest.raises(Exception, match="no sign of life for") as caught:
+                await group.double(1)
+            return seconds, type(caught.value).__name__
+
+    seconds, error = sim.run(main)
+    assert 9 <= seconds < 12
+    assert error == "NodeLost"
+
+
+def test_faults_happen_by_themselves_and_items_arrive_all_the_same() -> None:
+    sim = SimCluster(nodes=3, seed=6, faults=Faults(cuts=1, cut_s=5.0, breaks=20))
+
+    async def main() -> list[int]:
+        async with Cluster(log_to_driver=False) as cluster:
+            launch(cluster, [0, 1, 2])
+            channel = Channel.create("items", cluster=cluster, node_rank=2)
+            for number in range(60):
+                await channel.put(number)
+                await asyncio.sleep(1)
+            return [await channel.get() for _ in range(60)]
+
+    assert sim.run(main) == list(range(60))
+    assert any("fault" in line for line in sim.scheduler.log.kept) or sim.scheduler.log.count > 4000
+
+
+def test_the_log_of_a_seed_is_the_same_in_every_process_also_beside_a_foreign_thread() -> None:
+    program = (
+        "import sys, threading, logging; logging.disable(logging.CRITICAL)\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "from tests.simulation.play import play\n"
+        "print([play(seed).digest for seed in range(6)])\n"
+    )
+    told = []
+    for number in range(2):
+        environment = {**os.environ, "PYTHONHASHSEED": str(number), "PYTHONPATH": str(CHECKOUT)}
+        command = [sys.executable, "-c", program]
+        told.append(subprocess.run(command, env=environment, cwd=CHECKOUT, capture_output=True, text=True, check=True))
+    assert told[0].stdout == told[1].stdout
+    assert told[0].stdout.count("'") == 12
+
+
+def test_two_seeds_are_two_runs() -> None:
+    async def main() -> None:
+        async with Cluster(log_to_driver=False) as cluster:
+            await launch(cluster, [0, 1]).double(1)
+
+    digests = []
+    for seed in (1, 1, 2):
+        sim = SimCluster(nodes=2, seed=seed)
+        sim.run(main)
+        digests.append(sim.scheduler.log.digest)
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_an_hour_in_which_nothing_happens_takes_no_time() -> None:
+    sim = SimCluster(nodes=3, seed=1)
+    turns = []
+
+    async def main() -> None:
+        async with Cluster(log_to_driver=False):
+            turns.append(sim.scheduler.steps)
+            await asyncio.sleep(3600)
+            turns.append(sim.scheduler.steps)
+
+    sim.run(main)
+    assert turns[1] - turns[0] < 100
+
+
+def test_waiting_for_something_that_can_never_come_is_an_error_that_says_who_waits() -> None:
+    async def main() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(SimulationError, match=r"something still waits:(.|\n)*driver: 1 tasks wait: driver"):
+        SimCluster(seed=1).run(main)
+
+
+OUTSIDE = """
+import os
+from rlinf_async import Cluster, NodePlacementStrategy, Worker
+from rlinf_async._simulation import scheduler
+from rlinf_async.testing import SimCluster
+
+scheduler._MAX_TURN_S = 0.5
+
+class Outside(Worker):
+    def wait_outside(self):
+        os.read(os.pipe()[0], 1)
+
+async def main():
+    async with Cluster(log_to_driver=False) as cluster:
+        await Outside.create_group().launch(cluster, NodePlacementStrategy([0]), name="rollout").wait_outside()
+
+SimCluster(seed=1).run(main)
+"""
+
+
+def test_what_is_not_simulated_is_named(tmp_path: Path) -> None:
+    (tmp_path / "outside.py").write_text(OUTSIDE)  # a program of its own: the thread waits for ever
+    done = subprocess.run([sys.executable, "outside.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert (
+        "rollout:0 waits for something that is not simulated (a real sleep, socket, lock or subprocess)" in done.stderr
+    )
+    assert "in wait_outside" in done.stderr
+
+
+def test_nothing_is_left_of_a_simulation() -> None:
+    async def main() -> None:
+        async with Cluster(log_to_driver=False) as cluster:
+            await launch(cluster, [0, 1]).double(1)
+
+    SimCluster(nodes=2, seed=1).run(main)  # what is made once for good
+    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for seed in range(5):
+        SimCluster(nodes=2, seed=seed).run(main)
+    assert threading.active_count() == threads
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_bad_arguments_say_which() -> None:
+    with pytest.raises(ConfigError, match="nodes must be at least 1, got 0"):
+        SimCluster(nodes=0)
+    with pytest.raises(ConfigError, match=r"Faults\(kills=-1\)"):
+        Faults(kills=-1)
