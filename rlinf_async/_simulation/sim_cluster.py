@@ -16,8 +16,10 @@ import shutil
 import sys
 import tempfile
 import traceback
+import weakref
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
+from types import MethodType
 from typing import Any, Final, TypeVar
 
 from rlinf_async._core import clock
@@ -36,6 +38,7 @@ T = TypeVar("T")
 
 _RUN: Final = "5eed5eed"
 _FIRST_PID: Final = 5000
+_COLLECTIONS: Final = 5
 
 
 class SimCluster:
@@ -69,6 +72,7 @@ class SimCluster:
         self.copies: list[str] = []
         """Ranks of which two processes have run at once."""
         self._driver: SimProcess | None = None
+        self._finalizers: set[Any] = set()
 
     def __repr__(self) -> str:
         return f"<SimCluster [{len(self.nodes)} nodes, seed {self.seed}]>"
@@ -94,6 +98,7 @@ class SimCluster:
         scheduler = self.scheduler = Scheduler(self.seed)
         real_clock, state, hooks = clock.monotonic, random.getstate(), sys.get_asyncgen_hooks()
         collects = gc.isenabled()
+        self._finalizers = set(weakref.finalize._registry)  # type: ignore[attr-defined]
         home = SimProcess(scheduler, "outside", os.getpid(), dict(os.environ))
         home.keep()
         scheduler.current = home
@@ -128,8 +133,15 @@ class SimCluster:
         self.nodes.clear()
         self._driver = None
         del self.fabric
-        self.scheduler.forget()
-        gc.collect()
+        for finalizer in list(weakref.finalize._registry.keys() - self._finalizers):  # type: ignore[attr-defined]
+            if isinstance(
+                (finalizer.peek() or (None, None))[1], MethodType
+            ):  # of a thing that has ended with its process
+                finalizer.detach()
+        for _ in range(_COLLECTIONS):  # what a finalizer has brought back goes with the next one
+            self.scheduler.forget()
+            if not gc.collect():
+                break
 
     def _run(
         self, folder: Path, main: Callable[..., Coroutine[Any, Any, T]] | Callable[..., T], args: Sequence[Any]

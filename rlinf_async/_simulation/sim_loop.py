@@ -13,6 +13,7 @@ from collections.abc import Coroutine
 from math import inf
 from typing import Any, Final
 
+from rlinf_async import work
 from rlinf_async._core import clock
 from rlinf_async._simulation.scheduler import Process, Scheduler, SimulatedDeath, ThreadActor
 from rlinf_async._simulation.sim_process import SimProcess
@@ -175,6 +176,7 @@ class LoopActor:
         self.process: Process = process
         self.loop = loop
         self.name = name
+        self._wakeups: Any = None
         self.due = loop.due
         self.watched = loop.watched
         loop._thread_id = threading.get_ident()  # type: ignore[attr-defined]  # it runs
@@ -182,10 +184,12 @@ class LoopActor:
 
     def run(self) -> None:
         events._set_running_loop(self.loop)
+        before, work._here.wakeups = work._here.wakeups, self._wakeups  # of a thread, which has one loop elsewhere
         try:
             self.loop.turn()
         finally:
             events._set_running_loop(None)
+            self._wakeups, work._here.wakeups = work._here.wakeups, before
 
     def where(self) -> str:
         tasks = [task for task in asyncio.all_tasks(self.loop) if not task.done()]

@@ -21,6 +21,7 @@ from rlinf_async._waits import loop_watch, slow_waits, unobserved_errors
 from rlinf_async._worker import context
 from rlinf_async.weights.links import worker_link
 from rlinf_async.weights.scope import Scope
+from rlinf_async.worker import Worker
 
 _GLOBALS: Final[tuple[tuple[Any, str], ...]] = (
     *((context, name) for name in ("identity", "client", "exchange", "_parent")),
@@ -42,7 +43,10 @@ _GLOBALS: Final[tuple[tuple[Any, str], ...]] = (
 )
 """What is one thing per process: where it stands, and its name."""
 
-_ON_CLASSES: Final = ((Scope, "_open"),)
+_ON_CLASSES: Final = (
+    (Scope, "_open"),
+    *((Worker, name) for name in ("current_worker", "PID", "accelerator_type", "torch_platform", "torch_device_type")),
+)
 """Those of classes."""
 
 _TABLES: Final = tuple((vars(place), name) for place, name in _GLOBALS)
