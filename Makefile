@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 JOBS ?= 3
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test again lint orphans histories faults soak nemesis fuzz museum slurm museum-healthy page stress training bench results docs clean
+.PHONY: run test again lint orphans histories faults soak nemesis simulate fuzz museum slurm museum-healthy page stress training bench results docs clean
 
 run: $(READY)
 	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
@@ -77,6 +77,11 @@ slurm: $(READY)
 stress: $(READY)
 	RLINF_STRESS_SECONDS=30 $(BIN)/python -m pytest tests/weights -k "no_reader or on_their_way or waits_for_no_receiver" $(ARGS)
 	RLINF_SIMULATED_SEEDS=2000 $(BIN)/python -m pytest -q -n $(JOBS) tests/weights/test_simulated_receivers.py $(ARGS)
+
+# Random programs in simulated clusters, SEEDS of them, on both cores; what they break is printed with the seed.
+SEEDS ?= 20000
+simulate: $(READY)
+	RLINF_SIMULATED_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q -n $(JOBS) tests/simulation/test_seeds.py $(ARGS)
 
 # The longer training runs of the examples.
 training: $(READY)

@@ -22,6 +22,9 @@ from pathlib import Path
 from types import MethodType
 from typing import Any, Final, TypeVar
 
+import numpy
+import torch
+
 from rlinf_async._core import clock
 from rlinf_async._simulation.faults import Faults
 from rlinf_async._simulation.scheduler import START_S, Scheduler, SimulatedDeath, SimulationError, ThreadActor
@@ -96,7 +99,7 @@ class SimCluster:
         """
         folder = Path(tempfile.mkdtemp(prefix="rlinf-sim-"))
         scheduler = self.scheduler = Scheduler(self.seed)
-        real_clock, state, hooks = clock.monotonic, random.getstate(), sys.get_asyncgen_hooks()
+        real_clock, hooks = clock.monotonic, sys.get_asyncgen_hooks()
         collects = gc.isenabled()
         self._finalizers = set(weakref.finalize._registry)  # type: ignore[attr-defined]
         home = SimProcess(scheduler, "outside", os.getpid(), dict(os.environ))
@@ -104,7 +107,7 @@ class SimCluster:
         scheduler.current = home
         gc.disable()
         gc.freeze()
-        random.seed(self.seed)
+        generators = _seed_generators(self.seed)
         clock.monotonic = lambda: scheduler.now
         try:
             with installed(scheduler):
@@ -120,7 +123,7 @@ class SimCluster:
                         self._bury()
         finally:
             clock.monotonic = real_clock
-            random.setstate(state)
+            generators()
             sys.set_asyncgen_hooks(*hooks)
             scheduler.close()
             gc.unfreeze()
@@ -293,6 +296,22 @@ def _settle(future: concurrent.futures.Future[Any], function: Callable[[], Any])
         raise
     except BaseException as error:
         future.set_exception(error)
+
+
+def _seed_generators(seed: int) -> Callable[[], None]:
+    """Seeds the generators that processes share here; what puts them back as they were."""
+    state = random.getstate()
+    numbers, tensors = numpy.random.get_state(), torch.get_rng_state()
+    random.seed(seed)
+    numpy.random.seed(seed & 0xFFFFFFFF)
+    torch.manual_seed(seed)
+
+    def restore() -> None:
+        random.setstate(state)
+        numpy.random.set_state(numbers)
+        torch.set_rng_state(tensors)
+
+    return restore
 
 
 @contextlib.contextmanager
