@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -143,7 +144,8 @@ class SimWorkerProcess(WorkerProcess):
             if (fd := connection.fileno()) < 0:
                 continue
             if how == "shutdown":
-                connection._socket.sock.shutdown(socket.SHUT_RDWR)
+                with contextlib.suppress(OSError):  # it is broken already
+                    connection._socket.sock.shutdown(socket.SHUT_RDWR)
             else:
                 # The number stays taken: another file under it would get the frames, and there is no cure for that.
                 null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)

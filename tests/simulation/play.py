@@ -19,7 +19,7 @@ from tests.simulation.invariants import check, compare_views
 from tests.simulation.program import Program, write
 from tests.simulation.subject import Subject
 
-PATIENCE_S: Final = 90.0
+PATIENCE_S: Final = 200.0
 """Virtual seconds after which what still waits is taken to wait for ever."""
 
 

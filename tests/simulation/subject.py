@@ -107,7 +107,8 @@ class Subject(Worker):
         for _ in range(times):
             number = _SENT.next((self.name, to))
             with noted(self.name, "send", to, number):
-                self.send((number, bytes(size)), group, rank)
+                # Whoever was to receive it may have died with the call in which it would have.
+                self.send((number, bytes(size)), group, rank, async_op=True).wait(10.0)
 
     async def recv_many(self, group: str, rank: int, times: int, timeout: float | None) -> None:
         source = f"{group}:{rank}"
@@ -122,7 +123,7 @@ class Subject(Worker):
         source = f"{group}:{rank}"
         for _ in range(times):
             with noted(self.name, "recv", source, _WANTED.next((self.name, source))) as operation:
-                operation.value = self.recv(group, rank, timeout=30.0)[0]
+                operation.value = self.recv(group, rank, timeout=10.0)[0]
 
     async def end_messages(self, group: str, rank: int, times: int) -> None:
         for work in [self.send((END, b""), group, rank) for _ in range(times)]:
@@ -165,7 +166,7 @@ class Subject(Worker):
     async def roll_out(self, reads: int, pause: float) -> None:
         """Reads followed weights now and then."""
         model = _model(0)
-        async with asyncio.timeout(60.0), follow_weights(model, of="a", timeout=30.0) as weights:
+        async with asyncio.timeout(30.0), follow_weights(model, of="a", timeout=30.0) as weights:
             for _ in range(reads):
                 async with weights.reading() as version:
                     numbers = sorted({float(number) for tensor in model.values() for number in tensor.unique()})
