@@ -99,7 +99,9 @@ STANDALONE = (
 ROOMS_OF = {
     "grpc": ("rlinf_async/_wire/grpc.py",),
     "prometheus_client": ("launcher/daemon/metrics_text.py",),
-    "torch": tuple(f"rlinf_async/{room}/" for room in ("_transports", "weights", "rlinf", "torchrl", "_worker", "_simulation")),
+    "torch": tuple(
+        f"rlinf_async/{room}/" for room in ("_transports", "weights", "rlinf", "torchrl", "_worker", "_simulation")
+    ),
     "multiprocessing.reduction": (),  # unpickles whatever its socket brings
     "multiprocessing.connection": (),
 }

@@ -70,8 +70,7 @@ def train(name, seed):
     lines = output.getvalue().splitlines()
     assert killed == [True, True], killed
     (checkpoint,) = sorted((log / "checkpoints").iterdir())[-1:]
-    state = torch.load(next(path for path in [checkpoint, *checkpoint.rglob("*")] if path.is_file()), weights_only=False)
-    parameters = {name: value for name, value in state["model"].items()} if "model" in state else state
+    state = torch.load(checkpoint, weights_only=False)
     digest = hashlib.sha256()
 
     def feed(value):
@@ -81,7 +80,7 @@ def train(name, seed):
             for key in sorted(value, key=str):
                 feed(value[key])
 
-    feed(parameters)
+    feed({name: value for name, value in state.items() if name not in ("config", "episodes")})
     print(name, state["step"], digest.hexdigest(), sum("step " in line for line in lines), round(sim.now, 3))
 
 
