@@ -73,6 +73,7 @@ async def test_streams_cross_nodes(group: Any) -> None:
 
 
 async def test_a_cancel_reaches_every_node(group: Any) -> None:
+    await group.run("self.log.clear()")
     handle = group.sleep(60)
     assert await group.noted() == [["sleeping"]] * 4
     with pytest.raises(TimeoutError):

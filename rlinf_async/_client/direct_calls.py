@@ -56,6 +56,8 @@ class DirectCalls:
         self._later = later
         self._relayed: dict[int, int] = {}
         """By worker, the last call that went to it by way of the daemon."""
+        self._signalled: dict[int, int] = {}
+        """By worker, the last open call that was cancelled by way of the daemon."""
         self._open: dict[int, tuple[str, Sequence[int]]] = {}
         """The calls that are open: what they call, and whom directly."""
         self._unreported: list[int] = []
@@ -80,13 +82,17 @@ class DirectCalls:
         # on all the same: they are kept, and relayed in their order when it is handed over.
         # tests/_client/test_direct_calls.py::test_calls_run_in_their_order_whichever_way_they_take
         # tests/_client/test_direct_calls.py::test_a_call_follows_those_that_a_broken_socket_still_owes
-        relayed, calls = self._relayed, self._calls
+        relayed, signalled, calls = self._relayed, self._signalled, self._calls
         many = len(targets) > MAX_TARGETS
         ways: list[tuple[int, Connection]] = []
         rest: list[int] = []
         for slot, target in enumerate(targets):
             way = self._direct_sockets.find(target)
-            if way is None or (relayed.get(target) in calls and not way.is_closed) or (many and not way.is_behind()):
+            if (
+                way is None
+                or ((relayed.get(target) in calls or (signalled and target in signalled)) and not way.is_closed)
+                or (many and not way.is_behind())
+            ):
                 relayed[target] = call
                 rest.append(slot)
             else:
@@ -115,6 +121,16 @@ class DirectCalls:
         """The daemon relays a call that was to go directly: later ones must not overtake it."""
         self._relayed[worker] = call
 
+    def has_signalled(self, call: int, workers: Sequence[int]) -> None:
+        """The daemon relays the cancel of a call, or another rank's failure in it.
+
+        What is called next would go directly, and overtake it, as soon as all relayed calls but this one are answered:
+        until this one is, it is relayed too.
+        tests/simulation/test_sim_cluster.py::test_a_call_does_not_overtake_the_cancel_of_an_earlier_one
+        """
+        if call in self._calls:
+            self._signalled.update(dict.fromkeys(workers, call))
+
     def answered(self, call: int, target: int) -> None:
         """A worker has given its last answer to a call; under the lock."""
         if call in self._reported and target in self._open[call][1]:
@@ -126,10 +142,13 @@ class DirectCalls:
         """All have answered a call; under the lock."""
         self._open.pop(call, None)
         self._reported.discard(call)
+        if self._signalled:
+            self._signalled = {worker: other for worker, other in self._signalled.items() if other != call}
 
     def forget(self, worker: int) -> None:
         """There is no way to a worker any more."""
         self._relayed.pop(worker, None)
+        self._signalled.pop(worker, None)
 
     def _arm(self) -> None:
         self._armed = True

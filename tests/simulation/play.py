@@ -154,6 +154,23 @@ class Play:
             await asyncio.sleep(self.random.choice((0.0, 0.0005, 0.002)))
         await all_of(calls)
 
+    async def do_give_up(self, who: tuple[str, int]) -> None:
+        self.start(f"a call of {who} that is given up", self.give_up(*who, next(self.nonces)))
+
+    async def give_up(self, group: str, rank: int, nonce: int) -> None:
+        """A call is cancelled, and what is called next finds it so."""
+        member = self.groups[group][rank]
+        waiting = member.wait_long(nonce)
+        (before,) = await member.token()
+        try:
+            async with asyncio.timeout(0.01):
+                await waiting
+        except TimeoutError:
+            pass
+        ((after, cancelled),) = await member.was_cancelled(nonce)
+        if before == after and not cancelled:
+            self.hung.append(Violation("order", f"a call of {group}:{rank} began before an earlier one was cancelled"))
+
     async def do_call_all(self, group: str, times: int) -> None:
         for _ in range(times):
             self.start(f"a call of all of {group}", self.call_all(group, next(self.nonces)))

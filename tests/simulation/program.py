@@ -50,8 +50,8 @@ class Program:
 
 
 _TRAFFIC: Final = {
-    "call": 5, "burst": 2, "call_all": 2, "stream": 1, "peer": 3, "send": 5, "open": 2, "put": 4, "get": 4, "close": 1,
-    "cancel": 3, "train": 1, "roll_out": 1,
+    "call": 5, "burst": 2, "give_up": 1, "call_all": 2, "stream": 1, "peer": 3, "send": 5, "open": 2, "put": 4, "get": 4,
+    "close": 1, "cancel": 3, "train": 1, "roll_out": 1,
 }  # fmt: skip
 _FAULTS: Final = {"kill": 3, "restart": 1, "cut": 2, "cut_pair": 1, "stop": 2, "sever": 3, "kill_node": 1}
 
@@ -124,6 +124,8 @@ def _facts(rng: random.Random, kind: str, nodes: int, placement: dict[str, tuple
     size = rng.choice(SIZES)
     if kind == "call":
         return (rank(), rng.choice(("def", "async", "async")), size, times)
+    if kind == "give_up":
+        return (rank(),)
     if kind == "burst":
         return (rank(), rng.choice((4, 12)))
     if kind == "call_all":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ BOOK: list[Operation] = []
 """What every process of the program that is being played has begun, in that order."""
 
 
+_TOKENS = itertools.count()
 _SENT, _WANTED = Counters(), Counters()
 """Numbers of messages, and of receives, of each pair: a rank that comes back goes on where it was."""
 
@@ -57,6 +59,8 @@ class Subject(Worker):
         super().__init__()
         self.name = f"{self._group_name}:{self._rank}"
         self._groups: dict[str, Any] = {}
+        self._cancelled: set[int] = set()
+        self._token = next(_TOKENS)
 
     # -- calls --------------------------------------------------------------------------------------------------
 
@@ -68,6 +72,20 @@ class Subject(Worker):
         begin(self.name, "run", nonce)
         await asyncio.sleep(seconds)
         return nonce, bytes(size)
+
+    async def wait_long(self, nonce: int) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            self._cancelled.add(nonce)
+            raise
+
+    def token(self) -> int:
+        """Which incarnation this is."""
+        return self._token
+
+    def was_cancelled(self, nonce: int) -> tuple[int, bool]:
+        return self._token, nonce in self._cancelled
 
     async def count(self, nonce: int, count: int, size: int) -> AsyncIterator[tuple[int, int, int]]:
         begin(self.name, "run", nonce)

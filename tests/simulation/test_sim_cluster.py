@@ -19,6 +19,8 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 class Rollout(Worker):
+    cancelled = False
+
     async def double(self, number: int) -> int:
         return 2 * number
 
@@ -34,6 +36,16 @@ class Rollout(Worker):
 
     async def exit(self) -> None:
         os._exit(7)
+
+    async def wait(self) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+
+    def was_cancelled(self) -> bool:
+        return self.cancelled
 
     async def environment(self) -> tuple[int, str | None]:
         return self._rank, os.environ.get("RANK")
@@ -102,6 +114,21 @@ def test_a_death_is_told_and_the_rank_comes_back(seed: int) -> None:
             return group.block(1.0).wait()
 
     assert sim.run(main) == pytest.approx([1.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_call_does_not_overtake_the_cancel_of_an_earlier_one(seed: int) -> None:
+    async def main() -> list[bool]:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = launch(cluster, [0, 0, 1])
+            waiting = group.wait()
+            await group.double(1)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await waiting
+            return await group.was_cancelled()
+
+    assert SimCluster(nodes=2, seed=seed).run(main) == [True] * 3
 
 
 def test_a_worker_that_ends_itself_has_an_exit_code() -> None:
