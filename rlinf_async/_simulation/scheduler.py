@@ -52,6 +52,7 @@ class Process(Protocol):
     name: str
     stopped_until: float
     turn_s: float
+    rate: float
     has_ended: bool
     actors: list[Any]
     loops: list[Any]
@@ -89,6 +90,11 @@ class Waiting(Protocol):
     def due(self) -> float: ...
 
     def watched(self) -> tuple[int, ...]: ...
+
+
+def moment_of(time: float, rate: float) -> float:
+    """When a clock of this rate shows a time."""
+    return time if rate == 1.0 or abs(time) == inf else START_S + (time - START_S) / rate
 
 
 class SimLog:
@@ -178,6 +184,11 @@ class Scheduler:
 
     def unwatch(self, fd: int) -> None:
         self._epoll.unregister(fd)
+
+    def read_clock(self) -> float:
+        """The time by the clock of the process whose turn it is."""
+        process = self.current
+        return self.now if process is None or process.rate == 1.0 else START_S + (self.now - START_S) * process.rate
 
     def note(self, who: str, what: str) -> None:
         """Writes into the log."""
@@ -290,7 +301,7 @@ class ThreadActor:
         return thread in (self._thread, self._stands_for)
 
     def due(self) -> float:
-        return self._waiting.due() if self._waiting is not None else -inf
+        return -inf if self._waiting is None else moment_of(self._waiting.due(), self.process.rate)
 
     def watched(self) -> tuple[int, ...]:
         return self._waiting.watched() if self._waiting is not None else ()

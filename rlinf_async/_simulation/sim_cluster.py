@@ -51,6 +51,7 @@ class SimCluster:
         nodes: their number.
         seed: decides every choice: what runs next, and for how long a message is on its way.
         faults: what happens by itself, at moments that the seed chooses.
+        drift: by which part the clocks of nodes run fast or slow at most: 0.01 is one per cent.
 
     Raises:
         ConfigError: there must be a node.
@@ -64,11 +65,13 @@ class SimCluster:
         SimCluster(nodes=3, seed=7).run(main)
     """
 
-    def __init__(self, nodes: int = 1, seed: int = 0, faults: Faults | None = None) -> None:
+    def __init__(self, nodes: int = 1, seed: int = 0, faults: Faults | None = None, drift: float = 0.0) -> None:
         if nodes < 1:
             raise ConfigError(f"nodes must be at least 1, got {nodes!r}")
         self.num_nodes = nodes
         self._faults = faults
+        self._drift = drift
+        self._rates: list[float] = []
         self.seed = seed
         self.scheduler: Scheduler
         self.nodes: list[SimNode] = []
@@ -108,7 +111,7 @@ class SimCluster:
         gc.disable()
         gc.freeze()
         generators = _seed_generators(self.seed)
-        clock.monotonic = lambda: scheduler.now
+        clock.monotonic = scheduler.read_clock
         try:
             with installed(scheduler):
                 try:
@@ -156,7 +159,9 @@ class SimCluster:
             config = NodeConfig(
                 run=_RUN, marker="", node=number, num_nodes=self.num_nodes, name=f"node{number}", bind="127.0.0.1"
             )
-            self.nodes.append(SimNode(scheduler, fabric, config, folder, lambda: next(pids), self._is_born))
+            rate = 1 + scheduler.random.uniform(-self._drift, self._drift) if self._drift else 1.0
+            self._rates.append(rate)
+            self.nodes.append(SimNode(scheduler, fabric, config, folder, lambda: next(pids), self._is_born, rate))
         scheduler.run_until(lambda: all(node.near_side.has_said("up") for node in self.nodes))
         peers = []
         for node in self.nodes:
@@ -168,7 +173,7 @@ class SimCluster:
             node.near_side.order({"op": "peers", "peers": peers})
         scheduler.run_until(lambda: all(node.near_side.has_said("ready") for node in self.nodes))
         environ = {**os.environ, "RLINF_NODE_SOCKET": str(self.nodes[0].boot.socket_path)}
-        driver = SimProcess(scheduler, "driver", next(pids), environ)
+        driver = SimProcess(scheduler, "driver", next(pids), environ, self._rates[0])
         self._driver = driver
         if self._faults is not None:
             self._faults.begin(self)

@@ -15,10 +15,13 @@ from typing import Any, Final
 
 from rlinf_async import work
 from rlinf_async._core import clock
-from rlinf_async._simulation.scheduler import Process, Scheduler, SimulatedDeath, ThreadActor
+from rlinf_async._simulation.scheduler import Process, Scheduler, SimulatedDeath, ThreadActor, moment_of
 from rlinf_async._simulation.sim_process import SimProcess
 from rlinf_async._wire.reading.idle_reader import IdleReader
 from rlinf_async._wire.reading.shared_selector import SharedSelector
+
+TICK_S: Final = 1e-6
+"""The shortest wait."""
 
 _serials = itertools.count(1)
 
@@ -126,7 +129,7 @@ class SimLoop(asyncio.SelectorEventLoop):
         ready = self._ready
         if not self._left:
             self._process_events(self.selector.select())  # type: ignore[attr-defined]
-            now = self.time()
+            now = self.time() + TICK_S  # or a rounded moment would never come
             scheduled = self._scheduled
             while scheduled and scheduled[0]._when <= now:
                 handle = heapq.heappop(scheduled)
@@ -177,10 +180,12 @@ class LoopActor:
         self.loop = loop
         self.name = name
         self._wakeups: Any = None
-        self.due = loop.due
         self.watched = loop.watched
         loop._thread_id = threading.get_ident()  # type: ignore[attr-defined]  # it runs
         scheduler.add(self)
+
+    def due(self) -> float:
+        return moment_of(self.loop.due(), self.process.rate)
 
     def run(self) -> None:
         events._set_running_loop(self.loop)
@@ -194,10 +199,6 @@ class LoopActor:
     def where(self) -> str:
         tasks = [task for task in asyncio.all_tasks(self.loop) if not task.done()]
         return f"{len(tasks)} tasks wait: " + ", ".join(sorted(task.get_name() for task in tasks)[:5])
-
-
-TICK_S: Final = 1e-6
-"""The shortest wait."""
 
 
 class SimIdleReader(IdleReader):

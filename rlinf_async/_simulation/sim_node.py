@@ -66,11 +66,14 @@ class SimNode:
         folder: Path,
         new_pid: Callable[[], int],
         on_birth: Callable[[SimWorkerProcess], None],
+        rate: float = 1.0,
     ) -> None:
+        """``rate`` is that of the machine's clock."""
+        self._rate = rate
         self._on_birth = on_birth
         self.scheduler = scheduler
         self.number = config.node
-        self.process = SimProcess(scheduler, config.name, new_pid(), {})
+        self.process = SimProcess(scheduler, config.name, new_pid(), {}, rate)
         self.workers: list[SimWorkerProcess] = []
         self._fabric = fabric
         self.process.enter()
@@ -99,7 +102,7 @@ class SimNode:
         self.task = self.loop.create_task(self.node.run(), name=f"{self.process.name}")
 
     def _new_process(self, *args: Any) -> SimWorkerProcess:
-        worker = SimWorkerProcess(self.scheduler, self._new_pid, self._on_birth, *args)
+        worker = SimWorkerProcess(self.scheduler, self._new_pid, self._on_birth, self._rate, *args)
         self.workers.append(worker)
         return worker
 

@@ -65,14 +65,16 @@ class SimProcess:
     Attributes:
         stopped_until: the moment until which none of its actors runs.
         turn_s: virtual seconds that each of its turns takes.
+        rate: seconds of its clock in one of the simulation's.
         has_ended: none runs any more.
     """
 
-    def __init__(self, scheduler: Scheduler, name: str, pid: int, environ: dict[str, str]) -> None:
+    def __init__(self, scheduler: Scheduler, name: str, pid: int, environ: dict[str, str], rate: float = 1.0) -> None:
         self.name = name
         self.pid = pid
         self.stopped_until = -inf
         self.turn_s = 0.0
+        self.rate = rate
         self.has_ended = False
         self.loops: list[Any] = []
         self.actors: list[Any] = []

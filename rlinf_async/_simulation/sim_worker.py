@@ -35,6 +35,7 @@ class SimWorkerProcess(WorkerProcess):
         scheduler: Scheduler,
         new_pid: Callable[[], int],
         on_birth: Callable[[SimWorkerProcess], None],
+        rate: float,
         loop: asyncio.AbstractEventLoop,
         setup: WorkerSetup,
         node: str,
@@ -45,6 +46,7 @@ class SimWorkerProcess(WorkerProcess):
         self._scheduler = scheduler
         self._new_pid = new_pid
         self._on_birth = on_birth
+        self._rate = rate
         self._on_death: Callable[[], None] | None = None
         self._sock: socket.socket
         self._runtime: Runtime | None = None
@@ -68,7 +70,7 @@ class SimWorkerProcess(WorkerProcess):
         self.pid = self._new_pid()
         self._on_death = on_death
         name = f"{self.setup.group}:{self.setup.rank}"
-        self.process = SimProcess(self._scheduler, name, self.pid, dict(spec["env"]))
+        self.process = SimProcess(self._scheduler, name, self.pid, dict(spec["env"]), self._rate)
         self.process.on_exit = lambda code: self._leave(ExitStatus(exit_code=code))
         self._scheduler.note(name, f"starts on {self.node}, pid {self.pid}")
         host = ThreadActor(self._scheduler, self.process, name, self._live)

@@ -91,11 +91,36 @@ class Play:
             await self.settle("everything", lambda meets: meets == "", PATIENCE_S)
             # A message whose receiver has given up waits on; those that meet have had their time.
             await self.pass_time(lambda meets: meets == "message", PATIENCE_S)
+            if not self.node_died:
+                await self.make_sure()
             await self.finish()
             await asyncio.sleep(40)  # for leases to end, and words to come
             self.views = compare_views(self.sim)
         # Not later: what is taken apart at the end of the simulation notes ends as well.
         self.book = [dataclasses.replace(operation) for operation in subject.BOOK]
+
+    async def make_sure(self) -> None:
+        """Faults are over: every rank that is there reaches every other one, by calls and by messages."""
+        await asyncio.sleep(30)
+        ranks = [rank for rank in self.sim.ranks if rank[0] in self.groups]
+        pairs = [(one, other) for one in ranks for other in ranks if one != other]
+        for one, other in pairs:
+            for name, meet in (("call", self.meet_by_call), ("message", self.meet_by_message)):
+                try:
+                    async with asyncio.timeout(60):
+                        await meet(one, other)
+                except Exception as error:
+                    what = f"{type(error).__name__}: {str(error)[:200]}"
+                    self.hung.append(Violation("whole", f"no {name} of {one} reaches {other} afterwards: {what}"))
+
+    async def meet_by_call(self, one: tuple[str, int], other: tuple[str, int]) -> None:
+        await self.groups[one[0]][one[1]].reach(*other)
+
+    async def meet_by_message(self, one: tuple[str, int], other: tuple[str, int]) -> None:
+        nonce = next(self.nonces)
+        receiving = self.groups[other[0]][other[1]].take_last(*one, nonce)
+        await self.groups[one[0]][one[1]].send_last(*other, nonce)
+        await receiving
 
     async def pass_time(self, which: Callable[[str], bool], seconds: float) -> None:
         waiting = [task for _, meets, task in self.tasks if not task.done() and which(meets)]
@@ -177,6 +202,31 @@ class Play:
 
     async def call_all(self, group: str, nonce: int) -> None:
         await subject.follow(subject.begin("driver", "all", nonce), self.groups[group].echo(nonce, 10))
+
+    async def do_guest(self, name: str, node: int, seconds: float) -> None:
+        self.start(f"a group '{name}' for a while", self.have_guest(name, node, seconds))
+
+    async def have_guest(self, name: str, node: int, seconds: float) -> None:
+        """A group that comes, is called and goes; its name may be taken, or be that of one before it."""
+
+        async def work() -> None:
+            group = Subject.create_group().launch(self.cluster, NodePlacementStrategy([node]), name=name)
+            async with group:
+                nonce = next(self.nonces)
+                assert await group.echo(nonce, 10) == [(nonce, bytes(10))]
+                await asyncio.sleep(seconds)
+                nonce = next(self.nonces)
+                assert await group.echo(nonce, 10) == [(nonce, bytes(10))]
+
+        await subject.follow(subject.begin("driver", "guest", name), taken_or(work()))
+
+    async def do_broadcast(self, source: tuple[str, int], size: int) -> None:
+        everybody = [
+            (group, rank) for group in self.program.placement for rank in range(len(self.program.placement[group]))
+        ]
+        nonce = next(self.nonces)
+        for who in everybody:
+            self.script(f"{who} in a broadcast", who, "broadcast_to", everybody, source, nonce, size, meets="message")
 
     async def do_stream(self, who: tuple[str, int], times: int) -> None:
         self.start(f"a stream of {who}", self.stream(*who, next(self.nonces), times))
@@ -317,6 +367,15 @@ class Play:
         self.node_died = True
 
 
+async def taken_or(work: Coroutine[Any, Any, None]) -> None:
+    """A name may be in use."""
+    try:
+        await work
+    except ValueError as error:
+        if "exists already" not in str(error):
+            raise
+
+
 async def _quietly(work: Coroutine[Any, Any, Any]) -> None:
     """Its errors are noted by what it does."""
     try:
@@ -334,7 +393,7 @@ def play(seed: int, program: Program | None = None) -> Report:
     """One simulation."""
     subject.clear()
     program = program or write(seed)
-    sim = SimCluster(nodes=program.nodes, seed=seed)
+    sim = SimCluster(nodes=program.nodes, seed=seed, drift=program.drift)
     played = Play(sim, program)
     report = Report(seed, program)
     try:

@@ -37,21 +37,23 @@ class Program:
     Attributes:
         placement: by group, the node of each rank.
         restart: by group, ``rank``, ``group`` or None.
+        drift: of the nodes' clocks.
     """
 
     nodes: int
     placement: dict[str, tuple[int, ...]] = field(hash=False)
     restart: dict[str, str | None] = field(hash=False)
+    drift: float = 0.0
     steps: tuple[Step, ...] = ()
 
     def __str__(self) -> str:
-        head = f"{self.nodes} nodes, groups {self.placement}, restart {self.restart}"
+        head = f"{self.nodes} nodes, groups {self.placement}, restart {self.restart}, drift {self.drift}"
         return "\n".join([head, *(f"  {step}" for step in self.steps)])
 
 
 _TRAFFIC: Final = {
-    "call": 5, "burst": 2, "give_up": 1, "call_all": 2, "stream": 1, "peer": 3, "send": 5, "open": 2, "put": 4, "get": 4,
-    "close": 1, "cancel": 3, "train": 1, "roll_out": 1,
+    "call": 5, "burst": 2, "give_up": 1, "call_all": 2, "stream": 1, "peer": 3, "send": 5, "open": 2, "put": 4,
+    "get": 4, "close": 1, "cancel": 3, "train": 1, "roll_out": 1, "guest": 1, "broadcast": 1,
 }  # fmt: skip
 _FAULTS: Final = {"kill": 3, "restart": 1, "cut": 2, "cut_pair": 1, "stop": 2, "sever": 3, "kill_node": 1}
 
@@ -62,7 +64,7 @@ def write(seed: int) -> Program:
     nodes = rng.choice((1, 2, 3, 3))
     placement = {group: tuple(rng.randrange(nodes) for _ in range(rng.choice((1, 2, 2)))) for group in GROUPS}
     placement = {group: tuple(sorted(each)) for group, each in placement.items()}
-    restart = {group: rng.choice((None, "rank", "rank")) for group in GROUPS}
+    restart = {group: rng.choice((None, "rank", "rank", "group")) for group in GROUPS}
     count = rng.randrange(4, 16)
     spread = rng.choice((0.01, 0.3, 3.0))
     faulty = rng.random() < 0.7
@@ -77,7 +79,8 @@ def write(seed: int) -> Program:
             kinds |= _FAULTS
         (kind,) = rng.choices(list(kinds), list(kinds.values()))
         steps.append(Step(round(at, 4), kind, _facts(rng, kind, nodes, placement)))
-    return Program(nodes, placement, restart, tuple(sorted(steps, key=lambda step: step.at)))
+    drift = rng.choice((0.0, 0.0, 0.01))
+    return Program(nodes, placement, restart, drift, tuple(sorted(steps, key=lambda step: step.at)))
 
 
 def _phrase(
@@ -126,6 +129,10 @@ def _facts(rng: random.Random, kind: str, nodes: int, placement: dict[str, tuple
         return (rank(), rng.choice(("def", "async", "async")), size, times)
     if kind == "give_up":
         return (rank(),)
+    if kind == "guest":
+        return (rng.choice(("g", "h")), rng.randrange(nodes), rng.choice((0.0, 0.02, 1.0)))
+    if kind == "broadcast":
+        return (rank(), rng.choice(SIZES))
     if kind == "burst":
         return (rank(), rng.choice((4, 12)))
     if kind == "call_all":

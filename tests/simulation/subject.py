@@ -143,6 +143,18 @@ class Subject(Worker):
             with noted(self.name, "recv", source, _WANTED.next((self.name, source))) as operation:
                 operation.value = self.recv(group, rank, timeout=10.0)[0]
 
+    async def broadcast_to(
+        self, members: list[tuple[str, int]], source: tuple[str, int], nonce: int, size: int
+    ) -> None:
+        """One of several that get one value, or the one that has it."""
+        groups = [(group, [rank for each, rank in members if each == group]) for group in dict.fromkeys(dict(members))]
+        value = (nonce, bytes(size)) if (self._group_name, self._rank) == source else None
+        with noted(self.name, "broadcast", nonce):
+            async with asyncio.timeout(20.0):
+                found = await self.broadcast(value, groups, src=source, async_op=True)
+            # After a cancel or a death it may be that of another call, which this one was meant to meet.
+            assert found[1] == bytes(len(found[1])), f"broadcast {nonce} brought something else"
+
     async def end_messages(self, group: str, rank: int, times: int) -> None:
         for work in [self.send((END, b""), group, rank) for _ in range(times)]:
             await work
@@ -153,6 +165,22 @@ class Subject(Worker):
         while found != END:
             with noted(self.name, "recv", source, _WANTED.next((self.name, source))) as operation:
                 found = operation.value = (await self.recv(group, rank))[0]
+
+    # -- once faults are over -----------------------------------------------------------------------------------
+
+    async def reach(self, peer: str, rank: int) -> None:
+        """By the handle that this process has had all along, if it has one."""
+        if peer not in self._groups:
+            self._groups[peer] = await WorkerGroup.from_group_name(Subject, peer)
+        await self._groups[peer][rank].token()
+
+    async def send_last(self, group: str, rank: int, nonce: int) -> None:
+        await self.send(("last", nonce), group, rank)
+
+    async def take_last(self, group: str, rank: int, nonce: int) -> None:
+        """What has come before, and nobody has received, is left out."""
+        while await self.recv(group, rank) != ("last", nonce):
+            pass
 
     # -- channels -----------------------------------------------------------------------------------------------
 
