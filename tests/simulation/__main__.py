@@ -7,6 +7,7 @@ import logging
 import time
 
 from tests.simulation.play import play
+from tests.simulation.shrink import shrink
 
 
 def main() -> None:
@@ -14,6 +15,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("seeds", type=int, nargs="*", default=[0, 1000], help="the first, and the one behind the last")
     parser.add_argument("--first", action="store_true", help="stop at the first that breaks a promise")
+    parser.add_argument("--shrink", action="store_true", help="look for a shorter program that breaks the same promise")
     parser.add_argument("--log", type=int, default=0, help="so many last lines of the log of those that do")
     flags = parser.parse_args()
     first, last = flags.seeds if len(flags.seeds) == 2 else (flags.seeds[0], flags.seeds[0] + 1)
@@ -23,6 +25,8 @@ def main() -> None:
         turns += report.turns
         if report.violations:
             failed += 1
+            if flags.shrink:
+                report = shrink(report)
             print(report, flush=True)
             print("\n".join(report.log[-flags.log :]) if flags.log else "", end="", flush=True)
             if flags.first:

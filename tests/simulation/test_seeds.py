@@ -8,8 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.simulation.play import play
-from tests.simulation.program import write
+from tests.faults.judgement import Violation
+from tests.simulation.play import Report, play
+from tests.simulation.program import Program, write
+from tests.simulation.shrink import shrink
 
 SEEDS = int(os.environ.get("RLINF_SIMULATED_SEEDS", "1000"))
 CHUNK = 50
@@ -30,6 +32,20 @@ def test_no_program_breaks_a_promise(first: int) -> None:
         if report.violations:
             last = "\n".join(report.log[-40:])
             pytest.fail(f"{report}\nonce more: python -m tests.simulation {seed} --log 200\n{last}", pytrace=False)
+
+
+def test_a_program_that_fails_is_made_as_short_as_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    def judge(seed: int, program: Program) -> Report:
+        """One with a kill and a put behind it fails."""
+        kinds = [step.kind for step in program.steps]
+        fails = "kill" in kinds and "put" in kinds[kinds.index("kill") :]
+        return Report(seed, program, [Violation("lost", "an item")] if fails else [])
+
+    monkeypatch.setattr("tests.simulation.shrink.play", judge)
+    report = next(report for report in (judge(seed, write(seed)) for seed in range(1000)) if report.violations)
+    shorter = shrink(report)
+    assert [step.kind for step in shorter.program.steps] == ["kill", "put"]
+    assert len(report.program.steps) > 2
 
 
 def test_a_program_is_its_seed() -> None:
