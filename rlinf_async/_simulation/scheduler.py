@@ -28,6 +28,10 @@ from typing import Any, Final, Protocol
 START_S: Final = 1000.0
 """The clock at the beginning."""
 
+_MAX_TURNS_AT_ONCE: Final = 100_000
+_ONCE_S: Final = 0.001
+"""Virtual time in which so many turns are taken for a loop that never ends."""
+
 SIMULATED: Final = "simulated "
 """What the names of simulated threads begin with."""
 
@@ -138,6 +142,7 @@ class Scheduler:
         self.random = random.Random(seed)
         self.now = START_S
         self.steps = 0
+        self._then, self._steps_then = START_S, 0
         self.current: Process | None = None
         self.back = _closed_lock()
         self.running: Actor | None = None
@@ -229,6 +234,8 @@ class Scheduler:
         if ready:
             actor = ready[0] if len(ready) == 1 else ready[int(self.random.random() * len(ready))]
             self.steps += 1
+            if self.steps - self._steps_then > _MAX_TURNS_AT_ONCE:
+                raise SimulationError(self._tell_livelock())
             actor.process.enter()
             self.running = actor
             actor.run()
@@ -241,7 +248,13 @@ class Scheduler:
         if next_due == inf:
             places = "\n".join(f"  {actor.name}: {actor.where()}" for actor in self._actors)
             raise SimulationError(f"nothing can run any more, and something still waits:\n{places}")
+        if next_due - self._then > _ONCE_S:
+            self._then, self._steps_then = next_due, self.steps
         self.now = next_due
+
+    def _tell_livelock(self) -> str:
+        last = "\n".join(list(self.log.kept)[-20:])
+        return f"{_MAX_TURNS_AT_ONCE} turns within {_ONCE_S:g} s of virtual time: something turns for ever\n{last}"
 
     def await_baton(self, actor: ThreadActor) -> None:
         """Until a thread parks."""

@@ -228,6 +228,18 @@ def test_waiting_for_something_that_can_never_come_is_an_error_that_says_who_wai
         SimCluster(seed=1).run(main)
 
 
+def test_something_that_turns_for_ever_is_an_error() -> None:
+    async def spin() -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            turn = loop.create_future()
+            loop.call_soon(turn.set_result, None)
+            await turn
+
+    with pytest.raises(SimulationError, match="something turns for ever"):
+        SimCluster(seed=1).run(spin)
+
+
 OUTSIDE = """
 import os
 from rlinf_async import Cluster, NodePlacementStrategy, Worker
