@@ -81,7 +81,7 @@ stress: $(READY)
 # Random programs in simulated clusters, SEEDS of them, on both cores; what they break is printed with the seed.
 SEEDS ?= 20000
 simulate: $(READY)
-	RLINF_SIMULATED_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q -n $(JOBS) tests/simulation/test_seeds.py $(ARGS)
+	RLINF_SIMULATED_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q tests/simulation/test_seeds.py $(ARGS)
 
 # The longer training runs of the examples.
 training: $(READY)

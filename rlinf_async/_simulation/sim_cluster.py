@@ -16,6 +16,7 @@ import shutil
 import sys
 import tempfile
 import traceback
+import warnings
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ import numpy
 import torch
 
 from rlinf_async._core import clock
+from rlinf_async._core.pool import pool
 from rlinf_async._simulation.faults import Faults
 from rlinf_async._simulation.scheduler import START_S, Scheduler, SimulatedDeath, SimulationError, ThreadActor
 from rlinf_async._simulation.sim_loop import LoopActor, SimLoop
@@ -113,7 +115,8 @@ class SimCluster:
         generators = _seed_generators(self.seed)
         clock.monotonic = scheduler.read_clock
         try:
-            with installed(scheduler):
+            with installed(scheduler), warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResourceWarning)  # a killed process closes nothing
                 try:
                     return self._run(folder, main, args)
                 except SimulationError as error:
@@ -139,6 +142,7 @@ class SimCluster:
         self.nodes.clear()
         self._driver = None
         del self.fabric
+        pool.close()  # which the processes here have shared
         for finalizer in list(weakref.finalize._registry.keys() - self._finalizers):  # type: ignore[attr-defined]
             if isinstance(
                 (finalizer.peek() or (None, None))[1], MethodType
