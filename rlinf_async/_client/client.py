@@ -255,8 +255,8 @@ class NodeClient:
         for way in direct:
             way.send((kind, 0, 0, 0, call, *facts))
         if relayed:
-            self.send((kind, 0, self.endpoint, frames.route_to(relayed), call, *facts))
             self._direct_calls.has_signalled(call, relayed)
+            self.send((kind, 0, self.endpoint, frames.route_to(relayed), call, *facts))
 
     def credit(self, call: int, target: int, count: int) -> None:
         """Lets a stream send ``count`` more items; one that has ended everywhere needs none."""

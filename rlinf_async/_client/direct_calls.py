@@ -90,7 +90,7 @@ class DirectCalls:
             way = self._direct_sockets.find(target)
             if (
                 way is None
-                or ((relayed.get(target) in calls or (signalled and target in signalled)) and not way.is_closed)
+                or ((relayed.get(target) in calls or signalled.get(target) in calls) and not way.is_closed)
                 or (many and not way.is_behind())
             ):
                 relayed[target] = call
@@ -142,8 +142,8 @@ class DirectCalls:
         """All have answered a call; under the lock."""
         self._open.pop(call, None)
         self._reported.discard(call)
-        if self._signalled:
-            self._signalled = {worker: other for worker, other in self._signalled.items() if other != call}
+        if self._signalled:  # of a copy: another thread may be cancelling a call
+            self._signalled = {worker: other for worker, other in self._signalled.copy().items() if other != call}
 
     def forget(self, worker: int) -> None:
         """There is no way to a worker any more."""
