@@ -50,7 +50,7 @@ class StoppedClient:
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> StoppedClient:
     client = StoppedClient()
-    monkeypatch.setattr(emulated_links, "time", SimpleNamespace(monotonic=lambda: client.now))
+    monkeypatch.setattr(emulated_links, "clock", SimpleNamespace(monotonic=lambda: client.now))
     return client
 
 

@@ -376,7 +376,7 @@ async def test_a_task_that_could_go_on_waits_for_what_blocks_its_loop() -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr("rlinf_async._inspection.wait_ages.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("rlinf_async._inspection.wait_ages.clock.monotonic", lambda: now[0])
     return now
 
 
