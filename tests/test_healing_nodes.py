@@ -84,7 +84,8 @@ def check_ledger(told: dict[str, Any], away: float, *, least: int = 10) -> None:
     ]:
         assert told[sent] == told[arrived], (sent, told)
         assert told[sent] > least, told
-    assert 1 < told["applied"] <= told["versions"], told
+    # Where a packet takes 100 ms the second version may still be on its way at the end.
+    assert (1 if least < 10 else 2) <= told["applied"] <= told["versions"], told
 
 
 def test_a_cable_that_is_pulled_for_seconds_costs_time_only(fake_hosts: MakeHosts, tmp_path: Path) -> None:
