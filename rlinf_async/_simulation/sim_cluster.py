@@ -29,13 +29,13 @@ import torch
 from rlinf_async._core import clock
 from rlinf_async._core.pool import pool
 from rlinf_async._simulation.faults import Faults
-from rlinf_async._simulation.scheduler import START_S, Scheduler, SimulatedDeath, SimulationError, ThreadActor
+from rlinf_async._simulation.scheduler import START_S, Scheduler, SimulationError, ThreadActor
 from rlinf_async._simulation.sim_loop import LoopActor, SimLoop
 from rlinf_async._simulation.sim_network import Fabric
 from rlinf_async._simulation.sim_node import SimNode
 from rlinf_async._simulation.sim_process import SimProcess
 from rlinf_async._simulation.sim_worker import SimWorkerProcess
-from rlinf_async._simulation.stand_ins import installed
+from rlinf_async._simulation.stand_ins import installed, run_job
 from rlinf_async._wire.node_config import NodeConfig
 from rlinf_async.errors import ConfigError
 
@@ -191,7 +191,9 @@ class SimCluster:
         else:
             future: concurrent.futures.Future[Any] = concurrent.futures.Future()
             driver.actors.append(
-                ThreadActor(scheduler, driver, "driver", lambda: _settle(future, functools.partial(main, *args)))
+                ThreadActor(
+                    scheduler, driver, "driver", functools.partial(run_job, future, functools.partial(main, *args))
+                )
             )
             scheduler.run_until(future.done)
             result = future.result
@@ -296,15 +298,6 @@ class SimCluster:
             if worker.setup.group == group and worker.setup.rank == rank and worker.pid and not worker.process.has_ended
         ]
         return found[-1] if found else None
-
-
-def _settle(future: concurrent.futures.Future[Any], function: Callable[[], Any]) -> None:
-    try:
-        future.set_result(function())
-    except SimulatedDeath:
-        raise
-    except BaseException as error:
-        future.set_exception(error)
 
 
 def _seed_generators(seed: int) -> Callable[[], None]:

@@ -26,8 +26,8 @@ TICK_S: Final = 1e-6
 _serials = itertools.count(1)
 
 
-class SimTask(asyncio.Task[Any]):
-    """A task whose hash is its number: sets of tasks have the same order in every run of a seed."""
+class _Numbered:
+    """Has its number for its hash: sets of such things have the same order in every run of a seed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._serial = next(_serials)
@@ -36,20 +36,13 @@ class SimTask(asyncio.Task[Any]):
     def __hash__(self) -> int:
         return self._serial
 
-    __eq__ = object.__eq__
+
+class SimTask(_Numbered, asyncio.Task[Any]):
+    """A task of a simulated loop."""
 
 
-class SimFuture(asyncio.Future[Any]):
-    """A future whose hash is its number."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._serial = next(_serials)
-        super().__init__(*args, **kwargs)
-
-    def __hash__(self) -> int:
-        return self._serial
-
-    __eq__ = object.__eq__
+class SimFuture(_Numbered, asyncio.Future[Any]):
+    """A future of a simulated loop."""
 
 
 def _callback_name(callback: Any) -> str:

@@ -51,7 +51,6 @@ class SimWorkerProcess(WorkerProcess):
         self._sock: socket.socket
         self._runtime: Runtime | None = None
         self._reader: SimIdleReader | None = None
-        self._leaving = False
         self.process: SimProcess
 
     async def start(self, template: WorkerStarter, on_death: Callable[[], None]) -> socket.socket:

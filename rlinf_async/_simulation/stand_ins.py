@@ -80,7 +80,7 @@ def _run_jobs(jobs: deque[Callable[[], None]]) -> None:
         jobs.popleft()
 
 
-def _run_job(future: concurrent.futures.Future[Any], function: Callable[[], Any]) -> None:
+def run_job(future: concurrent.futures.Future[Any], function: Callable[[], Any]) -> None:
     if not future.set_running_or_notify_cancel():
         return
     try:
@@ -145,7 +145,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
             return _REAL.submit(executor, function, *args, **options)
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         jobs = executor.__dict__.setdefault("_simulated_jobs", deque())
-        jobs.append(functools.partial(_run_job, future, functools.partial(function, *args, **options)))
+        jobs.append(functools.partial(run_job, future, functools.partial(function, *args, **options)))
         if len(jobs) == 1:
             name = f"{process.name} {executor._thread_name_prefix}"
             process.actors.append(ThreadActor(scheduler, process, name, functools.partial(_run_jobs, jobs)))

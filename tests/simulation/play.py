@@ -88,7 +88,7 @@ class Play:
                 if (left := began + step.at - loop.time()) > 0:
                     await asyncio.sleep(left)
                 await getattr(self, f"do_{step.kind}")(*step.facts)
-            await self.settle("everything", lambda meets: meets == "", PATIENCE_S)
+            await self.settle(lambda meets: meets == "", PATIENCE_S)
             # A message whose receiver has given up waits on; those that meet have had their time.
             await self.pass_time(lambda meets: meets == "message", PATIENCE_S)
             if not self.node_died:
@@ -127,7 +127,7 @@ class Play:
         if waiting:
             await asyncio.wait(waiting, timeout=seconds)
 
-    async def settle(self, what: str, which: Callable[[str], bool], seconds: float) -> None:
+    async def settle(self, which: Callable[[str], bool], seconds: float) -> None:
         await self.pass_time(which, seconds)
         for name, meets, task in self.tasks:
             if not task.done() and which(meets):
@@ -141,14 +141,14 @@ class Play:
                     f"the closing of channel {line.number}",
                     subject.follow(subject.begin("driver", "close", line.number), line.channel.close()),
                 )
-        await self.settle("channels", lambda meets: meets in ("", "channel"), PATIENCE_S)
+        await self.settle(lambda meets: meets in ("", "channel"), PATIENCE_S)
         for line in [line for lines in self.lines.values() for line in lines]:
             self.start(f"what is left in channel {line.number}", self.drain(line))
-        await self.settle("drains", lambda meets: meets in ("", "channel"), PATIENCE_S)
+        await self.settle(lambda meets: meets in ("", "channel"), PATIENCE_S)
         for _, meets, task in self.tasks:
             if meets == "message" and not task.done():
                 task.cancel()
-        await self.settle("messages", lambda meets: True, PATIENCE_S)
+        await self.settle(lambda meets: True, PATIENCE_S)
 
     async def drain(self, line: Line) -> None:
         while True:

@@ -14,9 +14,6 @@ from rlinf_async import Channel, Worker, WorkerGroup
 from rlinf_async.weights import follow as follow_weights, publish
 from tests.faults.journal import Counters, Operation, all_of
 
-END = -1
-"""The number of the messages behind the last one."""
-
 BOOK: list[Operation] = []
 """What every process of the program that is being played has begun, in that order."""
 
@@ -137,12 +134,6 @@ class Subject(Worker):
             tasks.append(asyncio.ensure_future(follow(operation, work, lambda message: message[0])))
         await all_of(tasks)
 
-    def recv_blocking(self, group: str, rank: int, times: int) -> None:
-        source = f"{group}:{rank}"
-        for _ in range(times):
-            with noted(self.name, "recv", source, _WANTED.next((self.name, source))) as operation:
-                operation.value = self.recv(group, rank, timeout=10.0)[0]
-
     async def broadcast_to(
         self, members: list[tuple[str, int]], source: tuple[str, int], nonce: int, size: int
     ) -> None:
@@ -154,17 +145,6 @@ class Subject(Worker):
                 found = await self.broadcast(value, groups, src=source, async_op=True)
             # After a cancel or a death it may be that of another call, which this one was meant to meet.
             assert found[1] == bytes(len(found[1])), f"broadcast {nonce} brought something else"
-
-    async def end_messages(self, group: str, rank: int, times: int) -> None:
-        for work in [self.send((END, b""), group, rank) for _ in range(times)]:
-            await work
-
-    async def drain(self, group: str, rank: int) -> None:
-        """Receives until nothing is left."""
-        source, found = f"{group}:{rank}", 0
-        while found != END:
-            with noted(self.name, "recv", source, _WANTED.next((self.name, source))) as operation:
-                found = operation.value = (await self.recv(group, rank))[0]
 
     # -- once faults are over -----------------------------------------------------------------------------------
 
@@ -189,12 +169,6 @@ class Subject(Worker):
 
     async def get(self, channel: Channel, line: int, times: int, deadline: float | None) -> None:
         await get(self.name, channel, line, times, deadline)
-
-    def get_blocking(self, channel: Channel, line: int, times: int) -> None:
-        for _ in range(times):
-            with noted(self.name, "get", line) as operation:
-                work = channel.get(async_op=True, timeout=20.0)
-                operation.value = [*work.wait(), work.redelivered]
 
     # -- weights ------------------------------------------------------------------------------------------------
 
