@@ -118,6 +118,12 @@ MAX_INLINE_BYTES: Final = 64 * 1024
 _MAX_FDS: Final = 4
 """File descriptors on one frame, at most."""
 
+_FIRST_BUFFER_BYTES: Final = 8192
+"""What a connection's buffers begin with: they grow with its frames.
+
+msgpack's own, 1.25 MiB, come from the heap once one of their size has been freed, and leave it in pieces.
+"""
+
 LENGTHS: Final[dict[int, int]] = {
     CALL: 8,
     REPLY: 8,
@@ -237,7 +243,7 @@ def wanted(target: Any) -> tuple[int | None, bool, bool, bool]:
 
 
 def new_packer() -> msgpack.Packer:
-    return msgpack.Packer(use_bin_type=True, autoreset=True)
+    return msgpack.Packer(use_bin_type=True, autoreset=True, buf_size=_FIRST_BUFFER_BYTES)
 
 
 def pack(value: Any) -> bytes:
@@ -263,6 +269,7 @@ class FrameReader:
 
     def __init__(self, limit: int = 16 << 20) -> None:
         self._unpacker = msgpack.Unpacker(
+            read_size=_FIRST_BUFFER_BYTES,
             raw=False,
             use_list=True,
             strict_map_key=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import msgpack
@@ -104,3 +105,12 @@ def test_plain_data_survives_packing() -> None:
     assert frames.unpack(frames.pack(value)) == value
     with pytest.raises(FrameError):
         frames.unpack(b"\xc1")
+
+
+def test_a_connection_begins_with_small_buffers() -> None:
+    tracemalloc.start()
+    try:
+        kept = FrameReader(), frames.new_packer()
+        assert len(kept) == 2 and tracemalloc.get_traced_memory()[0] < 64 * 1024
+    finally:
+        tracemalloc.stop()

@@ -20,9 +20,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Final
-
-import psutil
 
 from rlinf_async import Channel, Cluster, NodePlacementStrategy, WorkerDied
 from tests._support.mortal_workers import Mortal, Pupil, Teacher
@@ -147,14 +146,24 @@ class Soak:
                 self.kills += 1
 
     async def _watch(self, pids: dict[str, int], seconds: float) -> dict[str, list[float]]:
-        """Private memory in MB, every few seconds."""
+        """Memory in MB, every few seconds."""
         samples: dict[str, list[float]] = {name: [] for name in pids}
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             await asyncio.sleep(min(_SAMPLE_S, seconds / 20))
             for name, pid in pids.items():
-                samples[name].append(psutil.Process(pid).memory_full_info().uss / 1e6)
+                samples[name].append(_own_mb(pid))
         return samples
+
+
+def _own_mb(pid: int) -> float:
+    """What a process alone has written to.
+
+    A library's pages that nobody else has loaded are private too, and come and go with others who load it.
+    """
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    (kib,) = (int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:"))
+    return kib * 1024 / 1e6
 
 
 async def main(flags: argparse.Namespace) -> int:
