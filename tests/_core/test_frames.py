@@ -111,6 +111,7 @@ def test_a_connection_begins_with_small_buffers() -> None:
     tracemalloc.start()
     try:
         kept = FrameReader(), frames.new_packer()
-        assert len(kept) == 2 and tracemalloc.get_traced_memory()[0] < 64 * 1024
+        assert len(kept) == 2
+        assert tracemalloc.get_traced_memory()[0] < 64 * 1024
     finally:
         tracemalloc.stop()
