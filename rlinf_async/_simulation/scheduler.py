@@ -314,7 +314,10 @@ class ThreadActor:
         return thread in (self._thread, self._stands_for)
 
     def due(self) -> float:
-        return -inf if self._waiting is None else moment_of(self._waiting.due(), self.process.rate)
+        waiting, rate = self._waiting, self.process.rate
+        if waiting is None:
+            return -inf
+        return waiting.due() if rate == 1.0 else moment_of(waiting.due(), rate)
 
     def watched(self) -> tuple[int, ...]:
         return self._waiting.watched() if self._waiting is not None else ()

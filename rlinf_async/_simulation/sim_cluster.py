@@ -101,7 +101,9 @@ class SimCluster:
 
         Raises:
             SimulationError: everything waits for ever, or something waits for what is not simulated.
+            TypeError: ``main`` does not take these arguments.
         """
+        inspect.signature(main).bind(*args)  # before there is anything that has to end
         folder = Path(tempfile.mkdtemp(prefix="rlinf-sim-"))
         scheduler = self.scheduler = Scheduler(self.seed)
         real_clock, hooks = clock.monotonic, sys.get_asyncgen_hooks()

@@ -174,10 +174,11 @@ class LoopActor:
         self.name = name
         self._wakeups: Any = None
         self.watched = loop.watched
+        self.due = loop.due if process.rate == 1.0 else self._due
         loop._thread_id = threading.get_ident()  # type: ignore[attr-defined]  # it runs
         scheduler.add(self)
 
-    def due(self) -> float:
+    def _due(self) -> float:
         return moment_of(self.loop.due(), self.process.rate)
 
     def run(self) -> None:
