@@ -29,6 +29,7 @@ import torch
 from rlinf_async._core import clock
 from rlinf_async._core.pool import pool
 from rlinf_async._simulation.faults import Faults
+from rlinf_async._simulation.real_world import refused
 from rlinf_async._simulation.scheduler import START_S, Scheduler, SimulationError, ThreadActor
 from rlinf_async._simulation.sim_loop import LoopActor, SimLoop
 from rlinf_async._simulation.sim_network import Fabric
@@ -117,7 +118,7 @@ class SimCluster:
         generators = _seed_generators(self.seed)
         clock.monotonic = scheduler.read_clock
         try:
-            with installed(scheduler), warnings.catch_warnings():
+            with installed(scheduler), refused(scheduler), warnings.catch_warnings():
                 warnings.simplefilter("ignore", ResourceWarning)  # a killed process closes nothing
                 try:
                     return self._run(folder, main, args)
@@ -290,6 +291,12 @@ class SimCluster:
                 if worker.pid and not worker.process.has_ended
             }
         )
+
+    @property
+    def driver_threads(self) -> list[str]:
+        """The threads that the driver has started and that have not ended."""
+        actors = [] if self._driver is None else self._driver.actors
+        return [actor.name for actor in actors if isinstance(actor, ThreadActor) and not actor.has_ended]
 
     def find(self, group: str, rank: int) -> SimWorkerProcess | None:
         """The present process of a rank."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -23,6 +24,15 @@ def compare_views(sim: SimCluster) -> list[Violation]:
     if len({tuple(view) for view in views.values()}) > 1:
         return [Violation("views", f"who is lost, by node: {views}")]
     return []
+
+
+def find_left(loop: asyncio.AbstractEventLoop, sim: SimCluster) -> list[Violation]:
+    """What a driver still has of a cluster that it has closed: tasks and timers of its loop, and threads."""
+    tasks = asyncio.all_tasks(loop) - {asyncio.current_task(loop)}
+    left = [f"task {task.get_name()} of {task.get_coro()!r}" for task in tasks if not task.done()]
+    left += [f"timer {timer!r}" for timer in loop._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
+    left += [f"thread {name}" for name in sim.driver_threads]
+    return [Violation("left", text) for text in sorted(left)]
 
 
 def _order_of_calls(book: Sequence[Operation]) -> list[Violation]:

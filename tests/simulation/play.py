@@ -15,7 +15,7 @@ from rlinf_async._simulation.sim_cluster import SimCluster
 from tests.faults.journal import Counters, Operation, all_of
 from tests.faults.judgement import Facts, Violation, judge
 from tests.simulation import subject
-from tests.simulation.invariants import check, compare_views
+from tests.simulation.invariants import check, compare_views, find_left
 from tests.simulation.program import Program, write
 from tests.simulation.subject import Subject
 
@@ -67,6 +67,7 @@ class Play:
         self.hung: list[Violation] = []
         self.book: list[Operation] = []
         self.views: list[Violation] = []
+        self.left: list[Violation] = []
 
     def start(self, name: str, work: Coroutine[Any, Any, Any], meets: str = "") -> None:
         task = asyncio.get_running_loop().create_task(_quietly(work), name=name)
@@ -96,6 +97,8 @@ class Play:
             await self.finish()
             await asyncio.sleep(40)  # for leases to end, and words to come
             self.views = compare_views(self.sim)
+        await asyncio.sleep(90)  # the watch of a loop's waits looks once more, and ends
+        self.left = find_left(loop, self.sim)
         # Not later: what is taken apart at the end of the simulation notes ends as well.
         self.book = [dataclasses.replace(operation) for operation in subject.BOOK]
 
@@ -406,6 +409,6 @@ def play(seed: int, program: Program | None = None) -> Report:
     facts = Facts(frozenset(played.killed), False, played.node_died)
     report.violations += judge(book, facts)
     report.violations += check(book)
-    report.violations += [*played.hung, *played.views]
+    report.violations += [*played.hung, *played.views, *played.left]
     report.violations += [Violation("two", text) for text in sim.copies]
     return report

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from rlinf_async.testing import SimCluster, sleep
 from tests.faults.judgement import Violation
+from tests.simulation.invariants import find_left
 from tests.simulation.play import Report
 from tests.simulation.program import Program, write
 from tests.simulation.shrink import shrink
@@ -56,3 +60,23 @@ def test_a_program_that_fails_is_made_as_short_as_it_can_be(monkeypatch: pytest.
 def test_a_program_is_its_seed() -> None:
     assert write(7) == write(7)
     assert str(write(7)) != str(write(8))
+
+
+def test_what_a_driver_leaves_behind_is_found() -> None:
+    sim = SimCluster()
+
+    async def main() -> list[str]:
+        loop = asyncio.get_running_loop()
+        assert find_left(loop, sim) == []
+        timer = loop.call_later(5, print)
+        task = loop.create_task(asyncio.sleep(7), name="forgotten")
+        thread = threading.Thread(target=sleep, args=(9,), name="forgotten")
+        thread.start()
+        found = [str(violation) for violation in find_left(loop, sim)]
+        timer.cancel()
+        await task
+        await loop.run_in_executor(None, thread.join)
+        return found
+
+    found = sim.run(main)
+    assert [text.split()[1] for text in found] == ["task", "thread", "timer"], found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlinf_async import Channel, Cluster, ConfigError, NodePlacementStrategy, Worker, WorkerDied, concurrent
 from rlinf_async.testing import Faults, SimCluster, SimulationError, monotonic, sleep
@@ -268,6 +271,52 @@ def test_what_is_not_simulated_is_named(tmp_path: Path) -> None:
         "rollout:0 waits for something that is not simulated (a real sleep, socket, lock or subprocess)" in done.stderr
     )
     assert "in wait_outside" in done.stderr
+
+
+class Wishful(Worker):
+    def make_group(self) -> None:
+        torch.distributed.init_process_group("gloo")
+
+    def make_store(self) -> None:
+        torch.distributed.TCPStore("127.0.0.1", 1)
+
+    def run_program(self) -> None:
+        subprocess.run(["true"])
+
+    async def run_program_later(self) -> None:
+        await asyncio.create_subprocess_exec("true")
+
+    def connect(self) -> None:
+        socket.create_connection(("127.0.0.1", 9))
+
+    async def connect_later(self) -> None:
+        await asyncio.open_connection("127.0.0.1", 9)
+
+    def compute(self) -> None:
+        torch.zeros(1).cuda()
+
+
+@pytest.mark.parametrize(
+    ("method", "what"),
+    [
+        ("make_group", "a process group of torch.distributed"),
+        ("make_store", "a store of torch.distributed"),
+        ("run_program", "the subprocess ['true']"),
+        ("run_program_later", "the subprocess ('true',)"),
+        ("connect", "a connection to ('127.0.0.1', 9)"),
+        ("connect_later", "a connection to ('127.0.0.1', 9)"),
+        ("compute", "a GPU"),
+    ],
+)
+def test_what_a_simulation_has_not_is_refused_by_name(method: str, what: str) -> None:
+    async def main() -> None:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = Wishful.create_group().launch(cluster, NodePlacementStrategy([0]), name="wishful")
+            await getattr(group, method)()
+
+    with pytest.raises(SimulationError, match=re.escape(f"wishful:0 wants {what}, and a simulation has none")):
+        SimCluster().run(main)
+    subprocess.run(["true"], check=True)  # outside, everything is as before
 
 
 def test_nothing_is_left_of_a_simulation() -> None:

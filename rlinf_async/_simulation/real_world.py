@@ -1,0 +1,56 @@
+"""Process groups of torch.distributed, subprocesses, connections and GPUs: a simulation has none, and says so."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
+
+from rlinf_async._simulation.scheduler import Scheduler, SimulationError
+
+
+def _connection(sock: socket.socket, address: object) -> str | None:
+    """Those within the machine are the framework's own."""
+    return None if sock.family == socket.AF_UNIX else f"a connection to {address!r}"
+
+
+_REFUSED: Final[tuple[tuple[Any, str, Callable[..., str | None]], ...]] = (
+    (torch.distributed, "init_process_group", lambda *args, **_: "a process group of torch.distributed"),
+    (TCPStore, "__init__", lambda *args, **_: "a store of torch.distributed"),
+    (torch.cuda, "_lazy_init", lambda: "a GPU"),
+    (subprocess.Popen, "__init__", lambda _, args, *rest, **__: f"the subprocess {args!r}"),
+    (socket.socket, "connect", _connection),
+    (socket.socket, "connect_ex", _connection),
+)
+
+
+@contextlib.contextmanager
+def refused(scheduler: Scheduler) -> Iterator[None]:
+    """Has simulated threads get a ``SimulationError`` for these while the block runs; others have the real things."""
+
+    def instead(real: Callable[..., Any], wish: Callable[..., str | None]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def refuse(*args: Any, **options: Any) -> Any:
+            if not scheduler.is_here() or (name := wish(*args, **options)) is None:
+                return real(*args, **options)
+            who = "a simulation" if scheduler.current is None else scheduler.current.name
+            raise SimulationError(
+                f"{who} wants {name}, and a simulation has none; give the test a stand-in for it, "
+                "or run it in a cluster of processes: Cluster(local_nodes=2)"
+            )
+
+        return refuse
+
+    with contextlib.ExitStack() as stack:
+        for place, attribute, wish in _REFUSED:
+            own = attribute in vars(place)
+            real = getattr(place, attribute)
+            setattr(place, attribute, instead(real, wish))
+            stack.callback(*((setattr, place, attribute, real) if own else (delattr, place, attribute)))
+        yield
