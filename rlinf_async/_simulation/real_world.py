@@ -13,6 +13,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
 from rlinf_async._simulation.scheduler import Scheduler, SimulationError
+from rlinf_async._simulation.stand_ins import replace
 
 
 def _connection(sock: socket.socket, address: object) -> str | None:
@@ -49,8 +50,5 @@ def refused(scheduler: Scheduler) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for place, attribute, wish in _REFUSED:
-            own = attribute in vars(place)
-            real = getattr(place, attribute)
-            setattr(place, attribute, instead(real, wish))
-            stack.callback(*((setattr, place, attribute, real) if own else (delattr, place, attribute)))
+            stack.callback(replace(place, attribute, instead(getattr(place, attribute), wish)))
         yield

@@ -55,6 +55,7 @@ class Process(Protocol):
 
     name: str
     stopped_until: float
+    starved_until: float
     turn_s: float
     rate: float
     has_ended: bool

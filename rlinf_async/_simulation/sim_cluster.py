@@ -254,6 +254,14 @@ class SimCluster:
             worker.process.turn_s = turn_s
         return worker is not None
 
+    def starve(self, group: str, rank: int, seconds: float) -> bool:
+        """Has a rank lose every descriptor that is sent to it for so long; False where it is not there."""
+        worker = self.find(group, rank)
+        self.scheduler.note("fault", f"{group}:{rank} gets no descriptors for {seconds:g} s")
+        if worker is not None:
+            worker.process.starved_until = self.scheduler.now + seconds
+        return worker is not None
+
     def sever(self, group: str, rank: int, how: str) -> None:
         """Breaks the direct sockets of a rank: ``shutdown`` or ``close``."""
         worker = self.find(group, rank)

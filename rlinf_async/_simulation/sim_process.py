@@ -64,6 +64,7 @@ class SimProcess:
 
     Attributes:
         stopped_until: the moment until which none of its actors runs.
+        starved_until: the moment until which descriptors that are sent to it are lost.
         turn_s: virtual seconds that each of its turns takes.
         rate: seconds of its clock in one of the simulation's.
         has_ended: none runs any more.
@@ -73,6 +74,7 @@ class SimProcess:
         self.name = name
         self.pid = pid
         self.stopped_until = -inf
+        self.starved_until = -inf
         self.turn_s = 0.0
         self.rate = rate
         self.has_ended = False

@@ -6,11 +6,13 @@ has virtual time, and where it blocks it parks.  Other threads of the program se
 
 from __future__ import annotations
 
+import array
 import asyncio
 import concurrent.futures
 import contextlib
 import functools
 import os
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -166,6 +168,16 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
             process.on_exit(code)
         raise SimulatedDeath
 
+    def recvmsg_into(sock: socket.socket, *args: Any) -> tuple[int, list[Any], int, Any]:
+        size, ancillary, flags, address = _REAL.recvmsg_into(sock, *args)
+        process = scheduler.current
+        if not ancillary or process is None or not scheduler.is_here() or process.starved_until <= scheduler.now:
+            return size, ancillary, flags, address
+        for _, _, numbers in ancillary:
+            for fd in array.array("i", numbers):
+                os.close(fd)
+        return size, [], flags | socket.MSG_CTRUNC, address
+
     places: list[tuple[Any, str, Any]] = [
         (thread_gate._Here, "make", staticmethod(new_gate)),
         (asyncio, "new_event_loop", new_loop),
@@ -177,20 +189,29 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         (threading.Condition, "wait", wait),
         (ThreadPoolExecutor, "submit", submit),
         (ThreadPoolExecutor, "shutdown", shutdown),
+        (socket.socket, "recvmsg_into", recvmsg_into),
     ]
     global _scheduler
     _scheduler = scheduler
-    before = [vars(place)[name] for place, name, _ in places]
-    for place, name, value in places:
-        setattr(place, name, value)
+    restores = [replace(place, name, value) for place, name, value in places]
     try:
         yield
     finally:
         _scheduler = None
-        for (place, name, _), value in zip(places, before, strict=True):
+        for (_, name, _), restore in zip(places, restores, strict=True):
             # A thread that waits outside of the simulation goes on some time, and may want to end its process.
             if name != "_exit" or not scheduler.has_stuck_threads:
-                setattr(place, name, value)
+                restore()
+
+
+def replace(place: Any, name: str, value: Any) -> Callable[[], None]:
+    """Sets an attribute of a module or class; what puts it back as it was."""
+    if name in vars(place):
+        restore = functools.partial(setattr, place, name, vars(place)[name])
+    else:
+        restore = functools.partial(delattr, place, name)
+    setattr(place, name, value)
+    return restore
 
 
 class _REAL:
@@ -201,3 +222,4 @@ class _REAL:
     wait = threading.Condition.wait
     submit = ThreadPoolExecutor.submit
     shutdown = ThreadPoolExecutor.shutdown
+    recvmsg_into = socket.socket.recvmsg_into

@@ -182,6 +182,16 @@ class Play:
             await asyncio.sleep(self.random.choice((0.0, 0.0005, 0.002)))
         await all_of(calls)
 
+    async def do_thread(self, who: tuple[str, int], name: str, times: int) -> None:
+        """Another thread of the driver's, which waits for one thing after the other."""
+        line = await self.find(name)
+        done = [(next(self.nonces), self.numbers.next(line.number)) for _ in range(times)]
+        caller = f"driver's thread {done[0][0]}"
+        work = asyncio.to_thread(
+            subject.call_and_put, caller, self.groups[who[0]][who[1]], f"{who[0]}:{who[1]}", line, done
+        )
+        self.start(caller, work, "channel")
+
     async def do_give_up(self, who: tuple[str, int]) -> None:
         self.start(f"a call of {who} that is given up", self.give_up(*who, next(self.nonces)))
 
@@ -351,6 +361,9 @@ class Play:
 
     async def do_sever(self, who: tuple[str, int], how: str) -> None:
         self.sim.sever(*who, how)
+
+    async def do_starve(self, who: tuple[str, int], seconds: float) -> None:
+        self.sim.starve(*who, seconds)
 
     async def do_stop(self, who: tuple[str, int], seconds: float) -> None:
         self.sim.stop(*who, seconds)

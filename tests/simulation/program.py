@@ -54,8 +54,9 @@ class Program:
 _TRAFFIC: Final = {
     "call": 5, "burst": 2, "give_up": 1, "call_all": 2, "stream": 1, "peer": 3, "send": 5, "open": 2, "put": 4,
     "get": 4, "close": 1, "cancel": 3, "train": 1, "roll_out": 1, "guest": 1, "broadcast": 1,
+    "thread": 2,
 }  # fmt: skip
-_FAULTS: Final = {"kill": 3, "restart": 1, "cut": 2, "cut_pair": 1, "stop": 2, "sever": 3, "kill_node": 1}
+_FAULTS: Final = {"kill": 3, "restart": 1, "cut": 2, "cut_pair": 1, "stop": 2, "sever": 3, "starve": 2, "kill_node": 1}
 
 
 def write(seed: int) -> Program:
@@ -104,6 +105,7 @@ def _phrase(
             ("sever", (other, rng.choice(("shutdown", "close")))),
             ("sever", (one, rng.choice(("shutdown", "close")))),
             ("stop", (other, rng.choice((0.2, 3.0)))),
+            ("starve", (other, rng.choice((0.2, 3.0)))),
             ("cut", (placement[other[0]][other[1]], rng.choice((1.0, 9.0, 20.0)))),
         )
     )
@@ -133,6 +135,8 @@ def _facts(rng: random.Random, kind: str, nodes: int, placement: dict[str, tuple
         return (rng.choice(("g", "h")), rng.randrange(nodes), rng.choice((0.0, 0.02, 1.0)))
     if kind == "broadcast":
         return (rank(), rng.choice(SIZES))
+    if kind == "thread":
+        return (rank(), line, times)
     if kind == "burst":
         return (rank(), rng.choice((4, 12)))
     if kind == "call_all":
@@ -157,7 +161,7 @@ def _facts(rng: random.Random, kind: str, nodes: int, placement: dict[str, tuple
         return (rng.randrange(6),)
     if kind in ("kill", "restart", "sever"):
         return (rank(), *((rng.choice(("shutdown", "close")),) if kind == "sever" else ()))
-    if kind == "stop":
+    if kind in ("stop", "starve"):
         return (rank(), rng.choice((0.2, 3.0)))
     if kind == "cut":
         return (rng.randrange(nodes), rng.choice((0.05, 1.0, 4.0, 9.0, 20.0)))

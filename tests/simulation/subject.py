@@ -222,6 +222,15 @@ async def echo(who: str, group: Any, name: str, rank: int, nonce: int, size: int
     await follow(operation, call, check)
 
 
+def call_and_put(who: str, member: Any, name: str, line: Any, done: Sequence[tuple[int, int]]) -> None:
+    """Calls and puts by turns, each waited for on this thread."""
+    for nonce, number in done:
+        with noted(who, "call", nonce, name):
+            assert member.echo(nonce, 10).wait() == [(nonce, bytes(10))]
+        with noted(who, "put", line.number, number):
+            line.channel.put((line.number, number))  # it blocks where no loop runs
+
+
 async def put(who: str, channel: Channel, line: int, numbers: Sequence[int], deadline: float | None) -> None:
     async def one(number: int) -> None:
         operation = begin(who, "put", line, number)

@@ -37,6 +37,9 @@ class Rollout(Worker):
         await asyncio.sleep(1)
         return "asked"
 
+    async def size(self, content: bytes) -> int:
+        return len(content)
+
     async def exit(self) -> None:
         os._exit(7)
 
@@ -271,6 +274,21 @@ def test_what_is_not_simulated_is_named(tmp_path: Path) -> None:
         "rollout:0 waits for something that is not simulated (a real sleep, socket, lock or subprocess)" in done.stderr
     )
     assert "in wait_outside" in done.stderr
+
+
+def test_what_needs_descriptors_reaches_a_rank_that_gets_none() -> None:
+    sim = SimCluster(seed=1)
+
+    async def main() -> list[int]:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = launch(cluster, [0])
+            await group.double(1)
+            assert sim.starve("rollout", 0, 60.0)
+            assert not sim.starve("rollout", 1, 60.0)
+            return await group.size(bytes(1 << 20))
+
+    assert sim.run(main) == [1 << 20]
+    assert any("gets no descriptors for 60 s" in line for line in sim.scheduler.log.kept)
 
 
 class Wishful(Worker):
