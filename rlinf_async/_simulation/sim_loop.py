@@ -114,7 +114,9 @@ class SimLoop(asyncio.SelectorEventLoop):
         host = self._scheduler.actor_here()
         assert host is not None
         host.park(self)
-        if not self._stopping:  # type: ignore[attr-defined]
+        self.turn()
+        while self._stopping and self._left:  # type: ignore[attr-defined]  # what was taken up with ``stop`` still runs
+            host.park(self)
             self.turn()
 
     def turn(self) -> None:

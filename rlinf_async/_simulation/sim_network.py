@@ -232,7 +232,7 @@ class SimNetwork:
         redial: Callable[[Received, float], Awaitable[tuple[Wire, Received]]] | None = None,
     ) -> PeerLink:
         link = SimPeerLink(
-            peer, wire, lease=settings.LEASE_S(), address=f"node{peer}", refuses=self._refuses, redial=redial
+            peer, wire, lease=settings.LEASE_S(), address=f"node{peer}", accepts=self._accepts, redial=redial
         )
         link.network = self
         self._links.append(link)
@@ -243,13 +243,14 @@ class SimNetwork:
         for link in self._links:
             link.wake_up()
 
-    async def _refuses(self, address: str) -> bool:
-        """Whether no daemon is there any more, as far as this side can know."""
+    async def _accepts(self, address: str, timeout: float) -> bool | None:
+        """Whether a daemon is there, as far as this side can know."""
         peer = int(address.removeprefix("node"))
         await self._pause()
         if self.fabric.is_cut(self.node, peer) or self.fabric.is_cut(peer, self.node):
-            return False
-        return self.fabric.networks[peer].process.has_ended
+            await _wait(timeout)
+            return None
+        return not self.fabric.networks[peer].process.has_ended
 
     async def _redial(self, peer: int, received: Received, timeout: float) -> tuple[Wire, Received]:
         cable, there = await self._connect(peer, received, timeout)

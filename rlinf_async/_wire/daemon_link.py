@@ -25,7 +25,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from rlinf_async import settings
 from rlinf_async._core import clock
 from rlinf_async._core.link_messages import IncomingMessages, OutgoingMessages
-from rlinf_async._wire.reachable import refuses_connections
+from rlinf_async._wire.reachable import TIMEOUT_S, accepts_connections
 from rlinf_async.errors import ClosedError, NodeLost, RLinfAsyncError
 
 MAX_MESSAGE_BYTES = 1 << 20
@@ -43,7 +43,9 @@ _ACK_DELAY_S: Final = 0.05
 _BEATS: Final = 10
 """Heartbeats in a lease."""
 _SILENT_BEATS: Final = 3.5
-"""Without a message, after which the connection is made anew: the network may be back, and TCP waits for longer."""
+"""Without a message, after which the connection is made anew where the peer can be reached: TCP waits for longer."""
+_PROBE_S: Final = 1.0
+"""For a peer that is silent to be reached; TCP asks again after a second, and so does another attempt."""
 _BREAK_OFF_S: Final = 0.5
 """For the reason of an end to reach the other side."""
 _MAX_REASON_BYTES: Final = 1000
@@ -140,7 +142,7 @@ class PeerLink:
         wire: the first connection.
         lease: seconds without any message of the other side, a tenth more at most, that end the link.
         address: where the peer's daemon listens; one that refuses connections there is gone.  Empty: not known.
-        refuses: says whether connections are refused there.
+        accepts: says whether connections are accepted there; None where there is no answer within so many seconds.
         redial: None on the side that accepts, which `suspend`s and `resume`s.
         on_end: called once, when the link is over however it has ended.
 
@@ -166,7 +168,7 @@ class PeerLink:
         *,
         lease: float = settings.LEASE_S.default,
         address: str = "",
-        refuses: Callable[[str], Awaitable[bool]] = refuses_connections,
+        accepts: Callable[[str, float], Awaitable[bool | None]] = accepts_connections,
         redial: Redial | None = None,
         on_end: Callable[[], None] | None = None,
     ) -> None:
@@ -174,7 +176,7 @@ class PeerLink:
         self.peer_has_ended = False
         self.lease = lease
         self._address = address
-        self._refuses = refuses
+        self._accepts = accepts
         self._redial = redial
         self._on_end = on_end
         self._callbacks: dict[str, Callable[[Any], None]] = {}
@@ -200,6 +202,7 @@ class PeerLink:
         self._interruption: asyncio.Future[Broken] = self._loop.create_future()
         self._resumption: asyncio.Future[Wire] = self._loop.create_future()
         self._heard = self._looked = clock.monotonic()
+        self._is_silent = asyncio.Event()
         self._beat = self._loop.call_later(self._beat_s, self._look)
         self._task = asyncio.create_task(self._run(wire), name=f"link to node {peer}")
 
@@ -300,6 +303,7 @@ class PeerLink:
         in_order = False
         self._open_readers = 2
         self._interruption = self._loop.create_future()
+        self._is_silent.clear()
         self._present = wire
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -309,9 +313,13 @@ class PeerLink:
                     tasks.create_task(self._read_control(wire.control)),
                     tasks.create_task(self._read_bulk(wire.bulk)),
                 ]
-                interrupted = tasks.create_task(self._await_interruption())
+                watching = [
+                    tasks.create_task(self._await_interruption()),
+                    tasks.create_task(self._break_silence()),
+                ]
                 await asyncio.wait(moving)
-                interrupted.cancel()
+                for each in watching:
+                    each.cancel()
             in_order = True
         except* Broken as broken:
             cause = next((each for each in broken.exceptions if isinstance(each, LinkEnded)), broken.exceptions[0])
@@ -322,6 +330,23 @@ class PeerLink:
 
     async def _await_interruption(self) -> None:
         raise await self._interruption
+
+    async def _break_silence(self) -> None:
+        """Ends a connection on which nothing comes though the peer can be reached.
+
+        Where it cannot, or where what it says stands in a queue of the network's, another connection would have to wait
+        for longer than this one.
+        """
+        while True:
+            await self._is_silent.wait()
+            heard = self._heard
+            reached = await self._accepts(self._address, _PROBE_S)
+            if self._heard != heard:
+                self._is_silent.clear()
+            elif reached is None:
+                await asyncio.wait([self._interruption], timeout=_FIRST_PAUSE_S)
+            else:
+                raise Broken(f"nothing came for {clock.monotonic() - heard:.1f} s")
 
     def _interrupt(self, error: Broken) -> None:
         """Ends the present connection."""
@@ -373,7 +398,7 @@ class PeerLink:
         Raises:
             LinkEnded: so it is.
         """
-        if self._address and await self._refuses(self._address):
+        if self._address and await self._accepts(self._address, TIMEOUT_S) is False:
             self.peer_has_ended = True
             raise LinkEnded(f"{why}; its daemon is gone: {self._address} refuses connections")
 
@@ -442,7 +467,7 @@ class PeerLink:
             if silent >= self.lease + beat:
                 self._give_up(self._silence())
             elif silent > _SILENT_BEATS * beat and self._redial is not None:
-                self._interrupt(Broken(f"nothing came for {silent:.1f} s"))
+                self._is_silent.set()
         self._beat = self._loop.call_later(min(beat, max(0.01, self.lease + beat - silent)), self._look)
         self._send_word()
 

@@ -114,6 +114,27 @@ async def test_a_network_that_is_busy_for_several_leases_with_large_contents_is_
         assert cable.carried == 2
 
 
+@pytest.mark.parametrize("is_reached", [None, True])
+async def test_a_silent_connection_is_replaced_only_where_its_peer_can_be_reached(
+    monkeypatch: pytest.MonkeyPatch, is_reached: bool | None
+) -> None:
+    """What stands in a long queue of the network's comes sooner than anything on another connection."""
+
+    async def accepts(address: str, timeout: float) -> bool | None:
+        return is_reached
+
+    async with pair(lease=3) as (left, right, cable, _):
+        monkeypatch.setattr(left.link, "_accepts", accepts)
+        cable.cut()
+        with pytest.raises(TimeoutError):
+            await left.until(lambda: left.lost or right.lost, timeout=1.8)
+        cable.mend()
+        left.link.send(b"here")
+        await right.until(lambda: right.control == b"here")
+        assert left.link.seconds_down == 0
+        assert (cable.carried > 2) == (is_reached is True)
+
+
 async def test_a_network_that_is_away_for_longer_is_told_once_on_both_sides_after_the_lease() -> None:
     async with pair() as (left, right, cable, _):
         cut = time.monotonic()

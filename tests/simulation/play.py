@@ -196,15 +196,22 @@ class Play:
         self.start(f"a call of {who} that is given up", self.give_up(*who, next(self.nonces)))
 
     async def give_up(self, group: str, rank: int, nonce: int) -> None:
-        """A call is cancelled, and what is called next finds it so."""
+        """A call is cancelled among others, and what is called next finds it so."""
         member = self.groups[group][rank]
+
+        def call() -> None:
+            work = subject.echo("driver", self.groups[group], group, rank, next(self.nonces), 10, None)
+            self.start(f"a call of {group}:{rank} beside one that is given up", work)
+
         waiting = member.wait_long(nonce)
         (before,) = await member.token()
+        asyncio.get_running_loop().call_later(0.00999, call)
         try:
             async with asyncio.timeout(0.01):
                 await waiting
         except TimeoutError:
             pass
+        call()
         ((after, cancelled),) = await member.was_cancelled(nonce)
         if before == after and not cancelled:
             self.hung.append(Violation("order", f"a call of {group}:{rank} began before an earlier one was cancelled"))

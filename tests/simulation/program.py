@@ -110,8 +110,8 @@ def _phrase(
         )
     )
     gap = rng.choice((0.001, 0.02, 0.2, 1.0))
-    said = [rng.choice(traffic) for _ in range(rng.choice((1, 2)))]
-    again = [rng.choice((*said, rng.choice(traffic))) for _ in range(rng.choice((1, 2)))]
+    said = [rng.choice(traffic) for _ in range(rng.choice((0, 1, 2)))]
+    again = [rng.choice((*said, rng.choice(traffic))) for _ in range(rng.choice((1, 2, 3)))]
     moments = [at + gap * index for index in range(len(said) + 1 + len(again))]
     everything = [*said, fault, *again]
     return [Step(round(when, 4), kind, facts) for when, (kind, facts) in zip(moments, everything, strict=True)]
