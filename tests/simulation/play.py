@@ -126,9 +126,12 @@ class Play:
         await receiving
 
     async def pass_time(self, which: Callable[[str], bool], seconds: float) -> None:
-        waiting = [task for _, meets, task in self.tasks if not task.done() and which(meets)]
-        if waiting:
-            await asyncio.wait(waiting, timeout=seconds)
+        """Until all of them have ended, and those that they have started."""
+        until = asyncio.get_running_loop().time() + seconds
+        while waiting := [task for _, meets, task in self.tasks if not task.done() and which(meets)]:
+            if (left := until - asyncio.get_running_loop().time()) <= 0:
+                return
+            await asyncio.wait(waiting, timeout=left)
 
     async def settle(self, which: Callable[[str], bool], seconds: float) -> None:
         await self.pass_time(which, seconds)
