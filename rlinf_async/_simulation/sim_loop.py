@@ -93,7 +93,9 @@ class SimLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return clock.monotonic()
 
-    def call_at(self, when: float, callback: Any, *args: Any, **options: Any) -> asyncio.TimerHandle:
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, **options: Any
+    ) -> asyncio.TimerHandle:
         """Not at once: what waits again for a rounded rest of its time would turn for ever."""
         return super().call_at(max(when, self.time() + 2 * TICK_S), callback, *args, **options)
 

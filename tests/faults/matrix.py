@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
 import statistics
 import subprocess
@@ -71,15 +72,8 @@ class Record:
 
 
 def run_row(row: Row) -> Record:
-    """Runs its tests as often as they are short."""
-    first = {test: _run(test, 1) for test in row.tests}
-    told: list[list[tuple[str, float]]] = []
-    for test, outcomes in first.items():
-        if all(outcome == "passed" for outcome, _ in outcomes):
-            longest = max(seconds for _, seconds in outcomes)
-            more = (_TRIALS if longest <= _SHORT_S else _TRIALS_OF_LONG_ONES) - 1
-            outcomes = outcomes + _run(test, more)
-        told.append(outcomes)
+    """The trials of its tests."""
+    told = [trials_of(test) for test in row.tests]
     everything = [each for outcomes in told for each in outcomes]
     passed = [seconds for outcome, seconds in everything if outcome == "passed"]
     return Record(
@@ -92,6 +86,16 @@ def run_row(row: Row) -> Record:
         sum(outcome == "failed" for outcome, _ in everything),
         sum(outcome == "skipped" for outcome, _ in everything),
     )
+
+
+@functools.cache
+def trials_of(test: str) -> list[tuple[str, float]]:
+    """Runs a test as often as it is short; once only where several rows have it."""
+    outcomes = _run(test, 1)
+    if all(outcome == "passed" for outcome, _ in outcomes):
+        longest = max(seconds for _, seconds in outcomes)
+        outcomes += _run(test, (_TRIALS if longest <= _SHORT_S else _TRIALS_OF_LONG_ONES) - 1)
+    return outcomes
 
 
 def _run(test: str, trials: int) -> list[tuple[str, float]]:
