@@ -214,7 +214,7 @@ def test_two_jobs_side_by_side_on_the_same_nodes_do_not_meet(slurm: SlurmCluster
     for job in jobs:
         slurm.wait_for_output(job, "READY")
     assert [slurm.facts(job)["JobState"] for job in jobs] == ["RUNNING"] * 2
-    assert [slurm.wait(job) for job in jobs] == ["COMPLETED", "FAILED"]
+    assert [slurm.wait(job) for job in jobs] == ["COMPLETED", "FAILED"], slurm.output(jobs[0])
     for job in jobs:
         assert at(slurm.output(job)) == ["n0", "n1", "n2"]
         assert "DONE" in slurm.output(job)
