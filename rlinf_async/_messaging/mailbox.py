@@ -43,7 +43,7 @@ class Mailbox:
         client.receivers[frames.MESSAGE] = self
         client.listen("ended", self.peers.on_ended)
         client.listen("node_lost", self.peers.on_node_lost)
-        client.listen("rank_returned", self._on_returned)
+        client.listen("rank_returned", self.peers.on_returned)
 
     def __repr__(self) -> str:
         return f"<Mailbox {self.outbox!r} {self.inbox!r}>"
@@ -90,10 +90,6 @@ class Mailbox:
             (self.outbox.on_relay if facts[2] in FROM_HOSTS else self.broadcast_hosts.hear)(peer, *facts)
         else:
             logger.error("%s has sent a message of a kind %r that is not known here", peer.label, what)
-
-    def _on_returned(self, facts: dict[str, Any]) -> None:
-        self.names.forget(facts["group"])
-        self.peers.on_returned(facts)
 
     def _on_end(self, peer: Peer) -> None:
         self.names.forget(peer.group)
