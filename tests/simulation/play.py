@@ -208,7 +208,7 @@ class Play:
 
         waiting = member.wait_long(nonce)
         (before,) = await member.token()
-        asyncio.get_running_loop().call_later(0.00999, call)
+        asyncio.get_running_loop().call_later(self.random.choice((0.0099, 0.01)), call)
         try:
             async with asyncio.timeout(0.01):
                 await waiting
