@@ -286,6 +286,7 @@ class DaemonService:
                 self.sub_workers.forget(endpoint)
         for endpoint in group.former[:-_MAX_FORMER]:
             self.router.replaced.pop(endpoint.number, None)
+            endpoint.journal = None
 
     async def rank_returned(self, requester: Requester, op: operations.RankReturned) -> None:
         """Tells every process of this node that a rank is back, or will not be.

@@ -163,7 +163,7 @@ def journal_in(logs: str | Path, endpoint: int, run: str) -> JournalContents | N
             if identity_of(file.read(NAMES_AT)).get("run") != run:  # a directory of logs for several runs
                 return None
             file.seek(-JOURNAL_BYTES, os.SEEK_END)
-            return JournalContents.read(file.read(JOURNAL_BYTES))
+            return JournalContents(file.read(JOURNAL_BYTES))
     except (OSError, ValueError):
         return None
 

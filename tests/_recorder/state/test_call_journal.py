@@ -22,7 +22,7 @@ class Written:
         self.journal.finish(self.journal.start(source, call))
 
     def execution(self, source: int, call: int) -> Execution:
-        return JournalContents.read(bytes(self.data)).execution(source, call)
+        return JournalContents(bytes(self.data)).execution(source, call)
 
 
 def test_a_call_has_not_started_then_it_has_then_it_has_finished() -> None:
@@ -83,7 +83,7 @@ def test_more_callers_than_there_is_room_for_are_unknown() -> None:
 
 def test_bytes_of_another_size_are_refused() -> None:
     with pytest.raises(ValueError, match=f"a journal of calls has {JOURNAL_BYTES} bytes, this has 3"):
-        JournalContents.read(b"abc")
+        JournalContents(b"abc")
 
 
 @given(st.lists(st.integers(1, 3), max_size=60), st.booleans(), st.data())
