@@ -65,6 +65,9 @@ class SimStream:
         if fabric.is_cut(self.node, self._peer_node):
             fabric.held.append((self.node, self._peer_node, self._arrive))
             return
+        if (until := self.cable.waits_until.get(self.node, 0.0)) > fabric.scheduler.now:
+            fabric.scheduler.at(until, self._arrive)
+            return
         other = self.other
         other._inbox.append(self._in_flight.popleft())
         fabric.wake(other.node, other._readable)
@@ -83,6 +86,8 @@ class Cable:
     def __init__(self, fabric: Fabric, near: int, far: int) -> None:
         self.fabric = fabric
         self.nodes = (near, far)
+        self.waits_until: dict[int, float] = {}
+        """By node, when what it sends is sent again: after a cut TCP waits for up to as long as that was."""
         self._ends: dict[int, tuple[SimStream, SimStream]] = {}
         for node, peer in ((near, far), (far, near)):
             self._ends[node] = (SimStream(self, node, peer), SimStream(self, node, peer))
@@ -176,6 +181,9 @@ class Fabric:
         until = self.scheduler.now + seconds
         self._cuts[source, target] = max(until, self._cuts.get((source, target), 0.0))
         self.scheduler.at(until, self._release)
+        for cable in self.cables:
+            if {source, target} == set(cable.nodes):
+                cable.waits_until[source] = until + self.scheduler.random.uniform(0, seconds)
 
     def _release(self) -> None:
         self.scheduler.after(_CALM_S, self.calm)
