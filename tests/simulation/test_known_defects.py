@@ -18,6 +18,6 @@ def test_a_known_defect_can_still_be_put_back(name: str) -> None:
 
 
 def test_a_defect_is_found_by_its_seed() -> None:
-    found = known_defects.find("replacement_before_the_fence", 30, 120)
+    found = known_defects.find("call_overtakes_a_cancel", 30, 120)
     assert found["seed"] is not None
-    assert "[two]" in str(found["broken"])
+    assert "[order]" in str(found["broken"])
