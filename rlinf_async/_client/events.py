@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 Listener = Callable[[dict[str, Any]], None]
 """Called with the facts of the event, where frames are handled."""
 
 
+_MAX_RETURNED: Final = 256
+"""Returns that are kept."""
+
+
 class Events:
-    """The listeners of a process, by what they listen to: deaths, lost nodes, lines of output, its own end."""
+    """The listeners of a process, by what they listen to: deaths, lost nodes, lines of output, its own end.
+
+    Attributes:
+        returned: by the endpoint that a rank has had, the facts of its return: for who learns of that endpoint later.
+    """
 
     def __init__(self) -> None:
+        self.returned: dict[int, dict[str, Any]] = {}
         self._always: dict[str, list[Listener]] = {}
         self._while_alive: dict[str, list[weakref.WeakMethod[Listener]]] = {}
 
@@ -26,6 +35,10 @@ class Events:
         self._while_alive.setdefault(what, []).append(weakref.WeakMethod(listener))
 
     def announce(self, what: str, facts: dict[str, Any]) -> None:
+        if what == "rank_returned" and facts["entry"] is not None:
+            self.returned[facts["was"]] = facts
+            if len(self.returned) > _MAX_RETURNED:
+                del self.returned[next(iter(self.returned))]
         for listener in list(self._always.get(what, ())):
             listener(facts)
         listening = self._while_alive.get(what, [])

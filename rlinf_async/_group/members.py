@@ -123,6 +123,11 @@ class Members:
         with self._lock:
             self.infos, self.logs = infos, logs
             self.endpoints = endpoints
+            # A group that was looked up may be answered with, and hear of a rank's return before it is made of that.
+            # tests/simulation/test_sim_cluster.py::test_a_group_that_was_found_while_its_rank_died_means_the_next_one
+            for rank in range(len(endpoints)):
+                while (facts := self.client.events.returned.get(endpoints[rank])) is not None:
+                    self.replace(rank, *_place_of(facts["entry"]))
             self._let_go()
 
     def _let_go(self) -> None:
@@ -164,7 +169,7 @@ class Members:
         if entry is None or facts["group"] != self.name or self.closed or not self.endpoints:
             return
         if rank < self.size and self.endpoints[rank] == facts["was"]:
-            self.replace(rank, entry["endpoint"], read_worker({**entry["info"], "pid": entry["pid"]}), entry["log"])
+            self.replace(rank, *_place_of(entry))
 
     def fail(self, error: BaseException) -> None:
         """There will be no processes."""
@@ -536,3 +541,8 @@ class Callee:
 
     def describe(self) -> str:
         return f"{name_ranks(self.ranks)} of '{self.name}'"
+
+
+def _place_of(entry: dict[str, Any]) -> tuple[int, WorkerInfo, str]:
+    """Endpoint, facts and log of a rank, by its entry in a roster."""
+    return entry["endpoint"], read_worker({**entry["info"], "pid": entry["pid"]}), entry["log"]

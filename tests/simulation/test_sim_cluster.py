@@ -15,7 +15,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlinf_async import Channel, Cluster, ConfigError, NodePlacementStrategy, Worker, WorkerDied, concurrent
+from rlinf_async import (
+    Channel,
+    Cluster,
+    ConfigError,
+    NodePlacementStrategy,
+    Worker,
+    WorkerDied,
+    WorkerGroup,
+    concurrent,
+)
 from rlinf_async.testing import Faults, SimCluster, SimulationError, monotonic, sleep
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -120,6 +129,35 @@ def test_a_death_is_told_and_the_rank_comes_back(seed: int) -> None:
             return group.block(1.0).wait()
 
     assert sim.run(main) == pytest.approx([1.0, 1.0, 1.0])
+
+
+class Seeker(Worker):
+    async def find(self) -> None:
+        self.found = await WorkerGroup.from_group_name(Rollout, "rollout")
+
+    async def ask(self) -> list[int]:
+        return await self.found.double(21)
+
+
+@pytest.mark.parametrize("stopped_at", [0.0001 * number for number in range(12)])
+def test_a_group_that_was_found_while_its_rank_died_means_the_next_one(stopped_at: float) -> None:
+    """It stands still with the answer to its search unread, and finds the rank's return behind it."""
+    sim = SimCluster(nodes=2, seed=1)
+
+    async def main() -> list[list[int]]:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = launch(cluster, [1], restart="rank")
+            seekers = Seeker.create_group().launch(cluster, NodePlacementStrategy([0]), name="seekers")
+            await asyncio.gather(group, seekers)
+            finding = seekers.find()
+            await asyncio.sleep(stopped_at)
+            sim.stop("seekers", 0, 3.0)
+            await asyncio.sleep(1)
+            sim.kill("rollout", 0)
+            await finding
+            return await seekers.ask()
+
+    assert sim.run(main) == [[42]]
 
 
 @pytest.mark.parametrize("seed", range(10))
