@@ -27,7 +27,8 @@ GIVEN_UP = frozenset({"CancelledError", "TimeoutError", "DeadlineExceeded"})
 """Of the one who waited."""
 
 CLOSED = frozenset({"ClosedError", "EndOfChannel"})
-GONE = frozenset({"WorkerDied", "NodeLost", "ClosedError"})
+GONE = frozenset({"PeerLost", "WorkerDied", "NodeLost", "ClosedError"})
+"""A rank whose return is heard of before its death is lost without a cause."""
 
 
 @dataclass(frozen=True)
