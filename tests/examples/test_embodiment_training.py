@@ -170,7 +170,7 @@ def test_more_rollout_than_env_workers_exchange_with_them(asynchronous: Path) ->
     assert len(json.loads((asynchronous / "evaluation.json").read_text())["returns"]) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.training
 def test_more_actors_than_stages_exchange_with_rollout_workers_that_share_these(tmp_path: Path) -> None:
     run = run_of_groups(
         tmp_path,
@@ -191,7 +191,7 @@ def curve(output: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("placement", ["with_env", "workers"])
+@pytest.mark.parametrize("placement", ["with_env", pytest.param("workers", marks=pytest.mark.training)])
 def test_a_run_whose_driver_is_killed_goes_on_as_if_it_had_not_been(tmp_path: Path, placement: str) -> None:
     """Bit for bit: simulators in the middle of their episodes, optimiser, moments and random numbers."""
     options = (*UNTIL_KILLED, f"rollout.placement={placement}")
@@ -216,7 +216,8 @@ def test_a_run_whose_driver_is_killed_goes_on_as_if_it_had_not_been(tmp_path: Pa
     assert told["returns"] == whole_told["returns"]
 
 
-@pytest.mark.parametrize("placement", ["with_env", pytest.param("workers", marks=pytest.mark.training)])
+@pytest.mark.training  # `tests/examples/test_simulated_training.py` kills the same runner's workers
+@pytest.mark.parametrize("placement", ["with_env", "workers"])
 def test_a_supervised_run_goes_on_whichever_worker_is_killed(tmp_path: Path, placement: str) -> None:
     kills = {1: "env:0" if placement == "with_env" else "rollout:0", 3: "actor:0"}
     supervision = [f"cluster.supervision.{name}.restart=rank" for name in ("env", "rollout")]
@@ -317,7 +318,7 @@ def test_a_bad_configuration_ends_in_one_line_and_a_failure(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_library("EGL") is None, reason="draws without a screen: install libegl1 and libgl1-mesa-dri")
-@pytest.mark.parametrize("placement", ["with_env", "workers"])
+@pytest.mark.parametrize("placement", ["with_env", pytest.param("workers", marks=pytest.mark.training)])
 def test_a_video_shows_every_step_of_the_first_evaluated_episode(tmp_path: Path, placement: str) -> None:
     ended = run_script(
         tmp_path / "logs", "runner.max_steps=1", "runner.video=true", f"rollout.placement={placement}", MUJOCO_GL="egl"

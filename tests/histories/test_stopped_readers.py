@@ -39,7 +39,7 @@ async def judge(rounds: int, seed: int) -> None:
 
 
 async def test_each_has_its_items_in_order_and_nobody_waits_for_ever() -> None:
-    await judge(30, seed=1)
+    await judge(15, seed=1)
 
 
 @pytest.mark.histories

@@ -167,9 +167,25 @@ class Play:
     async def do_call(self, who: tuple[str, int], kind: str, size: int, times: int) -> None:
         group, rank = who
         for _ in range(times):
-            later = None if kind == "def" else 0.02
-            work = subject.echo("driver", self.groups[group], group, rank, next(self.nonces), size, later)
+            nonce = next(self.nonces)
+            if kind == "again":
+                self.start(f"a call of {group}:{rank} that is made again", self.call_again(group, rank, nonce, size))
+                continue
+            work = subject.echo(
+                "driver", self.groups[group], group, rank, nonce, size, later=None if kind == "def" else 0.02
+            )
             self.start(f"a call of {group}:{rank}", work)
+
+    async def call_again(self, group: str, rank: int, nonce: int, size: int) -> None:
+        """An idempotent call: it outlives its worker where that is started again."""
+        operation = subject.begin("driver", "again", nonce, f"{group}:{rank}")
+        await subject.follow(
+            operation, self.groups[group][rank].echo_again(nonce, size, 0.02), subject.is_echo(nonce, size)
+        )
+        if operation.error is None or not self.program.restart[group] or self.node_died:
+            return
+        if operation.error[0] in ("WorkerDied", "PeerLost"):
+            self.hung.append(Violation("death", f"{operation} was not made again"))
 
     async def do_burst(self, who: tuple[str, int], times: int) -> None:
         self.start(f"a burst of calls of {who}", self.burst(*who, times))

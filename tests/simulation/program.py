@@ -94,7 +94,7 @@ def _phrase(
         ("send", (one, other, rng.choice(SIZES), rng.choice((1, 3)), rng.random() < 0.5, None)),
         ("send", (other, one, rng.choice(SIZES), 1, rng.random() < 0.5, None)),
         ("peer", (one, other, rng.choice(SIZES), rng.choice((1, 3)))),
-        ("call", (other, rng.choice(("def", "async")), rng.choice(SIZES), 3)),
+        ("call", (other, rng.choice(("def", "async", "again")), rng.choice(SIZES), 3)),
         ("burst", (other, 6)),
     ]
     fault = rng.choice(
@@ -128,7 +128,7 @@ def _facts(rng: random.Random, kind: str, nodes: int, placement: dict[str, tuple
     times = rng.choice((1, 1, 3, 8))
     size = rng.choice(SIZES)
     if kind == "call":
-        return (rank(), rng.choice(("def", "async", "async")), size, times)
+        return (rank(), rng.choice(("def", "async", "again")), size, times)
     if kind == "give_up":
         return (rank(),)
     if kind == "guest":

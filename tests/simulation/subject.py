@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from rlinf_async import Channel, Worker, WorkerGroup
+from rlinf_async import Channel, Worker, WorkerGroup, idempotent
 from rlinf_async.weights import follow as follow_weights, publish
 from tests.faults.journal import Counters, Operation, all_of
 
@@ -67,6 +67,11 @@ class Subject(Worker):
 
     async def echo_later(self, nonce: int, size: int, seconds: float) -> tuple[int, bytes]:
         begin(self.name, "run", nonce)
+        await asyncio.sleep(seconds)
+        return nonce, bytes(size)
+
+    @idempotent
+    async def echo_again(self, nonce: int, size: int, seconds: float) -> tuple[int, bytes]:
         await asyncio.sleep(seconds)
         return nonce, bytes(size)
 
@@ -211,15 +216,20 @@ async def follow(operation: Operation, awaitable: Any, value: Any = lambda resul
         operation.ended = True
 
 
+def is_echo(nonce: int, size: int) -> Callable[[Any], None]:
+    """Looks at what a call has returned: it may be another one's."""
+
+    def look(results: Any) -> None:
+        assert results == [(nonce, bytes(size))], f"call {nonce} returned something else"
+
+    return look
+
+
 async def echo(who: str, group: Any, name: str, rank: int, nonce: int, size: int, later: float | None) -> None:
     operation = begin(who, "call", nonce, f"{name}:{rank}")
     member = group[rank]
     call = member.echo(nonce, size) if later is None else member.echo_later(nonce, size, later)
-
-    def check(results: Any) -> None:
-        assert results == [(nonce, bytes(size))], f"call {nonce} returned something else"
-
-    await follow(operation, call, check)
+    await follow(operation, call, is_echo(nonce, size))
 
 
 def call_and_put(who: str, member: Any, name: str, line: Any, done: Sequence[tuple[int, int]]) -> None:

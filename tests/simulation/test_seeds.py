@@ -19,7 +19,7 @@ from tests.simulation.program import Program, write
 from tests.simulation.shrink import shrink
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-SEEDS = int(os.environ.get("RLINF_SIMULATED_SEEDS", "300"))
+SEEDS = int(os.environ.get("RLINF_SIMULATED_SEEDS", "1000"))
 PROCESSES = 2
 
 
