@@ -26,6 +26,9 @@ from tests.faults.rows import ROWS, Row
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 RECORDS: Final = ROOT / "docs" / "faults.jsonl"
+WHOLE_RUNS: Final = ROOT / "docs" / "whole_runs.jsonl"
+"""What nemesis, soak and cycles have told: written by hand, with the command that tells it again."""
+
 PAGE: Final = ROOT / "docs" / "faults.md"
 
 _SHORT_S: Final = 5.0
@@ -131,6 +134,9 @@ def page(records: dict[str, Record]) -> str:
         parts.append(f"\n## {title}\n\n| | fault | promise | within | n | median | longest | tests |")
         parts.append("| --- | --- | --- | --: | --: | --: | --: | --- |")
         parts += [_line(row, records.get(row.key)) for row in ROWS if row.key.startswith(kind)]
+    parts.append("\n## Whole runs\n\n| command | date | what it told |\n| --- | --- | --- |")
+    runs = [json.loads(line) for line in WHOLE_RUNS.read_text().splitlines()]
+    parts += [f"| `{run['command']}` | {run['date']} | {run['told']} |" for run in runs]
     dates = sorted({record.date for record in records.values()})
     parts.append(f"\nOn 2 cores, {dates[0]} to {dates[-1]}." if dates else "")
     return "\n".join(parts) + "\n"
