@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,24 +22,21 @@ from tests.simulation.shrink import shrink
 CHECKOUT = Path(__file__).resolve().parents[2]
 SEEDS = int(os.environ.get("RLINF_SIMULATED_SEEDS", "1000"))
 PROCESSES = 2
+SHARE = 500
+"""Seeds of one process: what a killed process has had is not given back, as little as by the kernel."""
+
+
+def play_some(first: int) -> str:
+    """What a process says of seeds that fail."""
+    seeds = [str(first), str(min(first + SHARE, SEEDS))]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.simulation", *seeds, "--log", "40"]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
+    return "" if ", 0 failed, " in done.stdout else done.stdout + done.stderr
 
 
 def test_no_program_breaks_a_promise() -> None:
-    """In processes of their own: what a killed process has had is not given back, as little as by the kernel."""
-    share = -(-SEEDS // PROCESSES)
-    command = [sys.executable, "-W", "ignore", "-m", "tests.simulation"]
-    running = [
-        subprocess.Popen(
-            [*command, str(first), str(min(first + share, SEEDS)), "--log", "40"],
-            cwd=CHECKOUT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for first in range(0, SEEDS, share)
-    ]
-    told = [process.communicate() for process in running]
-    failed = [stdout + stderr for stdout, stderr in told if ", 0 failed, " not in stdout]
+    with ThreadPoolExecutor(PROCESSES) as processes:
+        failed = [told for told in processes.map(play_some, range(0, SEEDS, SHARE)) if told]
     if failed:
         pytest.fail("\n".join(failed) + "\nonce more: python -m tests.simulation SEED --log 200", pytrace=False)
 
