@@ -315,9 +315,9 @@ class Router:
         self.deliver((frames.RESUME, 0, gone, target, owner, -1))
 
     def end_resumptions(self, gone: Endpoint) -> None:
-        """A process has ended: no other one waits any longer to hear from it of a socket."""
+        """A process has ended: no other one waits any longer to hear from it of a socket, or for what one had lost."""
         awaited_by, gone.awaited_by = gone.awaited_by, set()
-        for target, owner in awaited_by:
+        for target, owner in awaited_by | {(caller, gone.id) for caller in gone.resumed}:
             self._answer_resume(gone.id, target, owner)
 
     def _release(self) -> None:

@@ -403,7 +403,8 @@ class NodeClient:
 
     def _accept_direct(self, source: int, fds: list[int]) -> None:
         """A worker has sent its socket; the daemon vouches for who it is."""
-        if not fds:  # no descriptor was free here: the worker hears that its socket is closed
+        if not fds:  # no descriptor was free here
+            self.direct_sockets.lost(source)
             return
         way = self.connect_directly(
             socket.socket(fileno=fds.pop()),
@@ -430,9 +431,10 @@ class NodeClient:
             self._direct_calls.relays(worker, frame[4])
         self.send(frame, fds)
 
-    def _no_longer_direct(self, worker: int, way: Connection, has_ended: bool) -> None:
+    def _no_longer_direct(self, worker: int, way: Connection | None, has_ended: bool) -> None:
         if has_ended:
             self._direct_calls.forget(worker)
+            self._direct_calls.report_all(worker)
 
     def _on_direct(self, source: int, frame: list[Any], fds: list[int]) -> None:
         """What a worker has sent past the daemon: answers, to its own calls only, and messages."""

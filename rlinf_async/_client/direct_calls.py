@@ -164,6 +164,23 @@ class DirectCalls:
         if pending or answered:
             self._send((frames.PENDING, 0, 0, pending, answered))
 
+    def report_all(self, worker: int) -> None:
+        """A worker has ended after its socket: the daemon answers for it, of every call that is open still.
+
+        Also of those that it had said were answered: an answer may have been in a socket that broke, or that never
+        arrived here, when the worker was killed.
+        tests/simulation/test_sim_cluster.py::test_answers_in_a_socket_that_never_arrived_are_failures_of_a_dead_worker
+        """
+        with self._lock:
+            open_calls = [
+                (frames.number_of(worker), slot, call, handler._method)
+                for call, handler in dict(self._calls).items()
+                for slot in handler._unanswered()
+                if handler._targets[slot] == worker
+            ]
+        if open_calls:
+            self._send((frames.PENDING, 0, 0, open_calls, []))
+
     def _open_of(self, call: int) -> list[tuple[int, int, int, str]]:
         method, ways = self._open[call]
         self._reported.add(call)

@@ -11,6 +11,8 @@ from rlinf_async._core.payload import Body
 class ReplyHandler(Protocol):
     """One call: begun before it is sent, and then answered slot by slot, in whatever order."""
 
+    _method: str
+
     @property
     def _targets(self) -> Sequence[int]:
         """Endpoints of the workers that are called, by slot."""

@@ -22,7 +22,7 @@ from rlinf_async._wire.unix import Connection
 
 SendResume = Callable[[int, int], None]
 Relay = Callable[[int, list[Any], Sequence[int]], None]
-OnEnd = Callable[[int, Connection, bool], None]
+OnEnd = Callable[[int, Connection | None, bool], None]
 
 
 class DirectSockets:
@@ -31,7 +31,8 @@ class DirectSockets:
     Args:
         send_resume: tells an endpoint, by way of the daemon, how many frames of the socket with it have come.
         relay: sends an endpoint a frame of that socket by way of the daemon.
-        on_end: called with an endpoint and a connection that is used no more, and whether its process has ended.
+        on_end: called with an endpoint, its connection (None where that never arrived here), which is used no more, and
+            whether its process has ended.
     """
 
     def __init__(self, send_resume: SendResume, relay: Relay, on_end: OnEnd) -> None:
@@ -43,6 +44,8 @@ class DirectSockets:
         self._broken: set[int] = set()
         self._replaced: set[int] = set()
         """Endpoints whose first socket is gone."""
+        self._lost: set[int] = set()
+        """Endpoints whose socket has not arrived here, and that have not said yet that they know."""
 
     def __repr__(self) -> str:
         return f"<DirectSockets [{len(self.connections)} connections, {len(self._broken)} of them broken]>"
@@ -69,13 +72,22 @@ class DirectSockets:
             self._broken.add(peer)
             self._send_resume(peer, connection.received)
 
+    def lost(self, peer: int) -> None:
+        """The socket of an endpoint could not be received: what is in it already goes by way of the daemon."""
+        self._lost.add(peer)
+        self._replaced.add(peer)  # there as well: neither side links what follows
+        self._send_resume(peer, 0)
+
     def resume(self, peer: int, received: int) -> None:
         """An endpoint has had so many frames of the socket, and reads it no more; -1: its process has ended."""
         connection = self.connections.get(peer)
         if connection is None:
-            if received >= 0:  # the socket never arrived here
-                self._replaced.add(peer)  # there as well: neither side links what follows
+            if received < 0:
+                self._on_end(peer, None, True)
+            elif peer not in self._lost:
+                self._replaced.add(peer)
                 self._send_resume(peer, 0)
+            self._lost.discard(peer)
             return
         if received >= 0:
             connection.drain_if_intact()
@@ -91,6 +103,7 @@ class DirectSockets:
         self._broken.discard(peer)
         self._replaced.add(peer)
         if received < 0:
+            connection.drain_if_intact()
             connection.close()
         self._on_end(peer, connection, received < 0)
 

@@ -106,7 +106,9 @@ class DirectCallers:
     def _relay(self, source: int, frame: list[Any], fds: Sequence[int]) -> None:
         self._client.send(frame, fds)
 
-    def _on_end(self, source: int, way: Connection, has_ended: bool) -> None:
+    def _on_end(self, source: int, way: Connection | None, has_ended: bool) -> None:
+        if way is None:  # its end is known
+            return
         self._breaks[source] += 1
         if has_ended or self._breaks[source] >= _MAX_BREAKS:
             self._connections[source] = None

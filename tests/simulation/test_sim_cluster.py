@@ -175,6 +175,41 @@ def test_a_call_does_not_overtake_the_cancel_of_an_earlier_one(seed: int) -> Non
     assert SimCluster(nodes=2, seed=seed).run(main) == [True] * 3
 
 
+class Asker(Worker):
+    async def ask(self, rank: int) -> list[str]:
+        """Calls of a worker that is stopped for a moment as soon as it has made them, and what becomes of them."""
+        group = await WorkerGroup.from_group_name(Rollout, "rollout")
+        calls = [group[rank].double(number) for number in range(3)]
+        STOPPED.set()
+        return [type(each).__name__ for each in await asyncio.gather(*calls, return_exceptions=True)]
+
+
+STOPPED = threading.Event()
+
+
+@pytest.mark.parametrize("killed_after", [0.0, 0.003, 0.015, 0.029, 0.0301, 0.035])
+@pytest.mark.parametrize("seed", range(4))
+def test_answers_in_a_socket_that_never_arrived_are_failures_of_a_dead_worker(seed: int, killed_after: float) -> None:
+    """It had told its daemon that it had answered, and was killed before it heard that they were lost."""
+    sim = SimCluster(seed=seed)
+    STOPPED.clear()
+
+    async def main() -> list[str]:
+        async with Cluster(log_to_driver=False) as cluster:
+            await launch(cluster, [0])
+            asker = await Asker.create_group().launch(cluster, NodePlacementStrategy([0]), name="asker")
+            sim.starve("asker", 0, 10.0)
+            call = asker.ask(0)
+            while not STOPPED.is_set():
+                await asyncio.sleep(0)
+            sim.stop("asker", 0, 0.03)
+            sim.scheduler.after(killed_after, lambda: sim.kill("rollout", 0))
+            async with asyncio.timeout(20):
+                return (await call)[0]
+
+    assert set(sim.run(main)) <= {"list", "WorkerDied"}
+
+
 def test_a_worker_that_ends_itself_has_an_exit_code() -> None:
     async def main() -> None:
         async with Cluster(log_to_driver=False) as cluster:
@@ -203,6 +238,23 @@ def test_a_cut_of_seconds_costs_time_only_and_one_of_longer_than_a_lease_the_nod
     seconds, error = sim.run(main)
     assert 9 <= seconds < 12
     assert error == "NodeLost"
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_cut_costs_no_node_whichever_direction_tcp_takes_up_first(late: int) -> None:
+    """Each waits for up to twice the outage before it sends again, and knows nothing of the other one."""
+    sim = SimCluster(nodes=2)
+
+    async def main() -> list[int]:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = await launch(cluster, [1])
+            sim.cut(1, 9.9)
+            for cable in sim.fabric.cables:
+                cable.waits_until = {late: sim.scheduler.now + 19.8, 1 - late: sim.scheduler.now + 9.95}
+            await asyncio.sleep(25)
+            return await group.double(4)
+
+    assert sim.run(main) == [8]
 
 
 def test_faults_happen_by_themselves_and_items_arrive_all_the_same() -> None:
