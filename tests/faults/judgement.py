@@ -27,7 +27,7 @@ GIVEN_UP = frozenset({"CancelledError", "TimeoutError", "DeadlineExceeded"})
 """Of the one who waited."""
 
 CLOSED = frozenset({"ClosedError", "EndOfChannel"})
-GONE = frozenset({"PeerLost", "WorkerDied", "NodeLost", "ClosedError"})
+GONE = frozenset({"PeerLost", "WorkerDied", "ClosedError"})
 """A rank whose return is heard of before its death is lost without a cause."""
 
 
@@ -66,7 +66,7 @@ def _errors(operations: Sequence[Operation], facts: Facts) -> list[Violation]:
         name = operation.error[0]
         if name in GIVEN_UP or (name in CLOSED and operation.kind in ("put", "get", "close")):
             continue
-        if name in GONE and (facts.killed or facts.daemon_died):
+        if (name in GONE and (facts.killed or facts.daemon_died)) or (name == "NodeLost" and facts.daemon_died):
             continue
         if name == "OSError" and facts.starved:
             continue

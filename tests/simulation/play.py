@@ -64,6 +64,7 @@ class Play:
         self.trains = False
         self.rolls_out: set[int] = set()
         self.node_died = False
+        self.away_s = 0.0
         self.hung: list[Violation] = []
         self.book: list[Operation] = []
         self.views: list[Violation] = []
@@ -396,13 +397,17 @@ class Play:
 
     async def do_cut(self, node: int, seconds: float) -> None:
         self.sim.cut(node, seconds)
-        if seconds > 14:
-            self.node_died = True
+        self.is_away(seconds)
 
     async def do_cut_pair(self, one: int, other: int, seconds: float) -> None:
         if one != other:
             self.sim.cut_pair(one, other, seconds)
-            self.node_died = self.node_died or seconds > 14
+            self.is_away(seconds)
+
+    def is_away(self, seconds: float) -> None:
+        """Networks that are away for longer than a lease, one after the other or one of them, may cost a node."""
+        self.away_s += seconds
+        self.node_died = self.node_died or self.away_s > 14
 
     async def do_kill_node(self, node: int) -> None:
         self.sim.kill_node(node)
