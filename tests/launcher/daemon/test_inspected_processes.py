@@ -122,9 +122,10 @@ def test_ranks_tell_what_they_do_and_those_that_cannot_are_told_for(cluster: Clu
     holding = begin(group.execute_on(1).hold, folder)
     sleeping = begin(group.execute_on(0).sleep, folder)
     cluster.status()  # the daemon knows of calls past it from now on
-    for _ in range(10):  # it has begun, and sleeps in a moment
+    for _ in range(10):  # both have begun, and sleep and hold in a moment
         found = inspect(cluster)
-        if State.SLEEPING in [activity.state for activity in found["busy:0"].activities]:
+        asleep = State.SLEEPING in [activity.state for activity in found["busy:0"].activities]
+        if asleep and not found["busy:1"].answered:
             break
     sleeper, holder, stopped, driver = (found[name] for name in ("busy:0", "busy:1", "busy:2", f"driver {os.getpid()}"))
 
