@@ -311,7 +311,7 @@ class DaemonService:
             raise AuthError(f"{op.group}: a process of this node tells of a rank's return: its group's owner does that")
         endpoint = self.router.endpoints.get(frames.number_of(op.was))
         if op.entry is None and endpoint is not None and endpoint.id == op.was and endpoint.exit_report is not None:
-            report = {**frames.unpack(endpoint.exit_report), "returns": False, "reason": op.reason}
+            report = {**frames.unpack(endpoint.exit_report), "returns": False, "reason": op.report["reason"]}
             endpoint.exit_report = frames.pack(report)
         self.router.tell_all("rank_returned", vars(op))
 

@@ -60,6 +60,7 @@ class NodeClient:
         events: what daemons announce.
         direct_sockets: the sockets that workers of this node have made for this process.
         receivers: by kind, who takes the frames that are neither the client's own nor the inbox's.
+        restarts: what is being started again for this process, in words, and since when.
         unobserved: the errors of this client's calls that were not awaited.
         user_loop: ``loop``, where that is the user's; None where a thread of the framework runs it.
         on_ended: called once, with the client, when nothing can be sent any more.
@@ -93,6 +94,7 @@ class NodeClient:
         self._closed: Exception | None = None
         self._tasks = Tasks(loop, self._on_loop)
         self.events = Events()
+        self.restarts: dict[str, float] = {}
         self.unobserved = UnobservedErrors(self._send_operation if inbox is None else None, self.later)
         self.on_ended: Callable[[NodeClient], None] = lambda client: None
         _clients.add(self)

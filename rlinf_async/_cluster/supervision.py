@@ -188,21 +188,30 @@ class Supervision:
 
     async def _bring_back(self) -> None:
         """Starts the ranks that are away now; what dies, or fails, meanwhile is away again afterwards."""
+        what = f"the restart of {name_ranks(sorted(self._away))} of group '{self._members.name}'"
+        self._client.restarts[what] = clock.monotonic()
+        try:
+            back = await self._start_all()
+        finally:
+            del self._client.restarts[what]
+        if back:
+            self._back.update(back)
+            await self._construct_all(back)
+
+    async def _start_all(self) -> list[int]:
+        """Starts the processes of the ranks that are away, after their pause; those that are there."""
         if self._plan.policy.restarts_group:
             await self._end_others()
         ranks, pause = await self._afford(sorted(self._away))
         if not ranks:
-            return
+            return []
         await _pause(pause)
         ranks = await self._move(ranks)
         results = await asyncio.gather(*map(self._start, ranks), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):  # the cluster is being closed
                 raise result
-        back = [rank for rank, result in zip(ranks, results, strict=True) if result]
-        if back:
-            self._back.update(back)
-            await self._construct_all(back)
+        return [rank for rank, result in zip(ranks, results, strict=True) if result]
 
     async def _start(self, rank: int) -> bool:
         """Starts the process of a rank, and tells every node; whether it is there."""
@@ -220,12 +229,12 @@ class Supervision:
             return False
         assert members.endpoints is not None
         was = members.endpoints[rank]
-        self._away.pop(rank, None)
+        report = self._away.pop(rank)
         self._free.discard(rank)
         self._paid.discard(rank)
         members.replace(rank, entry["endpoint"], info_from(entry["info"], entry["pid"]), entry["log"])
         members.look_for_loss(rank)
-        await self._tell(rank, was, entry)
+        await self._tell(rank, was, entry, report)
         return True
 
     async def _move(self, ranks: list[int]) -> list[int]:
@@ -319,7 +328,7 @@ class Supervision:
         for rank in silent():
             info = members.infos[rank]
             unknown = {"pid": info.pid, "verdict": "was not told dead", "node": info.node_name}
-            self._away.setdefault(rank, unknown)
+            self._away.setdefault(rank, {"group": members.name, "rank": rank, **unknown})
 
     async def _construct_all(self, ranks: list[int]) -> None:
         """Runs the constructors; a rank whose constructor has failed is ended, and is away again."""
@@ -368,10 +377,11 @@ class Supervision:
         members = self._members
         assert members.endpoints is not None
         for rank in ranks:
-            members.deaths[rank] = {**self._away.pop(rank, {}), "returns": False, "reason": reason}
+            report = {**self._away.pop(rank), "returns": False, "reason": reason}
+            members.deaths[rank] = report
             self._free.discard(rank)
             self._paid.discard(rank)
-            await self._tell(rank, members.endpoints[rank], None, reason)
+            await self._tell(rank, members.endpoints[rank], None, report)
         facts = members.deaths[ranks[0]]
         who = f"{name_ranks(ranks)} of group '{members.name}'"
         log = " ".join(told_log(facts)) if "log_path" in facts else ""
@@ -382,9 +392,9 @@ class Supervision:
         where = f"{who} of group '{self._members.name}'"
         self._client.unobserved.arrived(UnobservedError(where, where, f"{where} failed: {text}", is_due=True))
 
-    async def _tell(self, rank: int, was: int, entry: dict[str, Any] | None, reason: str = "") -> None:
+    async def _tell(self, rank: int, was: int, entry: dict[str, Any] | None, report: dict[str, Any]) -> None:
         """Tells all nodes, by node 0; that one, and the rank's own, have heard of it afterwards."""
-        operation = operations.RankReturned(self._members.name, rank, was, entry, reason)
+        operation = operations.RankReturned(self._members.name, rank, was, entry, report)
         await self._client.request(operation, node=0)
 
 

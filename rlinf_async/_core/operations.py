@@ -149,7 +149,7 @@ class ReserveGroup(WaitingOperation[None]): name: str
 class PublishGroup(Operation[None]): name: str; roster: list[Any]; supervised: bool
 class JoinGroup(WaitingOperation[None]): name: str; rank: int; size: int; entry: dict[str, Any]
 class FindGroup(WaitingOperation[list[Any]]): name: str; rank: int | None; after: int
-class RankReturned(Operation[None]): group: str; rank: int; was: int; entry: Any; reason: str
+class RankReturned(Operation[None]): group: str; rank: int; was: int; entry: Any; report: Any
 class CancelFindGroup(Operation[list[str]]): number: int
 class ReleaseGroup(Operation[bool]): name: str
 class IsAlive(Operation[bool]): group: str; rank: int

@@ -200,15 +200,15 @@ class Peers:
 
     def on_returned(self, facts: dict[str, Any]) -> None:
         """A rank that had died is back under another endpoint, or will not be."""
-        entry, peer = facts["entry"], self._peers.get(facts["was"])
+        entry, report, peer = facts["entry"], facts["report"], self._peers.get(facts["was"])
         if peer is not None and peer.error is None:  # its end is told by another way, and comes after this
-            self._end(peer, PeerLost(f"{peer.label} has died"), returns=True)
+            self._end(peer, WorkerDied.from_exit_report(report), returns=True)
         if entry is not None:
             node, pid = entry["info"]["node_name"], entry["pid"]
             self.introduced(entry["endpoint"], facts["group"], facts["rank"], node, pid)
             self.at(entry["endpoint"]).is_supervised = True
         elif peer is not None:
-            self.is_lost(peer, facts["reason"])
+            self.is_lost(peer, report["reason"])
 
     def is_lost(self, peer: Peer, reason: str = "") -> None:
         """One that was to come back does not."""

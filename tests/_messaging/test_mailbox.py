@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async._core import operations
+from rlinf_async._core import frames, operations
 from rlinf_async._messaging import exchange, peers
 from rlinf_async._messaging.message_content import Payload
 from rlinf_async._messaging.operation import Sending
@@ -351,6 +351,17 @@ def test_the_end_of_a_peer_fails_what_is_open_with_it_and_spares_what_is_here(
             work.wait(0)
     assert links[0].discarded
     assert repr(network.a._mailbox.outbox) == "<Outbox 0 streams [0 open]>"
+
+
+def test_a_return_that_is_heard_of_before_the_death_tells_of_the_death(network: Network, links: list[FakeLink]) -> None:
+    sending = send(network, BIG)
+    network.deliver()
+    entry = {"endpoint": frames.endpoint(1, 7), "pid": 101, "info": {"node_name": "n"}}
+    facts = {"group": "b", "rank": 0, "was": network.endpoints["b"], "entry": entry, "report": REPORT}
+    network.client("a").announce("rank_returned", facts)
+    with pytest.raises(WorkerDied, match=r"rank 0 of group 'b' on n \(pid 100\) was killed by SIGKILL"):
+        sending.wait(0)
+    assert links[0].discarded
 
 
 def test_the_end_of_a_peer_keeps_nothing_of_what_was_open_with_it(network: Network, links: list[FakeLink]) -> None:

@@ -27,8 +27,7 @@ GIVEN_UP = frozenset({"CancelledError", "TimeoutError", "DeadlineExceeded"})
 """Of the one who waited."""
 
 CLOSED = frozenset({"ClosedError", "EndOfChannel"})
-GONE = frozenset({"PeerLost", "WorkerDied", "ClosedError"})
-"""A rank whose return is heard of before its death is lost without a cause."""
+GONE = frozenset({"WorkerDied", "ClosedError"})
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,7 @@ RUNS = (
     Healthy("blocked_loops", at_least=8),
     Healthy("idle_service", at_least=4),
     Healthy("late_names", at_least=3),
+    Healthy("away_rank", at_least=5),
     Healthy("deadlines", at_least=6),
     Healthy("slow_streams", at_least=5, flags=("--fake-gpus", "2")),
     Healthy("slow_streams", at_least=5, flags=("--fake-gpus", "2", "--local-nodes", "2")),

@@ -185,7 +185,7 @@ class Play:
         )
         if operation.error is None or not self.program.restart[group] or self.node_died:
             return
-        if operation.error[0] in ("WorkerDied", "PeerLost"):
+        if operation.error[0] == "WorkerDied":
             self.hung.append(Violation("death", f"{operation} was not made again"))
 
     async def do_burst(self, who: tuple[str, int], times: int) -> None:

@@ -15,6 +15,9 @@ from rlinf_async._inspection.state.run_report import (
     QueueReport,
     RunReport,
     State,
+    Target,
+    TargetKind,
+    Wait,
 )
 from rlinf_async._inspection.state.verdict import BLOCKED_S, Kind, Verdict, judge, render
 from tests._support.made_reports import DRIVER, MadeRun, aged, collective, get, local, weights
@@ -251,6 +254,20 @@ def test_a_message_of_a_peer_that_has_ended_will_not_come() -> None:
     verdict = run.verdict()
     assert verdict.kind is Kind.NOBODY_LEFT
     assert verdict.advice == ["stage:1 should have sent or received, but has ended: exit code 1"]
+
+
+def test_a_message_of_a_rank_that_is_being_started_again_may_come() -> None:
+    run = MadeRun(env=2)
+    wait = Wait("recv", "recv() from env:0", 9.0, [Target(TargetKind.NAME, name="env")])
+    run.does("env:1", WAITING, wait, serves=run.driver_calls("step", "env:1"))
+    assert run.verdict().kind is Kind.NOBODY_LEFT
+    restart = Wait("restart", "the restart of rank 0 of group 'env'", 4.0, [])
+    run.does(DRIVER, RUNNING, restart, task="supervision", age=4.0, line=None)
+    verdict = run.verdict()
+    assert (verdict.kind, verdict.headline) == (
+        Kind.BUSY,
+        "the driver waits for 5 s: the restart of rank 0 of group 'env'",
+    )
 
 
 def test_a_version_that_an_idle_trainer_does_not_publish_is_left_alone() -> None:
