@@ -123,6 +123,7 @@ class WorkerGroup(Generic[W_co]):
         return self
 
     async def __aenter__(self) -> WorkerGroup[W_co]:
+        self._check_whole()
         try:
             return await self
         except BaseException:
@@ -143,6 +144,7 @@ class WorkerGroup(Generic[W_co]):
                 f"`with group` would block the event loop that runs on this thread (group '{self._members.name}'): "
                 "write `async with group:` here"
             )
+        self._check_whole()
         try:
             return self.wait_ready()
         except BaseException:
@@ -321,11 +323,19 @@ class WorkerGroup(Generic[W_co]):
         runs is killed.
 
         Idempotent.  In a coroutine it returns a ``Work`` to await, elsewhere it blocks.  The name is free afterwards.
+
+        Raises:
+            TypeError: this is a view of some of its ranks.
         """
+        self._check_whole()
         done: NoneOrWork = blocking(start_closing(self._members, grace))
         return done
 
     _close = close
+
+    def _check_whole(self) -> None:
+        if len(self._ranks) != self._members.size:
+            raise TypeError(f"{self!r} is a view, and ranks are not closed one by one: close the group itself")
 
     @classmethod
     def from_group_name(

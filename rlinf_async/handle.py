@@ -61,6 +61,7 @@ class Handle(Work[list[R]]):
 
     _kind = "call"
     _expired = False
+    _targets: Sequence[int] = ()
     _executions: Mapping[int, str] = MappingProxyType({})
     """By slot, how far the call had come on a worker that has died since, and in whose place another one is."""
     _again: Sequence[Any] | None = None
@@ -126,13 +127,9 @@ class Handle(Work[list[R]]):
 
     # -- answers, on the client's loop --------------------------------------------------------------------------
 
-    @property
-    def _targets(self) -> Sequence[int]:
-        return self._callee.targets
-
     def _begin(self, call: int) -> None:
         """The call is about to leave under this id."""
-        self._call = call
+        self._call, self._targets = call, self._callee.targets
 
     def _mark_departed(self) -> None:
         """The call has left."""

@@ -39,6 +39,8 @@ class Stream(Generic[R]):
                 break
     """
 
+    _targets: Sequence[int] = ()
+
     def __init__(self, callee: Callee, method: str) -> None:
         """Not for users: a call of an async generator method of a ``WorkerGroup`` gives one."""
         self._callee = callee
@@ -66,12 +68,8 @@ class Stream(Generic[R]):
         state = "closed" if self._closed else f"{self._tally.missing} ranks open, {len(self._items)} items here"
         return f"<Stream {self._callee.name}.{self._method}() [{state}]>"
 
-    @property
-    def _targets(self) -> Sequence[int]:
-        return self._callee.targets
-
     def _begin(self, call: int) -> None:
-        self._call = call
+        self._call, self._targets = call, self._callee.targets
 
     def _mark_departed(self) -> None:
         self._departed = True

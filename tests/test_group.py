@@ -46,6 +46,18 @@ async def test_a_group_call_is_awaited_in_any_loop(four: Any) -> None:
     assert await four.hello() == [0, 1, 2, 3]
 
 
+async def test_a_view_of_some_ranks_is_not_closed_and_the_group_lives_on(four: Any) -> None:
+    view = four[1:3]
+    with pytest.raises(TypeError, match=r"ranks 1-2 of 4 workers on 1 node \|.* is a view, .*: close the group itself"):
+        view.close()
+    with pytest.raises(TypeError, match="is a view"):
+        async with view:
+            pytest.fail("it was entered")
+    with pytest.raises(TypeError, match="is a view"):
+        await asyncio.to_thread(view.__enter__)
+    assert await four.hello() == [0, 1, 2, 3]
+
+
 def test_the_seed_example_all_reduces_over_gloo(cluster: Cluster) -> None:
     group = SeedWorker.create_group().launch(cluster, placement_strategy=FOUR, name="my_worker_group")
     try:

@@ -154,8 +154,8 @@ class NodeClient:
     ) -> None:
         """Sends a call to every target of the route; the answers go to the handler."""
         call = next(self._ids)
-        self._calls[call] = handler
         handler._begin(call)
+        self._calls[call] = handler
         targets = handler._targets
         ways, rest = self._direct_calls.open(call, targets, method)
         try:
@@ -199,8 +199,8 @@ class NodeClient:
     ) -> None:
         """As ``call``, with a body of its own for every target."""
         call = next(self._ids)
-        self._calls[call] = handler
         handler._begin(call)
+        self._calls[call] = handler
         ways, rest = self._direct_calls.open(call, targets, method)
         for slot, way in ways:
             body, fds = bodies[slot]

@@ -12,10 +12,8 @@ class ReplyHandler(Protocol):
     """One call: begun before it is sent, and then answered slot by slot, in whatever order."""
 
     _method: str
-
-    @property
-    def _targets(self) -> Sequence[int]:
-        """Endpoints of the workers that are called, by slot."""
+    _targets: Sequence[int]
+    """Endpoints of the workers that are called, by slot, once it has begun."""
 
     def _begin(self, call: int) -> None:
         """It is about to be sent, and known to the daemons by this number."""

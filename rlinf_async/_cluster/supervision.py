@@ -193,7 +193,7 @@ class Supervision:
         try:
             back = await self._start_all()
         finally:
-            del self._client.restarts[what]
+            self._client.restarts.pop(what, None)
         if back:
             self._back.update(back)
             await self._construct_all(back)

@@ -199,8 +199,8 @@ def number_of(endpoint_id: int) -> int:
 
 def is_call_sound(frame: Frame) -> bool:
     """Whether number, method and credit of a CALL are what a worker can count, find and grant."""
-    call, method, credit = frame[4:7]
-    return type(call) is int and 0 <= call < 1 << 63 and type(method) is str and type(credit) is int
+    call = frame[4]
+    return type(call) is int and 0 <= call < 1 << 63 and type(frame[5]) is str and type(frame[6]) is int
 
 
 def route_to(targets: Sequence[int], slots: Iterable[int] | None = None) -> list[list[Any]]:

@@ -444,7 +444,9 @@ class Members:
         except MemoryError as error:
             self.client.answer_for(handler._call, slot, Status.UNKNOWN, frames.pack(str(error)))
             return
-        self.client.call_again(handler._call, callee.targets, slot, method, body, fds)
+        targets = handler._targets = [*handler._targets]  # the others' answers come from where the call has gone
+        targets[slot] = callee.targets[slot]
+        self.client.call_again(handler._call, targets, slot, method, body, fds)
 
     def call_failed(self, callee: Callee, handler: CallHandle) -> None:
         """A rank has failed in a call."""

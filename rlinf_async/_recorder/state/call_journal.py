@@ -5,10 +5,8 @@ answer: what may be made again, and what may have had its effect.  The journal s
 recorder's ring.  Its layout, in words of 8 bytes::
 
     0         1 once a call was left out for want of room
-    1         calls that have finished, since the beginning
-    2         1,024 calls that run: key, or 0
-    1,026     1,024 calls that have finished, the latest over the oldest: key
-    2,050     256 callers: endpoint, and the highest number of its calls that have started
+    1         2,048 calls: key, with the highest bit once it has finished, the latest over the oldest of these; or 0
+    2,049     256 callers: endpoint, and the highest number of its calls that have started
 
     journal = CallJournal(memoryview(bytearray(JOURNAL_BYTES)))
     place = journal.start(source, call)
@@ -18,17 +16,17 @@ recorder's ring.  Its layout, in words of 8 bytes::
 from __future__ import annotations
 
 import functools
-import itertools
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-_ENTRIES: Final = 1024
+_CALLS: Final = 2048
 _CALLERS: Final = 256
-_RUNNING_AT: Final = 2
-_FINISHED_AT: Final = _RUNNING_AT + _ENTRIES
-_CALLERS_AT: Final = _FINISHED_AT + _ENTRIES
+_CALLS_AT: Final = 1
+_CALLERS_AT: Final = _CALLS_AT + _CALLS
+_FINISHED: Final = 1 << 63
 _WORDS: Final = _CALLERS_AT + 2 * _CALLERS
 JOURNAL_BYTES: Final = 8 * _WORDS
 
@@ -60,7 +58,7 @@ class CallJournal:
 
     def __init__(self, buffer: memoryview) -> None:
         words = buffer[:JOURNAL_BYTES].cast("Q")
-        free = list(range(_RUNNING_AT, _FINISHED_AT))
+        free = deque(range(_CALLS_AT, _CALLERS_AT))
         self.start = _starter(words, free)
         self.finish = _finisher(words, free)
 
@@ -68,27 +66,27 @@ class CallJournal:
 # Closures, as in ``event_ring.py``: a method's look-ups of attributes would be half of the time.
 
 
-def _starter(words: memoryview, free: list[int]) -> Start:
-    take, row_of = free.pop, _Rows(words).__getitem__
+def _starter(words: memoryview, free: deque[int]) -> Start:
+    take, row_of = free.popleft, _Rows(words).__getitem__
 
     # The number first: a call whose number is above that of its caller's row has not started, whatever else is said.
     # Only upwards: calls of several threads of a caller, and @concurrent ones, need not start in their order.
     def start(source: int, call: int) -> int:
         try:
-            row, place = row_of(source), take()
+            (row, key), place = row_of(source), take()
         except IndexError:
             words[0] = 1
             return 0
         if words[row] < call:
             words[row] = call
-        words[place] = _key(source, call)
+        words[place] = key | call & 0xFFFFFFFF
         return place
 
     return start
 
 
-class _Rows(dict[int, int]):
-    """Where the highest number of each caller stands; the rows are made as callers come.
+class _Rows(dict[int, tuple[int, int]]):
+    """Where the highest number of each caller stands, and the key of a call 0 of it; the rows are made as callers come.
 
     Raises:
         IndexError: there is none left.
@@ -98,22 +96,18 @@ class _Rows(dict[int, int]):
         self._words = words
         self._left = list(range(_WORDS - 2, _CALLERS_AT - 2, -2))
 
-    def __missing__(self, source: int) -> int:
+    def __missing__(self, source: int) -> tuple[int, int]:
         row = self._left.pop()  # of two threads each has its own
         self._words[row] = source
-        return self.setdefault(source, row + 1)
+        return self.setdefault(source, (row + 1, _key(source, 0)))
 
 
-def _finisher(words: memoryview, free: list[int]) -> Finish:
-    give, number = free.append, itertools.count().__next__
+def _finisher(words: memoryview, free: deque[int]) -> Finish:
+    give = free.append
 
-    # First among the finished, then no longer among those that run: what is in both has finished.
     def finish(place: int) -> None:
         if place:
-            count = number()
-            words[_FINISHED_AT + count % _ENTRIES] = words[place]
-            words[1] = count + 1
-            words[place] = 0
+            words[place] |= _FINISHED
             give(place)
 
     return finish
@@ -164,14 +158,14 @@ class _Calls:
 def _read(data: bytes) -> _Calls:
     """Of a death all calls are asked about at once; the sets take five times as much memory as the journal."""
     words = memoryview(data).cast("Q")
-    running = frozenset(words[_RUNNING_AT:_FINISHED_AT]) - {0}
-    finished = frozenset(words[_FINISHED_AT:_CALLERS_AT]) - {0}
+    calls = frozenset(words[_CALLS_AT:_CALLERS_AT])
+    finished = frozenset(key & ~_FINISHED for key in calls if key & _FINISHED)
     started: dict[int, int] = {}
     for row in range(_CALLERS_AT, _WORDS, 2):
         started[words[row]] = max(words[row + 1], started.get(words[row], 0))
-    return _Calls(running, finished, started, not words[0], not words[0] and words[1] <= _ENTRIES)
+    return _Calls(calls, finished, started, not words[0], not words[0] and 0 in calls)
 
 
 def _key(source: int, call: int) -> int:
-    """One word of an endpoint (12 bits of node, 20 of number) and its call; never 0, as calls count from 1."""
-    return ((source >> 32 & 0xFFF) << 20 | source & 0xFFFFF) << 32 | call & 0xFFFFFFFF
+    """63 bits of an endpoint (11 of its node, 20 of its number) and its call; never 0, as calls count from 1."""
+    return ((source >> 32 & 0x7FF) << 20 | source & 0xFFFFF) << 32 | call & 0xFFFFFFFF

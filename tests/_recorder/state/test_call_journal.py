@@ -56,7 +56,7 @@ def test_calls_that_overtake_others_leave_none_wrongly_told() -> None:
     assert written.execution(DRIVER, 6) is Execution.NOT_STARTED
     assert written.execution(DRIVER, 8) is Execution.NOT_STARTED
     written.journal.finish(place)
-    for number in range(1100):
+    for number in range(2100):
         written.run(WORKER, number + 1)
     assert written.execution(DRIVER, 7) is written.execution(DRIVER, 6) is Execution.UNKNOWN
     assert written.execution(DRIVER, 8) is Execution.NOT_STARTED
@@ -64,11 +64,11 @@ def test_calls_that_overtake_others_leave_none_wrongly_told() -> None:
 
 def test_more_calls_than_there_is_room_for_are_unknown_and_those_with_a_place_are_not() -> None:
     written = Written()
-    places = [written.journal.start(DRIVER, call) for call in range(1, 1026)]
+    places = [written.journal.start(DRIVER, call) for call in range(1, 2050)]
     assert places.count(0) == 1
     assert written.execution(DRIVER, 1) is Execution.STARTED
-    assert written.execution(DRIVER, 1025) is Execution.UNKNOWN
-    assert written.execution(DRIVER, 2000) is Execution.UNKNOWN
+    assert written.execution(DRIVER, 2049) is Execution.UNKNOWN
+    assert written.execution(DRIVER, 4000) is Execution.UNKNOWN
     for place in places:
         written.journal.finish(place)
 
@@ -91,7 +91,7 @@ def test_what_it_tells_is_so_in_whichever_order_calls_start(
     callers: list[int], is_old: bool, data: st.DataObject
 ) -> None:
     written = Written()
-    for number in range(2000 if is_old else 0):
+    for number in range(2100 if is_old else 0):
         written.run(WORKER, number + 1)
     waiting = [(caller, call) for call, caller in enumerate(callers, 1)]
     truth = dict.fromkeys(waiting, Execution.NOT_STARTED)
