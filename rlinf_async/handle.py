@@ -13,7 +13,7 @@ from rlinf_async._client.requests import Request
 from rlinf_async._core import codec, frames, operations
 from rlinf_async._core.frames import Status
 from rlinf_async._core.payload import Body, pack_body
-from rlinf_async._core.pending_calls import Tally, TallyStep
+from rlinf_async._core.pending_calls import CANCEL_OTHERS, FINISH, NOTHING, Tally
 from rlinf_async._core.root_cause import name_ranks
 from rlinf_async._core.type_variables import R
 from rlinf_async._inspection.state.run_report import Target, TargetKind
@@ -150,16 +150,16 @@ class Handle(Work[list[R]]):
             if status == Status.DIED and before != "not started":
                 body = frames.pack({**frames.unpack(body), "execution": before})
         step = self._tally.answer(slot, status, body)
-        if step is TallyStep.NOTHING:
+        if step is NOTHING:
             return self._tally.missing == 0
         self._order.append(slot)
         if self._parts is not None and slot in self._parts:
             self._settle_part(self._parts[slot], slot)
-        if step is TallyStep.FINISH:
+        if step is FINISH:
             self._finish()
             self._callee.call_finished(self, failed=self._tally.failed)
             return True
-        if step is TallyStep.CANCEL_OTHERS:
+        if step is CANCEL_OTHERS:
             self._callee.call_failed(self)
             if self._waiters:
                 self._stop_others()
@@ -364,7 +364,7 @@ class Handle(Work[list[R]]):
             text = f"{self._callee.describe_slot(slot)} had not answered {self._method}() when the call was given up"
             return Outcome(rank, error=error or ClosedError(text))
         status, body = answer
-        if status == Status.OK:
+        if status == frames.OK:
             try:
                 return Outcome(rank, codec.decode(body))
             except Exception as error:

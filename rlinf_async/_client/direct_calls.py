@@ -88,11 +88,8 @@ class DirectCalls:
         rest: list[int] = []
         for slot, target in enumerate(targets):
             way = self._direct_sockets.find(target)
-            if (
-                way is None
-                or ((relayed.get(target) in calls or signalled.get(target) in calls) and not way.is_closed)
-                or (many and not way.is_behind())
-            ):
+            is_late = relayed.get(target) in calls or (signalled and signalled.get(target) in calls)
+            if way is None or (is_late and not way.is_closed) or (many and not way.is_behind()):
                 relayed[target] = call
                 rest.append(slot)
             else:

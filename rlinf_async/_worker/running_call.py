@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from enum import Enum, auto
+from typing import Final
 
 from rlinf_async._core.payload import Body
 from rlinf_async._trace.state.spans import Span
@@ -14,6 +15,9 @@ class State(Enum):
     QUEUED = auto()
     RUNNING = auto()
     ENDED = auto()
+
+
+_QUEUED: Final = State.QUEUED
 
 
 class Call:
@@ -46,7 +50,7 @@ class Call:
         self.method = method
         self.credit = credit
         self.body: Body | None = body
-        self.state = State.QUEUED
+        self.state: State = _QUEUED
         self.cancelled = False
         self.task: asyncio.Task[None] | None = None
         self.granted: asyncio.Future[None] | None = None

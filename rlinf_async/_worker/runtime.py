@@ -48,7 +48,11 @@ from rlinf_async._worker.running_call import Call, State
 
 logger = logging.getLogger(__name__)
 
+# A member of an enum takes as long to look up as a call: those that every call of a worker meets.
 _SERVE: Final = EventKind.SERVE
+_QUEUED, _RUNNING, _ENDED = State
+_DEF, _STREAM, _CONCURRENT = Kind.DEF, Kind.STREAM, Kind.CONCURRENT
+_OK, _ERROR, _ITEM = int(Status.OK), int(Status.ERROR), int(Status.ITEM)
 
 _TURN_S: Final = 0.005
 """Of ``def`` methods, after which the loop gets a turn, so that they cannot starve coroutines."""
@@ -188,9 +192,9 @@ class Runtime:
             return  # a second word must not interrupt the cleaning up that the first one caused
         with self._state_lock:
             call.cancelled = True
-            waiting = call.state is State.QUEUED
+            waiting = call.state is _QUEUED
             if waiting:
-                call.state = State.ENDED
+                call.state = _ENDED
         if waiting:
             self._answer(call, Status.CANCELLED, b"")
         elif call.method in self._methods.concurrent:
@@ -211,7 +215,7 @@ class Runtime:
         # one into the queue, that it had taken for an ordinary one.  On that thread itself nothing is in between.
         # tests/test_concurrent.py::test_a_call_that_comes_during_the_constructor_overtakes_too
         for call in list(self._open.copy().values()):
-            if call.state is State.QUEUED and call.method in self._methods.concurrent:
+            if call.state is _QUEUED and call.method in self._methods.concurrent:
                 self._submit_concurrent(call)
 
     # -- the main thread ----------------------------------------------------------------------------------------
@@ -231,9 +235,9 @@ class Runtime:
 
     def _begin(self, call: Call) -> bool:
         with self._state_lock:
-            if call.state is not State.QUEUED:
+            if call.state is not _QUEUED:
                 return False
-            call.state = State.RUNNING
+            call.state = _RUNNING
         call.place = recording.start_call(call.source, call.call)
         return True
 
@@ -247,11 +251,11 @@ class Runtime:
         while True:
             while queue:
                 call = queue[0]
-                if call.state is not State.QUEUED:
+                if call.state is not _QUEUED:
                     queue.popleft()
                     continue
                 kind, function = self._methods.find(call.method)
-                if kind is Kind.DEF:
+                if kind is _DEF:
                     if self._running:  # what was called or cancelled earlier has its turn first
                         self._loop.call_soon(self._loop.stop)
                     else:
@@ -261,7 +265,7 @@ class Runtime:
                     self._awake = True
                     return
                 queue.popleft()
-                if kind is Kind.CONCURRENT:
+                if kind is _CONCURRENT:
                     self._submit_concurrent(call)
                 elif self._begin(call):
                     self._start(call, kind, function)
@@ -278,11 +282,11 @@ class Runtime:
         until = clock.monotonic() + _TURN_S
         while queue and not self._stopping:
             call = queue[0]
-            if call.state is not State.QUEUED:
+            if call.state is not _QUEUED:
                 queue.popleft()
                 continue
             kind, function = self._methods.find(call.method)
-            if kind is not Kind.DEF:
+            if kind is not _DEF:
                 break
             queue.popleft()
             if self._begin(call):
@@ -310,7 +314,7 @@ class Runtime:
     def _run(self, call: Call, function: Callable[..., Any]) -> None:
         try:
             if self._constructor_error is not None:
-                self._answer(call, Status.ERROR, self._constructor_error)
+                self._answer(call, _ERROR, self._constructor_error)
                 return
             args, kwargs = self._arguments(call)
             value = function(*args, **kwargs)
@@ -337,7 +341,7 @@ class Runtime:
         self._answer_value(call, value)
 
     def _start(self, call: Call, kind: Kind, function: Callable[..., Any]) -> None:
-        self._watch(call, self._stream(call, function) if kind is Kind.STREAM else self._coroutine(call, function))
+        self._watch(call, self._stream(call, function) if kind is _STREAM else self._coroutine(call, function))
 
     def _watch(self, call: Call, coroutine: Coroutine[Any, Any, None]) -> None:
         self._running += 1
@@ -393,7 +397,7 @@ class Runtime:
                         await call.granted
                     call.credit -= 1
                     body, fds = pack_body(codec.encode(item, describe=f"an item of {call.method}()", root="item"))
-                    self._send(call, Status.ITEM, body, fds)
+                    self._send(call, _ITEM, body, fds)
         except BaseException as error:
             self._answer_error(call, error)
         else:
@@ -401,7 +405,7 @@ class Runtime:
 
     def _answer_unanswered(self, call: Call) -> None:
         """The task of a call is over; one that was cancelled before its first step has not answered."""
-        if call.state is not State.ENDED:
+        if call.state is not _ENDED:
             self._answer(call, Status.CANCELLED, b"")
 
     def _ended(self, call: Call) -> None:
@@ -421,7 +425,7 @@ class Runtime:
 
     def running_calls(self) -> list[ServedCall]:
         """The calls that run, for reports; from any thread."""
-        running = [call for call in list(self._open.copy().values()) if call.state is State.RUNNING]
+        running = [call for call in list(self._open.copy().values()) if call.state is _RUNNING]
         return [
             ServedCall(call.source, call.call, call.method, call.task, is_paused=_is_paused(call)) for call in running
         ]
@@ -449,7 +453,7 @@ class Runtime:
         except BaseException as error:
             self._answer_error(call, error)
             return
-        self._answer(call, Status.OK, body, fds)
+        self._answer(call, _OK, body, fds)
 
     def _answer_error(self, call: Call, error: BaseException) -> None:
         if self._pid != process.pid:
@@ -464,21 +468,21 @@ class Runtime:
         packed = failures.pack(failure)
         if call.method == CONSTRUCT:
             self._constructor_error = packed
-        self._answer(call, Status.ERROR, packed)
+        self._answer(call, _ERROR, packed)
 
     def _answer(self, call: Call, status: int, body: Any, fds: Any = ()) -> None:
         if self._pid != process.pid:  # a forked child that has left the method too: it is no second worker
             process.leave(None)
         recording.finish_call(call.place)
         self._open.pop((call.source, call.call), None)
-        call.state = State.ENDED
+        call.state = _ENDED
         call.body = None
         if call.failure is not None and self._collectives is not None:
             self._collectives.ended()
         if call._event:
-            recording.end(call._event, status == Status.ERROR)
+            recording.end(call._event, status == _ERROR)
         if call.span is not None:
-            recorder.leave_call(call.span, status == Status.ERROR)
+            recorder.leave_call(call.span, status == _ERROR)
         self._send(call, status, body, fds)
 
     def _send(self, call: Call, status: int, body: Any, fds: Any) -> None:
@@ -488,7 +492,7 @@ class Runtime:
             self.client.send(frame, fds, later=bool(self._queue))
             return
         direct.send(frame, fds, later=bool(self._queue))
-        if status != Status.ITEM and (not call.came_directly or _is_reported(call)):
+        if status != _ITEM and (not call.came_directly or _is_reported(call)):
             self.direct_callers.answered(call.source, call.call)
 
     # -- the end ------------------------------------------------------------------------------------------------
