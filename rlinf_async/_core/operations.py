@@ -11,7 +11,7 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     JoinGroup *         name rank size entry                        None            a worker's subprocess
     FindGroup *         name rank after                             list[Any]       from_group_name(), the first send;
                                                                                     after a rank's end: its next one
-    RankReturned        group rank was entry reason                 None            a group's owner, of every daemon:
+    RankReturned        group rank was entry report                 None            a group's owner, of every daemon:
                                                                                     a rank is back; or never (no entry)
     CancelFindGroup     number                                      list[str]       a lookup that was too late
     ReleaseGroup        name                                        bool            close() of a group
