@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from enum import Enum, auto
-from typing import Final
 
 from rlinf_async._core.payload import Body
 from rlinf_async._trace.state.spans import Span
@@ -17,7 +16,7 @@ class State(Enum):
     ENDED = auto()
 
 
-_QUEUED: Final = State.QUEUED
+QUEUED, RUNNING, ENDED = State
 
 
 class Call:
@@ -50,7 +49,7 @@ class Call:
         self.method = method
         self.credit = credit
         self.body: Body | None = body
-        self.state: State = _QUEUED
+        self.state: State = QUEUED
         self.cancelled = False
         self.task: asyncio.Task[None] | None = None
         self.granted: asyncio.Future[None] | None = None

@@ -44,13 +44,12 @@ from rlinf_async._worker.failure_log import FailureLog
 from rlinf_async._worker.main_module import adopt
 from rlinf_async._worker.methods import CONSTRUCT, Kind, Methods, concurrent_names
 from rlinf_async._worker.rendezvous_store import MasterStore
-from rlinf_async._worker.running_call import Call, State
+from rlinf_async._worker.running_call import ENDED, QUEUED, RUNNING, Call
 
 logger = logging.getLogger(__name__)
 
 # A member of an enum takes as long to look up as a call: those that every call of a worker meets.
 _SERVE: Final = EventKind.SERVE
-_QUEUED, _RUNNING, _ENDED = State
 _DEF, _STREAM, _CONCURRENT = Kind.DEF, Kind.STREAM, Kind.CONCURRENT
 _OK, _ERROR, _ITEM = int(Status.OK), int(Status.ERROR), int(Status.ITEM)
 
@@ -192,9 +191,9 @@ class Runtime:
             return  # a second word must not interrupt the cleaning up that the first one caused
         with self._state_lock:
             call.cancelled = True
-            waiting = call.state is _QUEUED
+            waiting = call.state is QUEUED
             if waiting:
-                call.state = _ENDED
+                call.state = ENDED
         if waiting:
             self._answer(call, Status.CANCELLED, b"")
         elif call.method in self._methods.concurrent:
@@ -215,7 +214,7 @@ class Runtime:
         # one into the queue, that it had taken for an ordinary one.  On that thread itself nothing is in between.
         # tests/test_concurrent.py::test_a_call_that_comes_during_the_constructor_overtakes_too
         for call in list(self._open.copy().values()):
-            if call.state is _QUEUED and call.method in self._methods.concurrent:
+            if call.state is QUEUED and call.method in self._methods.concurrent:
                 self._submit_concurrent(call)
 
     # -- the main thread ----------------------------------------------------------------------------------------
@@ -235,9 +234,9 @@ class Runtime:
 
     def _begin(self, call: Call) -> bool:
         with self._state_lock:
-            if call.state is not _QUEUED:
+            if call.state is not QUEUED:
                 return False
-            call.state = _RUNNING
+            call.state = RUNNING
         call.place = recording.start_call(call.source, call.call)
         return True
 
@@ -251,7 +250,7 @@ class Runtime:
         while True:
             while queue:
                 call = queue[0]
-                if call.state is not _QUEUED:
+                if call.state is not QUEUED:
                     queue.popleft()
                     continue
                 kind, function = self._methods.find(call.method)
@@ -282,7 +281,7 @@ class Runtime:
         until = clock.monotonic() + _TURN_S
         while queue and not self._stopping:
             call = queue[0]
-            if call.state is not _QUEUED:
+            if call.state is not QUEUED:
                 queue.popleft()
                 continue
             kind, function = self._methods.find(call.method)
@@ -405,7 +404,7 @@ class Runtime:
 
     def _answer_unanswered(self, call: Call) -> None:
         """The task of a call is over; one that was cancelled before its first step has not answered."""
-        if call.state is not _ENDED:
+        if call.state is not ENDED:
             self._answer(call, Status.CANCELLED, b"")
 
     def _ended(self, call: Call) -> None:
@@ -425,7 +424,7 @@ class Runtime:
 
     def running_calls(self) -> list[ServedCall]:
         """The calls that run, for reports; from any thread."""
-        running = [call for call in list(self._open.copy().values()) if call.state is _RUNNING]
+        running = [call for call in list(self._open.copy().values()) if call.state is RUNNING]
         return [
             ServedCall(call.source, call.call, call.method, call.task, is_paused=_is_paused(call)) for call in running
         ]
@@ -475,7 +474,7 @@ class Runtime:
             process.leave(None)
         recording.finish_call(call.place)
         self._open.pop((call.source, call.call), None)
-        call.state = _ENDED
+        call.state = ENDED
         call.body = None
         if call.failure is not None and self._collectives is not None:
             self._collectives.ended()

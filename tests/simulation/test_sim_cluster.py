@@ -210,6 +210,29 @@ def test_answers_in_a_socket_that_never_arrived_are_failures_of_a_dead_worker(se
     assert set(sim.run(main)) <= {"list", "WorkerDied"}
 
 
+@pytest.mark.parametrize("killed_after", [0.0, 0.003, 0.015, 0.029, 0.0301, 0.035])
+@pytest.mark.parametrize("seed", range(4))
+def test_that_its_rank_is_back_by_then_changes_nothing(seed: int, killed_after: float) -> None:
+    """The call has gone to the worker that is dead, whoever has its rank when the caller goes on."""
+    sim = SimCluster(seed=seed)
+    STOPPED.clear()
+
+    async def main() -> list[str]:
+        async with Cluster(log_to_driver=False) as cluster:
+            await launch(cluster, [0], restart="rank")
+            asker = await Asker.create_group().launch(cluster, NodePlacementStrategy([0]), name="asker")
+            sim.starve("asker", 0, 10.0)
+            call = asker.ask(0)
+            while not STOPPED.is_set():
+                await asyncio.sleep(0)
+            sim.stop("asker", 0, 2.0)
+            sim.scheduler.after(killed_after, lambda: sim.kill("rollout", 0))
+            async with asyncio.timeout(20):
+                return (await call)[0]
+
+    assert set(sim.run(main)) <= {"list", "WorkerDied"}
+
+
 def test_a_worker_that_ends_itself_has_an_exit_code() -> None:
     async def main() -> None:
         async with Cluster(log_to_driver=False) as cluster:
