@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-PAGES = ["getting-started.md", "recipes.md", "testing.md"]
+PAGES = [
+    *("getting-started.md", "recipes.md", "testing.md"),
+    *("calls.md", "channels.md", "supervision.md", "launcher.md", "observability.md", "security.md"),
+]
+OWN_RUN = (
+    "recipe_several_clusters_in_one_process.py",
+    "recipe_rehearsals_with_fake_gpus.py",
+    "recipe_the_listening_sockets_of_a_run.py",
+)
 
 NOTEBOOK = """
 import ast, asyncio, sys
@@ -57,8 +65,8 @@ class Block(NamedTuple):
 
     @property
     def needs_a_run_of_its_own(self) -> bool:
-        """Because it opens two, or for those that begin with the page."""
-        return "several_clusters" in self.name or self in BLOCKS[:4]
+        """True if it begins a page of its own, starts several nodes or clusters, or looks at all processes."""
+        return self in BLOCKS[:4] or self.name in OWN_RUN
 
     @property
     def command(self) -> list[str]:
@@ -114,7 +122,7 @@ def check(block: Block, returncode: int, stdout: str, stderr: str) -> None:
 def test_the_pages_have_their_programs() -> None:
     assert [block.name for block in ALONE] == [
         *("hello.py", "counter.py", "pipeline.py", "train.py"),
-        "recipe_several_clusters_in_one_process.py",
+        *OWN_RUN,
     ]
     assert len(TOGETHER) >= 6
 
@@ -145,8 +153,11 @@ def test_a_recipe_prints_what_its_page_says(block: Block, done_together: dict[st
 
 
 def test_the_readme_leads_to_the_pages() -> None:
-    readme = (CHECKOUT / "README.md").read_text()
-    assert all(f"(docs/{page})" in readme for page in [*PAGES, "api.md"])
+    first, second = ((CHECKOUT / page).read_text() for page in ("README.md", "docs/getting-started.md"))
+    assert "(docs/getting-started.md)" in first
+    assert [
+        page for page in [*PAGES[1:], "api.md"] if f"(docs/{page})" not in first and f"({page})" not in second
+    ] == []
 
 
 @pytest.mark.parametrize("page", PAGES)

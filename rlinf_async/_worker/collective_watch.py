@@ -215,5 +215,5 @@ def advice(text: str) -> str:
         f"{text}, and the process groups of ranks that wait for it in a collective of torch are aborted "
         f"{settings.COLLECTIVE_TIMEOUT_S():g} s later ({settings.COLLECTIVE_TIMEOUT_S.variable}). Calls without "
         "collectives work; before the next collective every rank calls torch.distributed.destroy_process_group() and "
-        "makes its process groups anew (README, Collectives)"
+        "makes its process groups anew (docs/supervision.md, Collectives)"
     )
