@@ -1,44 +1,7 @@
 """rlinf_async: an asyncio-native actor framework for distributed reinforcement learning."""
 
-# The house.  Imports run down this list only; tests/test_layers.py holds it so.  An underscore: internal.
-#
-#   _public_names       names that are loaded when they are asked for: the table at the end of this page
-#   errors, settings, address           every exception; timeouts and limits that a user may change; names for things
-#   _core/              plain state: frames, operations, codec, calls, failures, directory, segments; no IO, no asyncio
-#   _channels/state/    the queue of a channel          _messaging/state/   matching and flow control of messages
-#   _trace/state/       spans, clocks, the trace's file
-#   hardware/           accelerators by their makers, robots, what users register of their own; no torch
-#   profiling/          a worker under a profiler: what is asked for, and the command
-#   configuration/      the cluster section: node groups, variables, interpreters; read and checked
-#   placement/          (configuration, cluster shape) -> one place per rank
-#   routing/            which rows of a batch go from which rank to which
-#   _waits/             the table of what waits, words about long waits, errors that nobody awaited
-#   _wire/              frames over a connection: UNIX sockets, gRPC, a daemon's stdin; credentials
-#   work                one thing to wait for, from any thread and any loop
-#   _client/            this process's connection to its node's daemon: calls, requests, direct calls, events
-#   _inspection/        what this process does and waits for, told to whoever asks why a run stands still;
-#     state/            reports of a run, the graph of who waits for whom, the verdict
-#   _trace/             what this process records, and the way to the file
-#   _channels/, channel requests to a queue, near or far; what users hold of it
-#   outcome, handle, stream             one call on many ranks
-#   _transports/        tensors between two workers: Link and its kinds
-#   _messaging/         send, recv, broadcast: exchange, outbox, inbox, routes
-#   _group/, group      the processes of a group, arguments per rank, failure notices; many workers as one object
-#   _worker/, worker    inside a worker process; what users derive their classes from
-#   _cluster/, cluster  launching; the way into a run
-#
-#   weights/            a trainer's weights at its rollout workers; loaded when one of its names is asked for
-#     state/, waiting/  versions, reports, words; threads, conditions and gates
-#     model/            the tensors of a model: found, laid out, gathered, compared, written
-#     memory/           shared memory that versions lie in; the part of GPUs in it
-#     links/, plane/    words between processes; Publisher and Subscriber, on one machine and over many
-#     transports/       TorchRL's carriers      schemes/   TorchRL's interface
-#     publication, following              publish and follow, between worker groups
-#   rlinf/, torchrl/    the other systems' names, for ported code; RLinf's weight syncers, TorchRL's collectors
-#   __main__            python -m rlinf_async: usage and versions
-#
-# launcher/ (imported as rlinf_launcher) is the other package: how processes come to exist and stop.  Nothing here
-# imports it.  Importing this page loads none of all that: a node's daemon imports a third of it.
+# docs/architecture.md has the floor plan; tests/test_layers.py holds imports to it.  Importing this page loads none of
+# the modules: each name is loaded on first use, because a node's daemon needs a third of them.
 
 from typing import TYPE_CHECKING
 

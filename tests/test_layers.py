@@ -665,6 +665,12 @@ def test_a_page_for_developers_names_files_that_exist(page: str) -> None:
     assert sorted(name for name in named if not any((root / name).exists() for root in roots)) == []
 
 
+def test_the_floor_plan_has_every_room() -> None:
+    plan = (CHECKOUT / "docs" / "architecture.md").read_text().partition("## Glossary")[0]
+    names = {room.partition(".")[0] for room in HEIGHT} - {"__init__", "__main__"}
+    assert sorted(room for room in names if not re.search(rf"^      .*(?<!\w){room}\b", plan, re.MULTILINE)) == []
+
+
 def test_every_package_is_installed_under_its_import_name() -> None:
     with (CHECKOUT / "pyproject.toml").open("rb") as file:
         installed = tomllib.load(file)["tool"]["setuptools"]["packages"]
