@@ -103,7 +103,7 @@ def write(blocks: Iterable[Block], folder: Path) -> None:
 
 
 def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
 
 
 def check(block: Block, returncode: int, stdout: str, stderr: str) -> None:
