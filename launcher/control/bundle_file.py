@@ -28,7 +28,7 @@ _FILES: Final = "logs/"
 _FIELDS: Final[dict[str, tuple[type, ...]]] = {
     "run": (str,),
     "taken_at": (int, float),
-    "is_alive": (bool,),
+    "is_alive": (bool, type(None)),
     "status": (dict, type(None)),
     "verdict": (dict, type(None)),
     "missing": (dict,),

@@ -49,8 +49,10 @@ def state_of(pid: int, image: Image | None) -> str:
     try:
         stat = stat_of(pid)
         found = [_STATES.get(stat[_STATE], "")]
-    except (OSError, IndexError):
+    except (FileNotFoundError, ProcessLookupError, IndexError):
         return "ended"
+    except OSError as error:  # a verdict must not take a shortage of descriptors for the end of a process
+        return f"in a state that cannot be read: {error.strerror}"
     with contextlib.suppress(OSError, IndexError):
         if image is not None and (now := _image(pid, stat)) != image:
             found.append(f"exec'ed: it is {command_of(pid) or now[0]} now")
