@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import logging
 import os
 import platform
 import time
@@ -23,9 +22,10 @@ from typing import Any, Final
 
 from rlinf_async._core import frames, operations
 from rlinf_async._core.masking import masked, masked_variables
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._recorder.recording import DIRECTORY
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _PACKAGES: Final = {"torch": "torch", "rlinf_async": "rlinf-async"}
 

@@ -14,7 +14,6 @@ which its client was told by the producer.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Container, Iterator, Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -28,6 +27,7 @@ from rlinf_async._channels.state.queue_client import Item
 from rlinf_async._channels.state.refusals import refusal
 from rlinf_async._core import frames, operations
 from rlinf_async._core.descriptors import limit_met
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.segment import close_fds
 from rlinf_async._inspection.state.run_report import QueueReport
 from rlinf_async.errors import ClosedError
@@ -38,7 +38,7 @@ from .handlers import LATER, Requester
 from .hosted_channel import HostedChannel, Segment
 from .router import Router
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 
 class Channels:

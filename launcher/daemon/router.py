@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import itertools
-import logging
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,6 +19,7 @@ from rlinf_async._core import clock, frames, operations
 from rlinf_async._core.descriptors import limit_met
 from rlinf_async._core.frames import FrameError, Status
 from rlinf_async._core.operations import Answer as Answered, Operation
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.segment import close_fds, write_segment
 from rlinf_async.errors import LaunchError, NodeLost
 
@@ -28,7 +28,7 @@ from .endpoint import Endpoint
 from .node_link import NodeLink
 from .reply_coalescing import MAX_DELAY_S, Answer, ReplyCoalescing
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _INT: Final = frozenset({int})
 
