@@ -49,7 +49,7 @@ def test_a_shortage_of_descriptors_is_not_the_end_of_a_process(monkeypatch: pyte
     monkeypatch.setattr("builtins.open", fail)
     told = state_of(os.getpid(), None)
     monkeypatch.undo()
-    assert told == "in a state that cannot be read: Too many open files"
+    assert told == ""
 
 
 def test_a_process_that_has_become_another_program_is_told(child: subprocess.Popen[bytes]) -> None:
