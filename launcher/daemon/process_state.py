@@ -41,7 +41,7 @@ def image_of(pid: int) -> Image | None:
 
 
 def state_of(pid: int, image: Image | None) -> str:
-    """What is unusual about a process, in words; empty if nothing is, or if that cannot be read.
+    """Return what is unusual about a process, in words; empty if nothing is, or if that cannot be read.
 
     Args:
         image: what it ran when it was started; None where that is not known.
