@@ -7,7 +7,6 @@ import atexit
 import contextlib
 import functools
 import json
-import logging
 import os
 import secrets
 import sys
@@ -40,6 +39,7 @@ from rlinf_async._cluster.sys_variables import ClusterEnvVar, get_full_env_var_n
 from rlinf_async._core import clock, codec, operations, process
 from rlinf_async._core.descriptors import explained_shortage
 from rlinf_async._core.frames import PROTOCOL
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._group.members import Members
 from rlinf_async._group.substitutes import Resident, Substitutes
 from rlinf_async._group.wait_all import fold
@@ -77,7 +77,7 @@ _DRIVER_DESCRIPTORS: Final = 32
 """What a driver has open with a cluster of its own, about: its loop, a node's lifeline, a socket."""
 _START_TIMEOUT_S: Final = 60.0
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 
 class Cluster:

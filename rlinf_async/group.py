@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import logging
 import operator
 from asyncio import _get_running_loop as running_loop
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
@@ -19,6 +18,7 @@ from rlinf_async._client import registry
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.name_lookup import find_name
 from rlinf_async._core import codec, frames, operations
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.root_cause import fold_ranks
 from rlinf_async._core.type_variables import R, W_co
 from rlinf_async._core.worker_facts import read_worker
@@ -36,7 +36,7 @@ from rlinf_async.work import NoneOrWork, Work, blocking
 P = ParamSpec("P")
 W = TypeVar("W")
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _CLOSE_ANSWER_S: Final = 3.0
 """Beyond the grace, for the daemons to say that it is done."""

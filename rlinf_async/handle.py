@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Literal, overload
@@ -12,6 +11,7 @@ from rlinf_async import settings
 from rlinf_async._client.requests import Request
 from rlinf_async._core import codec, frames, operations
 from rlinf_async._core.frames import Status
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.payload import Body, pack_body
 from rlinf_async._core.pending_calls import CANCEL_OTHERS, FINISH, NOTHING, Tally
 from rlinf_async._core.root_cause import name_ranks
@@ -32,7 +32,7 @@ from rlinf_async.outcome import (
 )
 from rlinf_async.work import DictOrWork, FloatOrWork, Part, ValueOrWork, Work
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _GONE: Final = frozenset({int(Status.DIED), int(Status.LOST)})
 

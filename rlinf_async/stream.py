@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from rlinf_async import settings
 from rlinf_async._core import codec, process
 from rlinf_async._core.frames import Status
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.payload import Body
 from rlinf_async._core.pending_calls import Tally, TallyStep
 from rlinf_async._core.root_cause import name_ranks
@@ -24,7 +24,7 @@ from rlinf_async.handle import Handle
 from rlinf_async.outcome import Callee, overdue, root_error, unobserved
 from rlinf_async.work import Work
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 
 class Stream(Generic[R]):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from asyncio import _get_running_loop as running_loop  # None where there is none, and no exception
 from collections import deque
@@ -11,13 +10,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from rlinf_async._core import clock, process
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._inspection.state.run_report import Target
 from rlinf_async._recorder import recording
 from rlinf_async._waits import loop_watch, slow_waits, unobserved_errors
 from rlinf_async._waits.thread_gate import Gate, may_wait, new_gate
 from rlinf_async.errors import DeadlineExceeded, ForkedProcessError, UnobservedFailure
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 T = TypeVar("T")
 

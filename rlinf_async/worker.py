@@ -10,6 +10,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 
 from rlinf_async._client import registry
 from rlinf_async._core import operations
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._group.each import PerRank
 from rlinf_async._recorder.user_metrics import METRICS, Metrics
 from rlinf_async._worker import context
@@ -61,7 +62,7 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
 
     PID: ClassVar[int | None] = None
     current_worker: ClassVar[Worker | None] = None
-    logger: ClassVar[logging.Logger] = logging.getLogger(NAME)
+    logger: ClassVar[logging.Logger] = own_logger(NAME)
     accelerator_type: ClassVar[str] = "NO_ACCEL"
     torch_platform: ClassVar[Any] = None
     """What drives a worker's devices, ``torch.cuda`` for NVIDIA's; None without any, and outside of workers."""
@@ -181,7 +182,7 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
         self._lock = threading.Lock()
         self._timers = Timers()
         self._device_lock: DeviceLock | None = None
-        self._logger = logging.getLogger(f"{NAME}.{self._worker_name}")
+        self._logger = own_logger(f"{NAME}.{self._worker_name}")
         self._restarts = int(environment.get(RESTARTS, 0))
         self._take_platform()
         Worker.PID = os.getpid()

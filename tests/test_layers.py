@@ -333,6 +333,12 @@ def nothing_polls_and_waits_are_cancellable(source: Source) -> Broken:
             yield line, f"{name}: {FORBIDDEN[name]}"
 
 
+def no_script_silences_a_logger(source: Source) -> Broken:
+    for line, name in source.uses:
+        if name == "logging.getLogger" and source.path != "rlinf_async/_core/own_logger.py":
+            yield line, "dictConfig of a script would silence it: own_logger(__name__)"
+
+
 def every_task_has_an_owner(source: Source) -> Broken:
     for node in ast.walk(source.tree):
         match node:
@@ -408,6 +414,7 @@ RULES: tuple[Callable[[Source], Broken], ...] = (
     libraries_stay_in_their_rooms,
     pickles_are_loaded_in_one_place,
     nothing_polls_and_waits_are_cancellable,
+    no_script_silences_a_logger,
     every_task_has_an_owner,
     no_bare_except,
     nothing_listens_everywhere,
@@ -585,6 +592,8 @@ CASES = [
     (pickles_are_loaded_in_one_place, "rlinf_async/_core/codec.py", "import pickle\npickle.loads(b'')", 0),
     (pickles_are_loaded_in_one_place, "rlinf_async/_transports/tensors.py", "import pickle\npickle.dumps(0)", 0),
     (pickles_are_loaded_in_one_place, "launcher/daemon/node.py", "import json\njson.loads('0')", 0),
+    (no_script_silences_a_logger, "launcher/job.py", "import logging\nlogger = logging.getLogger('x')", 2),
+    (no_script_silences_a_logger, "rlinf_async/_core/own_logger.py", "import logging\nlogging.getLogger('x')", 0),
     (nothing_polls_and_waits_are_cancellable, "launcher/daemon/node.py", "import time\ntime.sleep(1)", 2),
     (
         nothing_polls_and_waits_are_cancellable,

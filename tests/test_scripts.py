@@ -221,3 +221,54 @@ def test_a_stdout_that_is_not_read_freezes_nothing_and_what_is_missing_is_counte
     assert lines[0] == "[talk:0@localhost] line 0 " + "x" * 80
     assert len(lines) + sum(int(match[1]) for match in missing) == 20_000
     assert len(Path(missing[0][2]).read_text().splitlines()) == 20_000
+
+
+def test_a_script_that_silences_all_loggers_hears_of_errors_waits_and_deaths(tmp_path: Path) -> None:
+    with leaks.none_left():
+        done = run_script(
+            tmp_path / "train.py",
+            """
+            import logging, logging.config, os, time
+            from rlinf_async import Cluster, NodePlacementStrategy, Worker, WorkerDied
+
+            def silence():
+                logging.config.dictConfig({"version": 1})
+                logging.disable()
+                logging.getLogger().setLevel("CRITICAL")
+
+            class Rollout(Worker):
+                def silence(self):
+                    silence()
+                    self.log_warning("a worker's own word")
+
+                def boom(self):
+                    raise ValueError("not awaited")
+
+                def slow(self):
+                    time.sleep(2)
+
+                def die(self):
+                    os._exit(3)
+
+            if __name__ == "__main__":
+                silence()
+                os.environ["RLINF_WAIT_WARNING_S"] = "0.5"
+                with Cluster(num_nodes=1) as cluster:
+                    group = Rollout.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="rollout")
+                    group.silence().wait()
+                    silence()
+                    group.boom()
+                    group.slow().wait()
+                    try:
+                        group[1].die().wait()
+                    except WorkerDied:
+                        pass
+            """,
+        )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout + done.stderr
+    assert "a worker's own word" in said
+    assert re.search(r"rollout-Rank-0\] boom\(\) has raised an exception", said)
+    assert re.search(r"^failed, and is not awaited yet: rollout.boom\(\) on 2 ranks", said, re.MULTILINE)
+    assert re.search(r"^still waiting after .* for rollout.slow\(\) on 2 ranks", said, re.MULTILINE)
+    assert re.search(r"^rank 1 of group 'rollout'.* exited with code 3", said, re.MULTILINE)

@@ -47,8 +47,10 @@ class Attachment:
         self._open: dict[int, asyncio.Future[Any]] = {}
         try:
             sock = connect(str(run.sockets[node]), waits=False)
+        except BlockingIOError as error:
+            raise LaunchError(f"{self} listens and accepts no connection: is it stopped?") from error
         except (AuthError, OSError) as error:
-            raise LaunchError(f"{self} does not listen: {error}") from error
+            raise LaunchError(f"{self} cannot be reached: {error}") from error
         self.pid, _ = peer_of(sock)
         sock.setblocking(False)
         self._connection = Connection(sock, self._loop, on_frame=self._on_frame, on_closed=self._on_closed)
@@ -155,7 +157,10 @@ class Attachment:
                     pid, _ = peer_of(sock)
             except (KeyError, AuthError, OSError):  # it is on another machine, or has ended
                 return "is it stopped?"
-        return f"it is stopped: kill -CONT {pid}" if _is_stopped(pid) else f"its process {pid} is not stopped"
+        state = _state_of(pid)
+        if state in ("T", "t"):
+            return f"it is stopped: kill -CONT {pid}"
+        return f"its process {pid} is not stopped" if state else f"the state of its process {pid} cannot be read"
 
     def _on_frame(self, frame: list[Any], fds: list[int]) -> None:
         close_fds(fds)
@@ -171,17 +176,18 @@ class Attachment:
                 _fail(answer, LaunchError(str(frame[6][1])))
 
     def _on_closed(self, reason: str) -> None:
-        said = f"{self} has ended ({reason})"
+        said = f"the connection to {self} has ended ({reason})"
         _settle(self.lost, said)
         for answer in (self._greeted, *self._open.values()):
             _fail(answer, ClosedError(said))
 
 
-def _is_stopped(pid: int) -> bool:
+def _state_of(pid: int) -> str:
+    """Return the kernel's letter for the state of a process; empty if it cannot be read."""
     try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
     except (OSError, IndexError):
-        return False
+        return ""
 
 
 def _settle(future: asyncio.Future[Any], value: Any) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_async._core.masking import masked_texts
 from rlinf_async._recorder.run_files import is_of_a_run
 from rlinf_async.errors import RLinfAsyncError
 
@@ -28,7 +29,7 @@ _FILES: Final = "logs/"
 _FIELDS: Final[dict[str, tuple[type, ...]]] = {
     "run": (str,),
     "taken_at": (int, float),
-    "is_alive": (bool,),
+    "is_alive": (bool, type(None)),
     "status": (dict, type(None)),
     "verdict": (dict, type(None)),
     "missing": (dict,),
@@ -50,7 +51,8 @@ def write_bundle(snapshot: RunSnapshot, path: Path, deadline: float = float("inf
     """
     with fresh_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         _write_files(snapshot, archive, deadline)
-        facts = {"format": _FORMAT} | {name: getattr(snapshot, name) for name in _FIELDS}
+        # The command line of a script may have secrets, and so may names in its waits.
+        facts = {"format": _FORMAT} | {name: masked_texts(getattr(snapshot, name)) for name in _FIELDS}
         archive.writestr(_FACTS, json.dumps(facts, default=str))
 
 

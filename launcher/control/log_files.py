@@ -122,6 +122,9 @@ async def show_logs(
         for node, reason in missing.items():
             output.note(f"of {attachment.name_of(node)} there are no logs: {reason}")
         files = chosen_logs(view.groups(), Path(attachment.welcome["log_dir"]), far, words)
+        if words is None:
+            for group in sorted(view.groups().keys() - {file.group for file in files}):
+                output.note(f"of group {group!r} there are no logs in {attachment.welcome['log_dir']}")
         far = [log for log in far if log.copy in {file.path for file in files}]
         async with asyncio.TaskGroup() as tasks:
             for log in far:
@@ -169,17 +172,30 @@ def chosen_logs(groups: Collection[str], log_dir: Path, far: Sequence[FarLog], w
     known = {*groups, *folders, *(log.file.path.partition("/")[0] for log in far)}
     if words is None:
         names = {group.replace("/", "_"): group for group in (*sorted(known), *groups)}  # the last one is the right one
-        return [file for name, group in names.items() for file in _files_of(name, group, folders, far)]
+        found = [file for name, group in names.items() for file in _files_of(name, group, folders, far)]
+        if not found and not log_dir.is_dir():
+            raise NoSuchRun(f"the logs are gone: {log_dir} is no folder")
+        return found
     group, ranks = split_ranks(words, known)
     files = _files_of(group.replace("/", "_"), group, folders, far)
     absent = set(ranks or ()) - {file.rank for file in files}
     if absent and files:
         raise NoSuchRun(f"there is no rank {min(absent)} of group {group!r}, and no log of it")
     if not files:
+        _refuse_a_folder_that_is_none(group, log_dir, is_known=group in known)
         there = ", ".join(sorted({each for each in known if each != DIRECTORY})) or "none"
         hint = "; what a driver writes is where it was started" if group == "driver" else ""
         raise NoSuchRun(f"there is no group {group!r}, and no log of it in {log_dir}; there are: {there}{hint}")
     return [file for file in files if ranks is None or file.rank in ranks]
+
+
+def _refuse_a_folder_that_is_none(group: str, log_dir: Path, *, is_known: bool) -> None:
+    """Raise where the logs of a group are not because a file, or nothing, is in the place of their folder."""
+    path = log_dir / group.replace("/", "_")
+    if (place := next((each for each in (log_dir, path) if each.exists() and not each.is_dir()), None)) is not None:
+        raise NoSuchRun(f"the logs of group {group!r} are gone: {place} is no folder")
+    if is_known:
+        raise NoSuchRun(f"group {group!r} has no log in {log_dir}")
 
 
 def _files_of(name: str, group: str, folders: Mapping[str, Path], far: Sequence[FarLog]) -> list[LogFile]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import tempfile
@@ -13,7 +12,7 @@ from typing import Final
 
 from rlinf_async._recorder.run_files import RunFiles
 
-from .run_places import LocalRun, NoSuchRun, by, find_runs, latest, unknown
+from .run_places import LocalRun, NoSuchRun, by, find_runs, latest, node_facts, unknown
 
 _RUN: Final = re.compile(r"[0-9a-f]{8}")
 
@@ -73,12 +72,10 @@ def _is_own(path: Path) -> bool:
 
 def _run_in(directory: Path, known: Sequence[LocalRun]) -> LocalRun:
     """The latest run that has its logs in a directory, which may be one of the user's choice."""
-    files, found = RunFiles(directory), []
-    for file in files.listing():
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # not one of ours, or cut short
-            if file.path.startswith("recorder/node-"):
-                node = json.loads(files.read(file.path, 0, file.nbytes))
-                found.append((float(node["began"]), str(node["run"])))
+    found = []
+    for node in node_facts(RunFiles(directory)):
+        with contextlib.suppress(ValueError, LookupError, TypeError):  # not one of ours
+            found.append((float(node["began"]), str(node["run"])))
     if not found:
         raise NoSuchRun(f"there is no log of a run in {directory}")
     since, run = max(found)

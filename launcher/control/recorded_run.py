@@ -15,7 +15,7 @@ class RecordedRun:
     Attributes:
         run: its id.
         taken_at: seconds since the epoch.
-        is_alive: a daemon of it answered.
+        is_alive: a daemon of it answered; None if one listens and did not answer, or may live on another machine.
         rings: flight recorders of its processes, also of those that have ended.
         nodes: facts by node, as each daemon has left them beside the logs: ``node``, ``name``, ``host``, ``versions``
             (of Python, torch and the framework), ``resources``, ``began`` (seconds since the epoch), ``config``.
@@ -29,7 +29,7 @@ class RecordedRun:
 
     run: str
     taken_at: float
-    is_alive: bool
+    is_alive: bool | None
     rings: list[RingContents]
     nodes: list[dict[str, Any]] = field(default_factory=list)
     deaths: list[dict[str, Any]] = field(default_factory=list)

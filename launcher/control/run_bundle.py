@@ -38,7 +38,7 @@ async def show_bundle(run: LocalRun, output: Output, path: Path | None, timeout:
         output.json({"path": str(path.absolute()), "missing": snapshot.missing})
         return
     rings = sum(name.endswith(".ring") for name in snapshot.files)
-    state = "alive" if snapshot.is_alive else "ended"
+    state = {True: "alive", False: "ended", None: "not known to have ended"}[snapshot.is_alive]
     output.line(f"{path}: run {run.run} ({state}), {rings} flight recorders, {size(path.stat().st_size)}")
     for name, reason in snapshot.missing.items():
         output.note(f"missing: {name}: {reason}")
@@ -61,6 +61,8 @@ async def keep_bundle(run: LocalRun, path: Path, timeout: float, *, wants_verdic
         wants_devices=False,
         read_by=began + timeout * _READ,
     )
+    if not run.is_alive:
+        snapshot.is_alive = False  # on all machines: the launcher has ended their nodes
     if not wants_verdict:
         snapshot.missing[VERDICT] = _UNASKED
     await asyncio.to_thread(write_bundle, snapshot, path, began + timeout * _WRITTEN)

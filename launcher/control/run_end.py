@@ -15,6 +15,7 @@ from .run_places import NoSuchRun
 from .run_view import look
 from .text_output import Output
 
+_NOT_KILLED: Final = "it is a subprocess of a worker, or has ended meanwhile"
 _REASON: Final = "was killed by an operator (rlinf-ctl kill)"
 
 
@@ -45,7 +46,8 @@ async def kill(attachment: Attachment, output: Output, words: str, *, restart: b
     for process in chosen:
         is_killed = frames.number_of(process.endpoint) in killed.get(process.node, ())
         complete = complete and is_killed
-        trouble = "" if is_killed else missing.get(process.node, "it has ended already")
+        ended = "it has ended already" if process.trouble.startswith("ended") else _NOT_KILLED
+        trouble = "" if is_killed else missing.get(process.node, ended)
         facts = {"name": process.name, "pid": process.pid, "node": process.node_name, "trouble": trouble}
         if output.as_json:
             output.json(facts)

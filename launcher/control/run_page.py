@@ -81,7 +81,7 @@ async def _serve(page: Document, feed: PageFeed | None, output: Output, port: in
         _tell(output, f"{address}  (Ctrl-C ends it)", {"address": address})
         if feed is not None:
             await feed.follow()
-            output.note("the run has ended: the page keeps its last state")
+            output.note("no daemon of the run is here any more: the page keeps its last state")
         await asyncio.Event().wait()
 
 

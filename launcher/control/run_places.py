@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
+import socket
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rlinf_async._recorder.run_files import RunFiles
 from rlinf_async._wire.local_socket import connect
@@ -61,7 +63,7 @@ class LocalRun:
         nodes = ", ".join(f"node {node}" for node in sorted(self.sockets))
         here = f"{nodes} here" if nodes else f"logs in {self.logs}"
         script = f", {self.script}" if self.script else ""
-        state = f"alive, since {self.since_text}" if self.is_alive else f"ended at about {_ended_at(self)}"
+        state = f"alive, since {self.since_text}" if self.is_alive else end_text(self)
         return f"{self.run}  {state}, {here}{script}"
 
 
@@ -109,7 +111,8 @@ def choose(runs: Sequence[LocalRun], wanted: str | None, places: Sequence[Path],
     if len(meant) == 1:
         raise NoSuchRun(ended_text(meant[0]))
     if meant and wanted is not None:
-        raise NoSuchRun(f"{len(meant)} runs begin with {wanted!r}, and all have ended", latest(meant))
+        state = "none is alive here" if any(map(other_hosts, meant)) else "all have ended"
+        raise NoSuchRun(f"{len(meant)} runs begin with {wanted!r}, and {state}", latest(meant))
     if wanted is None:
         said = f"no run of this user is alive on this machine (looked in {', '.join(map(str, places))})"
     else:
@@ -130,20 +133,40 @@ def unknown(wanted: str, places: Sequence[Path]) -> str:
 
 
 def ended_text(run: LocalRun) -> str:
-    """The text of an error: the run has ended, and answers nothing."""
+    """The text of an error: no daemon of the run is here to answer."""
     if run.logs is None:
         return f"run {run.run} has ended, and where its logs are is not known\n  fix: `rlinf-ctl bundle DIR` names them"
     return (
-        f"run {run.run} has ended at about {_ended_at(run)}; its logs are in {run.logs}\n"
+        f"run {run.run} has {end_text(run)}; its logs are in {run.logs}\n"
         f"  fix: `rlinf-ctl logs --run {run.run}` prints them; `rlinf-ctl bundle {run.run}` keeps, and "
         f"`rlinf-ctl page {run.run}` shows, what is known of it"
     )
 
 
-def _ended_at(run: LocalRun) -> str:
-    """When its logs were written to for the last time; where they are not known, when it began."""
+def end_text(run: LocalRun) -> str:
+    """Return how a run that no daemon of this machine serves has ended, and where it may go on.
+
+    The time is that of the last change of its logs; where they are not known, of its begin.
+    """
     files = [] if run.logs is None else RunFiles(run.logs).listing()
-    return clock_text(max((file.changed for file in files), default=run.since))
+    when = clock_text(max((file.changed for file in files), default=run.since))
+    hosts = other_hosts(run)
+    return f"ended here at about {when}, and may go on at {', '.join(hosts)}" if hosts else f"ended at about {when}"
+
+
+def other_hosts(run: LocalRun) -> list[str]:
+    """Return the other machines that the run had nodes on: this one cannot see whether their daemons live."""
+    nodes = [] if run.logs is None else [node for node in node_facts(RunFiles(run.logs)) if node["run"] == run.run]
+    hosts = {str(each.get("host") or "") for node in nodes for each in (node, *node.get("peers", ()))}
+    return sorted(hosts - {"", socket.gethostname()})
+
+
+def node_facts(files: RunFiles) -> Iterator[dict[str, Any]]:
+    """Yield what nodes have told of themselves beside their logs; those of other runs in the same directory too."""
+    for file in files.listing():
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # not one of ours, or cut short
+            if file.path.startswith("recorder/node-"):
+                yield json.loads(files.read(file.path, 0, file.nbytes))
 
 
 def by(usage: str) -> str:
@@ -169,17 +192,17 @@ def _add_nodes(found: dict[str, LocalRun], name: str, directory: Path) -> None:
             run = found.setdefault(name, LocalRun(name, status.st_mtime))
             run.since = min(run.since, status.st_mtime)
             run.sockets[int(node[1])] = path
-            run.is_alive = _listens(path) or run.is_alive
+            run.is_alive = listens(path) or run.is_alive
             if (entry / "logs").is_dir():  # ``read_boot`` of ``launcher/daemon/boot.py`` has made it
                 run.logs = (entry / "logs").resolve()
 
 
-def _listens(path: Path) -> bool:
-    """Whether a daemon has this socket open, also one that is stopped."""
+def listens(path: Path) -> bool:
+    """True if a daemon has this socket open, one that is stopped too, or if that cannot be found out."""
     try:
         connect(str(path), waits=False).close()
-    except BlockingIOError:
-        return True
-    except (AuthError, OSError):
+    except (AuthError, ConnectionError, FileNotFoundError):
         return False
+    except OSError:  # it accepts no more; or this process lacks descriptors, which is no end of the run
+        return True
     return True

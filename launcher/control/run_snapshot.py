@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async._recorder.run_files import is_log
+from rlinf_async._recorder.state.event_ring import DIRECTORY
 from rlinf_async._recorder.state.ring_contents import RingContents
 
 from .recorded_run import RecordedRun
@@ -27,7 +30,7 @@ class RunSnapshot:
 
     run: str
     taken_at: float
-    is_alive: bool = False
+    is_alive: bool | None = False
     status: dict[str, Any] | None = None
     verdict: dict[str, Any] | None = None
     missing: dict[str, str] = field(default_factory=dict)
@@ -42,12 +45,22 @@ class RunSnapshot:
         self._room -= len(data)
         self.files[path] = data
 
+    def note_absent_files(self, logs: Path) -> None:
+        """Name recorders and logs in ``missing`` that the run must have had, and that are not there."""
+        told = [*self.files, *self.missing]
+        if not any(path.endswith(".ring") for path in told):
+            self.missing["its flight recorders"] = _why_absent(logs / DIRECTORY)
+        for name in sorted({str(group.get("group")) for group in self._groups()}):
+            folder = name.replace("/", "_")
+            if not any(path.startswith(f"{folder}/") for path in told):
+                self.missing[f"logs of group '{name}'"] = _why_absent(logs / folder)
+
     def recorded(self) -> RecordedRun:
         """The run as its files tell of it; those that make no sense are named in ``missing``."""
         missing = dict(self.missing)
         rings, nodes = list(self._rings(missing)), list(self._nodes(missing))
         deaths = [death for path in self._named("recorder/deaths-") for death in _lines(self.files[path], self.run)]
-        groups = [group for path in self._named("recorder/groups-") for group in _lines(self.files[path], self.run)]
+        groups = self._groups()
         for node in nodes:
             node["groups"] = [group for group in groups if group.get("node") == node.get("node")]
         logs = {path: data.decode(errors="replace") for path, data in self.files.items() if is_log(path)}
@@ -86,8 +99,19 @@ class RunSnapshot:
             except (ValueError, LookupError, TypeError, RecursionError) as error:
                 missing[path] = f"{type(error).__name__}: {error}"
 
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for path in self._named("recorder/groups-") for group in _lines(self.files[path], self.run)]
+
     def _named(self, beginning: str) -> list[str]:
         return sorted(path for path in self.files if path.startswith(beginning))
+
+
+def _why_absent(folder: Path) -> str:
+    try:
+        with os.scandir(folder):
+            return f"there are none in {folder}"
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
 
 
 def _lines(data: bytes, run: str) -> Iterator[dict[str, Any]]:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_async._core import frames
 from rlinf_async._inspection.state.run_report import ProcessReport, to_data
 from rlinf_async.errors import RLinfAsyncError
 
 from .attachment import Attachment, attached
-from .run_places import LocalRun
+from .run_places import LocalRun, end_text
 from .run_view import RunView, look, span_of
 from .text_output import Output, age, size
 
@@ -58,7 +59,8 @@ async def _facts_of_run(run: LocalRun, timeout: float) -> dict[str, Any]:
     facts: dict[str, Any] = {"run": run.run, "since": run.since, "alive": run.is_alive, "trouble": ""}
     facts |= {"nodes": [], "groups": {}, "drivers": [], "log_dir": "-", "metrics": ""}
     if not run.is_alive:
-        return facts | {"trouble": f"ended; left: {', '.join(str(path.parent) for path in run.sockets.values())}"}
+        left = ", ".join(str(path.parent) for path in run.sockets.values())
+        return facts | {"trouble": f"{end_text(run)}; left: {left}"}
     try:
         async with attached(run, timeout) as attachment:
             view = await look(attachment, details=True)
@@ -199,14 +201,21 @@ def _folded(processes: Sequence[ProcessReport]) -> list[str]:
 
 
 def _channel_rows(attachment: Attachment, view: RunView) -> list[list[str]]:
-    names = {process.endpoint: process.name for process in view.report.processes}
-
-    def named(endpoints: Sequence[int]) -> str:
-        return " ".join(names.get(each, view.report.ended.get(each, "(ended)")) for each in endpoints) or "-"
-
     rows = []
     for queue in sorted(view.report.queues, key=lambda each: (each.name, each.node)):
         room = "full" if queue.full else f"of {queue.maxsize}" if queue.maxsize else "any"
         node, items, nbytes = attachment.name_of(queue.node), str(queue.items), size(queue.nbytes)
-        rows.append([queue.name, node, items, nbytes, room, named(queue.producers), named(queue.consumers)])
+        rows.append([queue.name, node, items, nbytes, room, named(view, queue.producers), named(view, queue.consumers)])
     return rows
+
+
+def named(view: RunView, endpoints: Sequence[int]) -> str:
+    """Return the names of processes; one that no daemon names has ended, unless its daemon is silent."""
+    names = view.report.ended | {process.endpoint: process.name for process in view.report.processes}
+    silent = {each for each in endpoints if frames.node_of(each) in view.missing}
+    return (
+        " ".join(
+            names.get(each, "(of a node that does not answer)" if each in silent else "(ended)") for each in endpoints
+        )
+        or "-"
+    )

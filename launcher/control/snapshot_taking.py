@@ -18,7 +18,7 @@ from rlinf_async._recorder.run_files import MAX_PIECE_BYTES, RunFile, RunFiles
 from rlinf_async.errors import ClosedError, DeadlineExceeded, LaunchError
 
 from .attachment import Attachment, attached
-from .run_places import LocalRun
+from .run_places import LocalRun, listens, other_hosts
 from .run_snapshot import RunSnapshot
 from .run_status import status_data
 from .run_view import RunView, look
@@ -59,11 +59,16 @@ async def take_snapshot(
                 tasks.create_task(fetch_files(attachment, snapshot))
         except LaunchError as error:
             snapshot.missing["its daemons"] = str(error)
+            # A daemon that listens and does not answer is stopped, or is being started: its run has not ended.
+            snapshot.is_alive = None if any(map(listens, run.sockets.values())) else False
+    elif await asyncio.to_thread(other_hosts, run):
+        snapshot.is_alive = None  # this machine cannot see whether their daemons live
     if logs is None:
         snapshot.missing["its logs"] = "it is not known where they are"
     else:
         # Last, so that the events of the others' looks are there; and in a thread, for signals that come meanwhile.
         await asyncio.to_thread(_read, RunFiles(logs), snapshot, read_by)
+        snapshot.note_absent_files(logs)
     snapshot.taken_at = time.time()
     for node, where in snapshot.lost_nodes().items():
         snapshot.missing[node] = f"{snapshot.missing[node]}; {where}" if node in snapshot.missing else where

@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlinf_async._core.own_logger import own_logger
+
 from .guardian import PR_SET_CHILD_SUBREAPER, guard, prctl
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ def daemon(data: bytes, leave_to_guardian: int) -> int:
         boot.logs.prune(int(settings.KEPT_RUNS()))  # beside the template's import of torch
         _live(boot, templates)
     except Exception as error:
-        logging.getLogger(__name__).exception("the daemon failed")
+        own_logger(__name__).exception("the daemon failed")
         while isinstance(error, ExceptionGroup):  # of the tasks beside it
             error = error.exceptions[0]
         failed = {"event": "failed", "error": f"{type(error).__name__}: {error}"}

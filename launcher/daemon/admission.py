@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections.abc import Callable
 
 from rlinf_async import settings
+from rlinf_async._core.own_logger import own_logger
 
 from .endpoint import Endpoint
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 
 class _NewConnection:

@@ -5,7 +5,7 @@
     recorder/deaths-0.jsonl     a line per process that has ended abnormally
 
 Each line is one write.  A line that was cut short, by a full disk for one, spoils no other: each begins on a line of
-its own.  Values that look like secrets are masked.
+its own.  Secrets are masked, and of most variables there is the length alone (``_core/masking.py``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import logging
 import os
 import platform
 import time
@@ -22,13 +21,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async._core import frames, operations
-from rlinf_async._core.masking import masked
+from rlinf_async._core.masking import masked, masked_variables
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._recorder.recording import DIRECTORY
 
-logger = logging.getLogger(__name__)
-
-_VARIABLES: Final = ("RLINF_", "NCCL_", "GLOO_", "UCX_", "CUDA_", "OMP_", "MKL_", "TORCH", "PYTORCH_", "PY", "SLURM_")
-"""Beginnings of the variables that are kept, beside those that the launcher exports."""
+logger = own_logger(__name__)
 
 _PACKAGES: Final = {"torch": "torch", "rlinf_async": "rlinf-async"}
 
@@ -51,13 +48,11 @@ class BlackBox:
 
         Args:
             facts: as `rlinf_launcher.daemon.resources` has them.
-            config: the node's, without credentials; its ``env`` are the variables that the launcher exports.
+            config: the node's, without credentials; ``environment`` takes the place of its ``env``.
             environment: of the workers.
             peers: the nodes of the run, and where their logs are.
         """
-        exported = config.get("env", {})
-        env = {key: value for key, value in environment.items() if key.startswith(_VARIABLES) or key in exported}
-        told = {
+        told: dict[str, Any] = masked({
             "run": self._run,
             "node": self._node,
             "name": config["name"],
@@ -66,14 +61,15 @@ class BlackBox:
             "resources": {key: facts.get(key) for key in ("cpus", "gpus", "accelerator_type", "addresses")},
             "began": time.time(),
             "pid": os.getpid(),
-            "config": {**config, "env": env},
+            "config": dict(config),
             "peers": peers,
-        }
+        })  # fmt: skip
+        told["config"]["env"] = masked_variables(environment)
         path = self._folder / f"node-{self._node}.json"
         fresh = path.with_name(f".{path.name}-{os.getpid()}")
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            _write(fresh, os.O_TRUNC, json.dumps(masked(told), default=str))
+            _write(fresh, os.O_TRUNC, json.dumps(told, default=str))
             fresh.replace(path)  # there is all of it, or nothing
         except OSError as error:
             logger.debug("the node's facts are not kept: %s", error)

@@ -14,8 +14,6 @@ which its client was told by the producer.
 from __future__ import annotations
 
 import asyncio
-import logging
-import resource
 from collections.abc import Container, Iterator, Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -28,6 +26,8 @@ from rlinf_async._channels.state.queue import Queue
 from rlinf_async._channels.state.queue_client import Item
 from rlinf_async._channels.state.refusals import refusal
 from rlinf_async._core import frames, operations
+from rlinf_async._core.descriptors import limit_met
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.segment import close_fds
 from rlinf_async._inspection.state.run_report import QueueReport
 from rlinf_async.errors import ClosedError
@@ -38,7 +38,7 @@ from .handlers import LATER, Requester
 from .hosted_channel import HostedChannel, Segment
 from .router import Router
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 
 class Channels:
@@ -194,14 +194,13 @@ class Channels:
                 self._replies.send(source, hosted.number, "peeked", [question])
 
     def _cannot_give(self, hosted: HostedChannel, error: OSError, count: int) -> tuple[str, str]:
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         what, act, stay = "an item", "hand it over", "the item stays in the channel"
         if count > 1:
             what, act = f"{count} items", "hand them over at once"
             stay = "they stay in the channel, take fewer: get(), or get_many(n, wait=False)"
         return "OSError", (
             f"the daemon of node {self._router.node} has {what} of channel '{hosted.name}' and cannot {act}: "
-            f"{error.strerror} (it may open {limit}: `ulimit -n`); {stay}"
+            f"{error.strerror}{limit_met(error)}; {stay}"
         )
 
     # -- questions ----------------------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ tests/launcher/daemon/test_cleanup.py::test_whichever_part_of_a_cleanup_raises_t
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 
-logger = logging.getLogger(__name__)
+from rlinf_async._core.own_logger import own_logger
+
+logger = own_logger(__name__)
 
 
 def run_all(what: str, parts: Iterable[Callable[[], object]]) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Container
 from typing import Any, Final, NamedTuple, TypeVar
 
 from rlinf_async._core import frames
 from rlinf_async._core.operations import Operation, WaitingOperation, read
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async.errors import ClosedError, LaunchError
 
 from .router import Router
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 LATER: Final = object()
 """The result of a handler whose request will be answered when it is time."""

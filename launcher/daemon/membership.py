@@ -12,19 +12,19 @@ A node that node 0 does not reach, or has declared lost, must not go on: it is *
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from rlinf_async import settings
 from rlinf_async._core import frames, operations
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async.errors import AuthError
 
 from .handlers import Requester
 from .node_link import NodeLink
 from .router import Router
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 
 class Membership:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
+from rlinf_async._core.own_logger import own_logger
+
 from .metrics_text import CONTENT_TYPE, text_of
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _REQUEST_TIMEOUT_S: Final = 10.0
 """From the connection to the end of the answer, which a scraper has to take in meanwhile."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import signal
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final, Protocol
 
-logger = logging.getLogger(__name__)
+from rlinf_async._core.own_logger import own_logger
+
+logger = own_logger(__name__)
 
 _STDIN: Final = 0
 _STDOUT: Final = 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import os
 import socket
 import sys
@@ -16,6 +15,7 @@ from typing import Any, Final
 from rlinf_async import settings
 from rlinf_async._core import frames, operations
 from rlinf_async._core.frames import FrameError
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.pool import Pool
 from rlinf_async._core.segment import close_fds
 from rlinf_async._wire.local_socket import check_peer, listen, peer_of
@@ -35,7 +35,7 @@ from .service import DaemonService, Group, NewProcess, Site
 from .templates import Templates
 from .worker_process import WorkerProcess
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _PARENT_SOCKET: Final = "RLINF_PARENT_SOCKET"
 """What tells a worker's subprocesses where this node listens, so that they can be workers too."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import struct
 from collections import deque
@@ -12,13 +11,14 @@ from typing import Any, Final, Protocol
 
 from rlinf_async import settings
 from rlinf_async._core import frames
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.pool import Pool, Segment
 from rlinf_async._core.segment import close_fds
 from rlinf_async.errors import ClosedError, NodeLost
 
 from .frame_holdback import Holdback
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _WITH_BODY: Final = frozenset({frames.CALL, frames.REPLY, frames.MESSAGE, frames.PUT, frames.GIVE})
 _OF_A_DAEMON: Final = frozenset({frames.GIVE, frames.QUEUE})

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async._core import clock, operations
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._recorder.state import metric_table as table
 from rlinf_async._recorder.state.event_ring import CELL, CELLS_AT, SLOTS_AT, ring_path
 from rlinf_async._recorder.state.metric_table import MetricFamily
@@ -26,7 +26,7 @@ from .probes import Probes
 from .process_state import cpu_seconds, resident_bytes
 from .router import Router
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _DEVICE_USE_TIMEOUT_S: Final = 1.0
 """Of the graphics driver; without its answer the rest is served."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async._core import operations
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._recorder.run_files import RunFiles
 from rlinf_async._recorder.state.metric_names import split_cell
 from rlinf_async._recorder.state.metric_table import WEIGHTS
@@ -21,7 +21,7 @@ from .probes import Probes
 from .process_state import command_of, resident_bytes
 from .router import Router
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _DEVICE_USE_TIMEOUT_S: Final = 2.0
 """Of a probe that an operator waits for; a driver that hangs must not keep the rest of an answer back."""

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from rlinf_async import settings
 from rlinf_async._core import operations
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async.errors import ConfigError, LaunchError
 from rlinf_async.hardware import EXTENSION
 
 from .handlers import Requester
 from .probe_process import ProbeProcess
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _OTHER_RENDERERS: Final = ("osmesa", "glx")
 

@@ -41,7 +41,7 @@ def image_of(pid: int) -> Image | None:
 
 
 def state_of(pid: int, image: Image | None) -> str:
-    """What is unusual about a process, in words; empty if nothing is.
+    """Return what is unusual about a process, in words; empty if nothing is, or if that cannot be read.
 
     Args:
         image: what it ran when it was started; None where that is not known.
@@ -49,8 +49,10 @@ def state_of(pid: int, image: Image | None) -> str:
     try:
         stat = stat_of(pid)
         found = [_STATES.get(stat[_STATE], "")]
-    except (OSError, IndexError):
+    except (FileNotFoundError, ProcessLookupError, IndexError):
         return "ended"
+    except OSError:  # a verdict must not take a shortage of descriptors for the end of a process, which is asked then
+        return ""
     with contextlib.suppress(OSError, IndexError):
         if image is not None and (now := _image(pid, stat)) != image:
             found.append(f"exec'ed: it is {command_of(pid) or now[0]} now")

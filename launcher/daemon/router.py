@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import itertools
-import logging
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
 from rlinf_async._core import clock, frames, operations
+from rlinf_async._core.descriptors import limit_met
 from rlinf_async._core.frames import FrameError, Status
 from rlinf_async._core.operations import Answer as Answered, Operation
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.segment import close_fds, write_segment
 from rlinf_async.errors import LaunchError, NodeLost
 
@@ -27,7 +28,7 @@ from .endpoint import Endpoint
 from .node_link import NodeLink
 from .reply_coalescing import MAX_DELAY_S, Answer, ReplyCoalescing
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _INT: Final = frozenset({int})
 
@@ -286,7 +287,7 @@ class Router:
             if len(memory) <= _MAX_INLINE_BYTES:
                 frame[-1] = bytes(memory)
             else:
-                frame[-1] = f"the daemon of node {self.node} cannot pass it on: {error} (is `ulimit -n` reached?)"
+                frame[-1] = f"the daemon of node {self.node} cannot pass it on: {error}{limit_met(error)}"
             return []
         frame[1], frame[-1] = 1, len(memory)
         return fds
@@ -393,7 +394,7 @@ class Router:
         try:
             copies = _duplicate(fds, len(mine) + len(elsewhere))
         except OSError as error:
-            text = f"the daemon of node {self.node} cannot pass the arguments on: {error} (is `ulimit -n` reached?)"
+            text = f"the daemon of node {self.node} cannot pass the arguments on: {error}{limit_met(error)}"
             slots = [slot for _, slot in mine] + _slots(elsewhere)
             self._refuse_slots(frame, slots, Status.UNKNOWN, frames.pack(text))
             return
@@ -419,7 +420,7 @@ class Router:
             copies = _duplicate(fds, len(mine) + len(elsewhere))
         except OSError as error:
             count = 0
-            body = f"the daemon of node {self.node} cannot pass the message on: {error} (is `ulimit -n` reached?)"
+            body = f"the daemon of node {self.node} cannot pass the message on: {error}{limit_met(error)}"
         for endpoint, slot in mine:
             endpoint.send((kind, count, source, slot, facts, body), copies.pop() if count else ())
         for hop in elsewhere:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async._core import operations
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._wire.listen_address import parse_ip, split_endpoint
 from rlinf_async.errors import ConfigError
 
@@ -18,7 +18,7 @@ from .router import Router
 if TYPE_CHECKING:
     from .metrics_server import MetricsServer
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _NODE_TIMEOUT_S: Final = 2.0
 """Of the answers of all nodes to one scrape; below the 10 s that a scraper waits as a rule."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any, Final
 from rlinf_async._core import clock, frames, operations
 from rlinf_async._core.descriptors import explained_shortage
 from rlinf_async._core.ended_endpoints import EndedEndpoints
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._recorder.recording import journal_in
 from rlinf_async._wire.unix import Connection
 from rlinf_async.errors import AuthError, LaunchError
@@ -53,7 +53,7 @@ from .trace_service import Traces
 from .worker_env import WorkerEnv, prepare
 from .worker_process import DESCRIPTORS_PER_WORKER, WorkerProcess, WorkerSetup
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _MAX_FORMER: Final = 64
 """Workers of a group that have died and are replaced, and whose ends are still told."""

@@ -22,6 +22,7 @@ from typing import Any, Final
 import msgpack
 
 from rlinf_async import settings
+from rlinf_async._core.descriptors import limit_met
 from rlinf_async._core.frames import PROTOCOL
 from rlinf_async.errors import LaunchError
 
@@ -95,7 +96,7 @@ class Template:
             near.close()
             self._process.kill()
             self._process.wait()
-            raise LaunchError(f"the worker template could not be watched: {error} (`ulimit -n`?)") from error
+            raise LaunchError(f"the worker template could not be watched: {error}{limit_met(error)}") from error
         self._open_files = open_files
         self._to_send: deque[tuple[bytes, Sequence[int], _Answer]] = deque()
         self._waiting: deque[_Answer] = deque()

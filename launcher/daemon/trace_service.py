@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import logging
 import time
 from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async._core import frames, operations
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._trace.state.clocks import ClockOffset
 from rlinf_async._trace.state.trace_file import Process, TraceFile
 from rlinf_async.errors import ConfigError
@@ -27,7 +27,7 @@ from .handlers import LATER, Requester
 from .node_link import NodeLink
 from .router import Router
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _CLOCK_SAMPLES: Final = 64
 """In a row; the one with the shortest way counts.  Where processors are busy most ways take longer than a call, which

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from rlinf_async._core.descriptors import limit_met
 from rlinf_async.errors import LaunchError
 
 from .exit_status import ExitStatus, reap
@@ -132,7 +133,7 @@ class WorkerProcess:
             # It waits for a first word that it will never hear.
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
-            raise LaunchError(f"a worker could not be watched: {error} (`ulimit -n`?)") from error
+            raise LaunchError(f"a worker could not be watched: {error}{limit_met(error)}") from error
 
     def _died(self, on_death: Callable[[], None]) -> None:
         exit_status = reap(self._pidfd, self._memory_kills)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import Any
 
 from rlinf_async._channels.remote_queue import RemoteQueue
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import frames
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.segment import close_fds
 from rlinf_async.errors import ClosedError
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 
 class Queues:

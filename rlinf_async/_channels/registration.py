@@ -7,7 +7,6 @@ on before it has a roster: ``run``, ``maker`` (the endpoint that passes it on) a
 
 from __future__ import annotations
 
-import logging
 import weakref
 from typing import Any, Final
 
@@ -15,9 +14,10 @@ from rlinf_async._channels.state.queue_counts import QueueCounts
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.name_lookup import find_name
 from rlinf_async._core import operations
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async.errors import ClosedError, ConfigError, NodeLost, RLinfAsyncError
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 
 Roster = dict[str, Any]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeVar
 
@@ -11,13 +10,14 @@ from rlinf_async import settings
 from rlinf_async._channels.queue_errors import QueueEnd
 from rlinf_async._core import clock, frames
 from rlinf_async._core.error_copy import copy_of
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.segment import close_fds
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
 from rlinf_async.errors import ClosedError, EndOfChannel
 from rlinf_async.work import Work
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 T = TypeVar("T")
 

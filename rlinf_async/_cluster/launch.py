@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import site
 import sys
 import sysconfig
@@ -17,6 +16,7 @@ from rlinf_async._client.client import NodeClient
 from rlinf_async._client.requests import Request
 from rlinf_async._cluster.launch_config import LaunchConfig
 from rlinf_async._core import frames, operations
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.worker_facts import pack_hardware
 from rlinf_async._group.members import Members
 from rlinf_async.address import NodeInfo, WorkerAddress
@@ -28,7 +28,7 @@ from rlinf_async.placement import Placement, worker_environment
 from rlinf_async.profiling import INTERPRETER, ProfileConfig, window_plan, wrap_interpreter
 from rlinf_async.profiling.windows import SECTION
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _UNDO_TIMEOUT_S: Final = 5.0
 """To take back a launch that has failed."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._messaging.state.emulated_delay import NetEmulation
 from rlinf_async.address import NodeInfo
 from rlinf_async.configuration import (
@@ -22,7 +22,7 @@ from rlinf_async.configuration import (
 from rlinf_async.errors import ConfigError
 from rlinf_async.placement import Placement
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _TRACE: Final = "RLINF_TRACE"
 _FAIL_FAST: Final = "RLINF_FAIL_FAST"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -11,12 +10,13 @@ from typing import Any
 
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import codec, operations
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async.address import NodeInfo
 from rlinf_async.configuration import ClusterConfig
 from rlinf_async.errors import ConfigError
 from rlinf_async.hardware import EXTENSION, Accelerator
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 
 def nodes_from(peers: Sequence[dict[str, Any]]) -> tuple[NodeInfo, ...]:

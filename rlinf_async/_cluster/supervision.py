@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -14,6 +13,7 @@ from rlinf_async._client.tasks import Task
 from rlinf_async._cluster.launch import Plan, open_store, spawn
 from rlinf_async._cluster.launch_config import LaunchConfig
 from rlinf_async._core import clock, codec, frames, operations
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.root_cause import name_ranks
 from rlinf_async._group.members import Members
 from rlinf_async._group.restart_budget import RestartBudget
@@ -27,7 +27,7 @@ from rlinf_async.outcome import death_cause
 from rlinf_async.placement import Placement
 from rlinf_async.work import Work
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _DEATH_TIMEOUT_S: Final = 10.0
 """For a rank that was killed to be told dead; a daemon that takes longer is on its way out itself."""

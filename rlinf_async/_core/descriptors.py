@@ -1,4 +1,4 @@
-"""Turns a shortage of file descriptors (EMFILE, ENFILE) into a ``LaunchError`` that names host, limit and remedy."""
+"""Shortages of file descriptors (EMFILE, ENFILE) in words that name the limit and the remedy."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlinf_async.errors import LaunchError
+
+
+def limit_met(error: BaseException) -> str:
+    """Return the limit of open files that a system call has met, to end a text; empty if it has failed otherwise."""
+    match error:
+        case OSError(errno=errno.EMFILE):
+            return f" (it may open {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files: `ulimit -n`)"
+        case OSError(errno=errno.ENFILE):
+            return " (the system has no file left: `sysctl fs.file-max`)"
+    return ""
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import resource
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from rlinf_async._core.descriptors import limit_met
 from rlinf_async.errors import SerializationError
 
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -106,7 +107,7 @@ def copy_fds(fds: Sequence[int]) -> list[int]:
             copies.append(os.dup(fd))
     except OSError as error:
         close_fds(copies)
-        text = f"no descriptor is left for the arguments: {error.strerror} (is `ulimit -n` reached?)"
+        text = f"no descriptor is left for the arguments: {error.strerror}{limit_met(error)}"
         raise OSError(error.errno, text) from None
     return copies
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from rlinf_async._core import clock, codec, frames
 from rlinf_async._core.encoded import Encoded
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.frames import Status
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.payload import pack_body
 from rlinf_async._core.root_cause import name_ranks
 from rlinf_async._core.segment import close_fds
@@ -33,7 +33,7 @@ from rlinf_async.placement import Placement
 from rlinf_async.stream import Stream
 from rlinf_async.work import Work
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _CALL: Final = EventKind.CALL
 

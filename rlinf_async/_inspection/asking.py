@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from rlinf_async import settings
 from rlinf_async._core import operations
 from rlinf_async._core.operations import Answer, Operation
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._inspection.state.run_report import Activity, RunReport, merged
 from rlinf_async._inspection.state.verdict import Kind, Verdict, judge
 from rlinf_async.errors import RLinfAsyncError
 from rlinf_async.work import Work
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 PARTS: Final = ("activities", "queues")
 

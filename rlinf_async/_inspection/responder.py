@@ -7,13 +7,13 @@ that does not answer either, the stacks are requested by a signal (``stack_pipe.
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import clock, operations
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._inspection import stack_pipe
 from rlinf_async._inspection.loop_witness import LoopWitness
 from rlinf_async._inspection.own_activities import own_activities
@@ -21,7 +21,7 @@ from rlinf_async._inspection.served_calls import ServedCall
 from rlinf_async._inspection.state.run_report import Activity, State, Wait, to_data
 from rlinf_async._inspection.wait_ages import WaitAges
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 
 def attach(client: NodeClient, calls: Callable[[], Iterable[ServedCall]] = list) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from rlinf_async._core.error_copy import copy_of
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.segment import close_fds
 from rlinf_async._messaging.device_content import DeviceContent
 from rlinf_async._messaging.message_content import Content, content_of
@@ -22,7 +22,7 @@ from rlinf_async._transports.gpu_link_choice import GPU_LINKS
 from rlinf_async._transports.transport_choice import TRANSPORTS
 from rlinf_async.errors import ClosedError, SerializationError, TransferFailed
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 
 class _ReceiveStream:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.failures import pack_error
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._messaging.state.relay_plan import BRING, LANDED, PASS, ROOM, STUCK, WHOLE
 from rlinf_async.errors import ClosedError, PeerLost, TransferFailed
 from rlinf_async.work import Work
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 
 class Room(Protocol):

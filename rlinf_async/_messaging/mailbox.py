@@ -8,11 +8,11 @@ No operation has a task or a thread of its own: what arrives is handled where th
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import frames
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.segment import close_fds
 from rlinf_async._messaging.group_rosters import Names
 from rlinf_async._messaging.inbox import Inbox
@@ -23,7 +23,7 @@ from rlinf_async._messaging.relayed_broadcast import BroadcastHosts
 from rlinf_async._messaging.state import message_facts
 from rlinf_async._messaging.state.relay_plan import FROM_HOSTS
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 
 class Mailbox:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -11,6 +10,7 @@ from typing import Any, Final
 from rlinf_async import settings
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.frames import node_of
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._messaging.device_content import DevicePayload
 from rlinf_async._messaging.in_flight import InFlight, SendStream
 from rlinf_async._messaging.message_content import Payload
@@ -26,7 +26,7 @@ from rlinf_async._transports.gpu_link_choice import GPU_LINKS
 from rlinf_async._transports.shared_memory import fits
 from rlinf_async.errors import ClosedError, TransferFailed
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _MAX_ATTEMPTS: Final = 3
 """Times that links are tried with one message before it is given up."""

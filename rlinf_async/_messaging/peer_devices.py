@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._transports.gpu_link_choice import Gpu, gpu_link_between
 from rlinf_async._transports.link import Post
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlinf_async._transports.device_link import DeviceLink
     from rlinf_async._transports.own_gpu import OwnGpu
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 SWITCH: Final = "RLINF_GPU_LINKS"
 """``0`` in a worker's environment: its tensors, and those that it is sent, go by way of the CPU."""

@@ -11,6 +11,7 @@ from typing import Any
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.requests import Request
 from rlinf_async._core import frames, operations
+from rlinf_async._core.descriptors import limit_met
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.peer_devices import Devices
@@ -125,7 +126,7 @@ class Peers:
             try:
                 copies = [os.dup(fd) for fd in fds]
             except OSError as error:
-                self._send_to(peer, facts, f"the sender has no descriptors left: {error} (is `ulimit -n` reached?)")
+                self._send_to(peer, facts, f"the sender has no descriptors left: {error}{limit_met(error)}")
             else:
                 self._send_to(peer, facts, body, copies)
         if far:

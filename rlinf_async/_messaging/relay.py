@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.failures import unpack_error
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._messaging.landing import give_up
 from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES
 from rlinf_async._messaging.state.relay_plan import LANDED, ROOM, RelayPlan, Source, Way
 from rlinf_async.work import Work
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 T = TypeVar("T")
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import logging
 import mmap
 import os
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async import settings
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._recorder.state.call_journal import JOURNAL_BYTES, Finish, JournalContents, Start
 from rlinf_async._recorder.state.event_ring import (
     DIRECTORY as DIRECTORY,
@@ -40,7 +40,7 @@ from rlinf_async._recorder.state.metric_names import cell_name
 from rlinf_async._recorder.state.metric_table import WEIGHTS
 from rlinf_async._recorder.state.ring_admission import Admission
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _LEFT_FREE: Final = 20
 """Rings for which there must be room, so that many processes leave some of a small disk to the logs and the user."""

@@ -8,16 +8,16 @@ Nothing here fails a training: what cannot be taken, a bad name or one metric to
 
 from __future__ import annotations
 
-import logging
 import math
 import reprlib
 from typing import Final, TypeVar
 
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import MAX_CELLS, EventRing, MetricKind
 from rlinf_async._recorder.state.metric_names import cell_name, complaint
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _NO_NUMBER: Final = (TypeError, ValueError, RuntimeError)
 """Raised by the conversion to a float: a tensor of several elements raises the last one."""

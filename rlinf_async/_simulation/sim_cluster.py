@@ -27,6 +27,7 @@ import numpy
 import torch
 
 from rlinf_async._core import clock
+from rlinf_async._core.own_logger import NAMES, own_logger
 from rlinf_async._core.pool import pool
 from rlinf_async._simulation.faults import Faults
 from rlinf_async._simulation.real_world import refused
@@ -337,12 +338,17 @@ def _seed_generators(seed: int) -> Callable[[], None]:
 def _silence() -> Iterator[None]:
     """What processes say that have ended is nobody's."""
     unraisable, disabled, stderr = sys.unraisablehook, logging.root.manager.disable, sys.stderr
+    own = {logger: logger.level for logger in map(own_logger, NAMES)}
     sys.unraisablehook = lambda _: None
     logging.disable(logging.CRITICAL)
+    for logger in own:
+        logger.setLevel(logging.CRITICAL + 1)
     sys.stderr = io.StringIO()
     try:
         yield
     finally:
         sys.unraisablehook = unraisable
         logging.disable(disabled)
+        for logger, level in own.items():
+            logger.setLevel(level)
         sys.stderr = stderr

@@ -13,7 +13,6 @@ sent is kept up to a bound, beyond which spans are left out and counted.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import secrets
 import socket
@@ -23,13 +22,14 @@ from typing import Any, Final, Protocol
 from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import operations
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._recorder import recording
 from rlinf_async._trace.state.spans import Recorder, Span
 from rlinf_async._trace.trace import Trace
 from rlinf_async.errors import DeadlineExceeded, NodeLost, RLinfAsyncError
 from rlinf_async.work import Work
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _CLOCK_SAMPLES: Final = 32
 """Times that a driver compares its clock with its daemon's; the one with the shortest way counts."""

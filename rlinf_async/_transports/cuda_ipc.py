@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._transports.deferred_actions import DeferredActions
 from rlinf_async._transports.device_link import DeviceLink
 from rlinf_async._transports.device_memory import CudaMemory, DeviceMemory, Handle
@@ -19,7 +19,7 @@ from rlinf_async._transports.transfer import Transfer
 from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 
 class _Offer(Transfer[None]):

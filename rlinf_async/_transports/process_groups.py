@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import json
-import logging
 import os
 import sys
 import threading
@@ -21,10 +20,11 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
 
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._transports.gloo_abort import end_connections
 from rlinf_async._transports.tcp_connections import connections
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _PACKAGE: Final = "torch.distributed"
 

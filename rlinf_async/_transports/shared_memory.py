@@ -7,17 +7,17 @@ killed.  So there is a budget for all of it together, whoever's it is; what does
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import re
 from pathlib import Path
 from typing import Final
 
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.pool import pool
 from rlinf_async._core.segment import map_private
 from rlinf_async.errors import SerializationError
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 BUDGET: Final = "RLINF_SHM_BUDGET"
 """The variable that sets the budget, in bytes, or with K, M, G or T behind the number."""

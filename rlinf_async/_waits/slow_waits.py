@@ -12,7 +12,6 @@ A word is a warning in the log after each of three times (``settings.WAIT_WARNIN
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 import time
@@ -23,6 +22,7 @@ from typing import Any, Final, Protocol
 
 from rlinf_async import settings
 from rlinf_async._core import clock
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.wait_table import FOREVER, WaitTable
 from rlinf_async._inspection.state.run_report import Target
 from rlinf_async._recorder import recording
@@ -31,7 +31,7 @@ from rlinf_async._waits import loop_watch, unobserved_errors
 from rlinf_async._waits.thread_gate import Gate
 from rlinf_async._waits.user_code import Waiter, waiter_for, waiter_in_thread
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 REGISTER_AFTER_S: Final = 0.25
 """Seconds for which a thread waits before it enters itself into the table: a call that is answered costs nothing."""

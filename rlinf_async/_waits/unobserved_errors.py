@@ -15,7 +15,6 @@ Several calls share an error: a rank's death, the loss of a node, the error of a
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import threading
 import weakref
@@ -28,8 +27,9 @@ from rlinf_async import settings
 from rlinf_async._core import clock, operations
 from rlinf_async._core.failure_counts import FailureCounts
 from rlinf_async._core.operations import Operation
+from rlinf_async._core.own_logger import own_logger
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 MAX_ERRORS: Final = 1000
 """Errors of one client that are kept; the oldest of more stand in the log, and in the launcher's account."""

@@ -14,13 +14,12 @@ import sysconfig
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, MethodType
 from typing import Any, Final
 
 from rlinf_async._core import clock
+from rlinf_async._core.framework_files import is_framework
 
-_PACKAGE: Final = str(Path(__file__).resolve().parents[1]) + os.sep
 _STDLIB: Final = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 """Below the standard library's folder, and not of it."""
@@ -176,7 +175,7 @@ def _wrapped(awaitable: Any, task: asyncio.Task[Any]) -> Any:
 
 def _is_users(frame: FrameType) -> bool:
     path = frame.f_code.co_filename
-    if path.startswith((_PACKAGE, "<frozen")):
+    if path.startswith("<frozen") or is_framework(path):
         return False
     return not path.startswith(_STDLIB) or any(folder in path for folder in _INSTALLED)
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import logging
 import mmap
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._wire.credentials import NodeCredentials
 from rlinf_async._wire.daemon_link import MAX_MESSAGE_BYTES, Broken
 from rlinf_async.errors import AuthError, ClosedError, RLinfAsyncError, VersionMismatch
@@ -47,7 +47,7 @@ for _name in _own_settings:
 
 _MAX_DETAILS_CHARS = 1000  # characters: longer status details arrive as "metadata size exceeds hard limit"
 
-_log = logging.getLogger(__name__)
+_log = own_logger(__name__)
 _Options = list[tuple[str, int | str]]
 _Handler = Callable[[Any, Any], Awaitable[None]]
 

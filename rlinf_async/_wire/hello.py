@@ -5,7 +5,6 @@ It comes from a peer whose certificate belongs to the run, and still nothing in 
 
 from __future__ import annotations
 
-import logging
 import secrets
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any, Final
 import msgpack
 
 from rlinf_async._core.frames import PROTOCOL
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._wire.credentials import node_name
 from rlinf_async.errors import AuthError, VersionMismatch
 
@@ -26,7 +26,7 @@ _WARN_CLOCK_SKEW_S = 5.0  # seconds that are worth a warning
 INCARNATION: Final = secrets.token_hex(8)
 """Of this process."""
 
-_log = logging.getLogger(__name__)
+_log = own_logger(__name__)
 
 
 @dataclass(frozen=True)

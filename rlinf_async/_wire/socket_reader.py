@@ -6,7 +6,6 @@ A receiver without a free descriptor gets the content of a frame as bytes (``_co
 from __future__ import annotations
 
 import array
-import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,12 +14,13 @@ from weakref import WeakMethod
 
 from rlinf_async._core import frames
 from rlinf_async._core.frames import FrameError, FrameReader
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.resend import Incoming
 from rlinf_async._wire.acknowledgements import Acknowledgements
 from rlinf_async._wire.send_buffer import MAX_FDS_PER_CALL, close_all
 from rlinf_async._wire.socket_writer import SocketWriter
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 OnFrame = Callable[[list[Any], list[int]], None]
 

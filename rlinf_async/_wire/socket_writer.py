@@ -7,7 +7,6 @@ other side has not acknowledged when the socket breaks are kept, and go another 
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Sequence
@@ -16,11 +15,12 @@ from weakref import WeakMethod
 
 from rlinf_async._core import clock, frames
 from rlinf_async._core.frames import Frame, FrameError, new_packer
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.resend import Incoming, content_bytes, pack
 from rlinf_async._wire.owned_socket import OwnedSocket
 from rlinf_async._wire.send_buffer import SendBuffer, State, close_all
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 MAX_FRAME_BYTES: Final = 8 << 20
 """Bytes of a packed frame; the reader's own limits lie above it.  What is large travels as a descriptor."""

@@ -14,7 +14,6 @@ failure: its daemon knows.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,11 +22,12 @@ from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.requests import Request
 from rlinf_async._core import clock, frames, operations
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._transports import process_groups
 from rlinf_async._transports.process_groups import Collectives, Pending, PythonProbe
 from rlinf_async._worker.running_call import Call, State
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _TOGETHER_S: Final = 0.01
 """Until the first look: what is told of many calls comes at once."""

@@ -11,16 +11,16 @@ never run user code.  So what is to overtake a ``def`` method has a third thread
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._worker import broken_loop
 from rlinf_async._worker.running_call import Call
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 
 class ConcurrentCalls:

@@ -10,7 +10,6 @@ to the worker, the caller hears of it.  The answer has no need of the detour, no
 
 from __future__ import annotations
 
-import logging
 import resource
 import socket
 import threading
@@ -20,10 +19,11 @@ from typing import Any, Final, Protocol
 
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import frames
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._wire.direct_sockets import DirectSockets
 from rlinf_async._wire.unix import Connection
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _MIN_OPEN_FILES: Final = 1024
 """Where a process may not open so many files, the sockets of a few hundred workers would be too much."""

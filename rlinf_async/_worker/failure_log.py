@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 from rlinf_async._core.failure_counts import FailureCounts
 from rlinf_async._core.failures import Failure, users_line
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._worker.logs import OWN
 
-logger = logging.getLogger(OWN)
+logger = own_logger(OWN)
 
 
 class FailureLog:

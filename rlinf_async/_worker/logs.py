@@ -6,6 +6,8 @@ import logging
 import sys
 from typing import Final
 
+from rlinf_async._core.own_logger import own_logger
+
 LEVEL: Final = "RLINF_LOG_LEVEL"
 """The variable that says from which level on workers log (INFO)."""
 
@@ -24,7 +26,7 @@ def configure(group: str, rank: int, level: str | None) -> None:
     """
     # In a group's name a % stands for itself.
     who = f"{group}-Rank-{rank}".replace("%", "%%")
-    root, own = logging.getLogger(NAME), logging.getLogger(OWN)
+    root, own = own_logger(NAME), own_logger(OWN)
     for logger, stream, place in ((root, sys.stdout, "[%(filename)s:%(lineno)d]"), (own, sys.stderr, "")):
         handler = logging.StreamHandler(stream)
         handler.setFormatter(logging.Formatter(f"[%(levelname)s %(asctime)s {who}]{place} %(message)s", "%H:%M:%S"))

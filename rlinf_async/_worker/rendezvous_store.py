@@ -8,11 +8,12 @@ reach that address can write keys.
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from typing import Any
 
-logger = logging.getLogger(__name__)
+from rlinf_async._core.own_logger import own_logger
+
+logger = own_logger(__name__)
 
 
 class MasterStore:

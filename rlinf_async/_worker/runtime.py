@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import threading
 from asyncio import _get_running_loop as running_loop
@@ -28,6 +27,7 @@ from rlinf_async._client.client import NodeClient
 from rlinf_async._client.direct_calls import REPORT_DELAY_S
 from rlinf_async._core import clock, codec, failures, frames, process
 from rlinf_async._core.frames import Status
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.payload import open_body, pack_body
 from rlinf_async._core.segment import close_fds
 from rlinf_async._core.unpicklable import ATOMS
@@ -46,7 +46,7 @@ from rlinf_async._worker.methods import CONSTRUCT, Kind, Methods, concurrent_nam
 from rlinf_async._worker.rendezvous_store import MasterStore
 from rlinf_async._worker.running_call import ENDED, QUEUED, RUNNING, Call
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 # A member of an enum takes as long to look up as a call: those that every call of a worker meets.
 _SERVE: Final = EventKind.SERVE

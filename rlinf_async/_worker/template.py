@@ -126,11 +126,11 @@ def _serve(control: socket.socket) -> None:
         orders = [first]
         while len(orders) < _BATCH and (another := _receive(control, socket.MSG_DONTWAIT)) is not None:
             orders.append(another)
-        pids = iter(_fork_twice(control, [order for order in orders if order.error is None]))
+        answers = iter(_fork_twice(control, [order for order in orders if order.error is None]))
         for order in orders:
             for fd in order.fds:
                 os.close(fd)
-            answer = {"error": order.error} if order.error is not None else _answer(next(pids))
+            answer = {"error": order.error} if order.error is not None else next(answers)
             control.send(msgpack.packb(answer))
 
 
@@ -163,14 +163,14 @@ def _receive(control: socket.socket, flags: int) -> Order | None:
     return Order(msgpack.unpackb(packet, raw=False, unicode_errors="surrogateescape"), fds)
 
 
-def _answer(pid: int) -> dict[str, Any]:
-    if pid < 0:
-        return {"error": f"fork: {os.strerror(-pid)} (is the limit of processes reached? `ulimit -u`)"}
-    return {"pid": pid}
+def _refusal(error: OSError) -> str:
+    """Return why a fork has failed, with the limit that it has met if it is about one."""
+    limit = " (a limit of processes: `ulimit -u`, or pids.max of a cgroup)" if error.errno == errno.EAGAIN else ""
+    return f"fork: {error.strerror}{limit}"
 
 
-def _fork_twice(control: socket.socket, orders: list[Order]) -> list[int]:
-    """The workers' pids, or a negative errno; when this returns, the daemon is their parent.
+def _fork_twice(control: socket.socket, orders: list[Order]) -> list[dict[str, Any]]:
+    """Return ``pid`` or ``error`` of each worker; from now on the daemon is the parent of those that were forked.
 
     A process in between forks them all and ends, and the daemon, a subreaper, adopts them.
     """
@@ -182,14 +182,14 @@ def _fork_twice(control: socket.socket, orders: list[Order]) -> list[int]:
     except OSError as error:
         os.close(read)
         os.close(write)
-        return [-(error.errno or errno.EAGAIN)] * len(orders)
+        return [{"error": _refusal(error)}] * len(orders)
     if middle == 0:
         for order in orders:
             try:
-                worker = os.fork()
+                answer: dict[str, Any] = {"pid": os.fork()}
             except OSError as error:
-                worker = -(error.errno or errno.EAGAIN)
-            if worker == 0:
+                answer = {"error": _refusal(error)}
+            if answer.get("pid") == 0:
                 os.close(read)
                 os.close(write)
                 control.close()
@@ -198,13 +198,15 @@ def _fork_twice(control: socket.socket, orders: list[Order]) -> list[int]:
                         for fd in other.fds:
                             os.close(fd)
                 _run_worker(order.spec, order.fds)
-            os.write(write, f"{worker}\n".encode())
+            os.write(write, msgpack.packb(answer))
         os._exit(0)
     os.close(write)
-    with open(read) as reader:
-        pids = [int(line) for line in reader.read().split()]
-    os.waitpid(middle, 0)
-    return pids + [-errno.ECHILD] * (len(orders) - len(pids))
+    with open(read, "rb") as reader:
+        answers = list(msgpack.Unpacker(reader))
+    code = os.waitstatus_to_exitcode(os.waitpid(middle, 0)[1])
+    how = f"exited with code {code}" if code >= 0 else f"was killed by signal {-code}"
+    left = {"error": f"the process {middle} that was to fork the worker {how} before it did"}
+    return answers + [left] * (len(orders) - len(answers))
 
 
 def _run_worker(spec: dict[str, Any], fds: list[int]) -> None:

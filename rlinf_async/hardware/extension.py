@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import logging
 from collections.abc import Mapping
 from typing import Final
+
+from rlinf_async._core.own_logger import own_logger
 
 EXTENSION: Final = "RLINF_EXT_MODULE"
 """The variable that names the module with hardware of the user's own."""
@@ -31,7 +32,7 @@ def load_extension(environ: Mapping[str, str]) -> str:
         register()
     except Exception as error:
         problem = f"the extension module {name!r} ({EXTENSION}) is not loaded: {type(error).__name__}: {error}"
-        logging.getLogger("RLinf").warning(problem)
+        own_logger("RLinf").warning(problem)
         return problem
     _loaded.add(name)
     return ""

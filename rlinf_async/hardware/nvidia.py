@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async.hardware.accelerator import AcceleratorFamily, AcceleratorType
 from rlinf_async.hardware.cards import Card, Device
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 
 _ORDER_VARIABLE: Final = "CUDA_DEVICE_ORDER"

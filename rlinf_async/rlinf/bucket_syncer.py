@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import torch
 from torch import nn
 
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async.errors import ConfigError
 from rlinf_async.rlinf.buckets import IncomingBuckets, Marked, buckets_in_call
 from rlinf_async.rlinf.sending import Sending
@@ -21,7 +21,7 @@ from rlinf_async.weights.model.writing import in_turn, plan_update
 
 _LARGEST: Final = (1 << 31) - 1  # of the numbers of versions, which travel as int32
 _OUTER: Final = "model.language_model."
-_log: Final = logging.getLogger(__name__)
+_log: Final = own_logger(__name__)
 
 
 class BucketWeightSyncer(WeightSyncer):

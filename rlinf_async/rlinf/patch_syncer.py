@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import Any, Final
 
 import torch
 
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async.errors import ConfigError, WeightMismatch, WrongBase
 from rlinf_async.rlinf.buckets import IncomingBuckets, Marked, buckets_in_call
 from rlinf_async.rlinf.patch import CompressedWeightPatch, EmptyWeightPatch, WeightPatch, checksums
@@ -25,7 +25,7 @@ from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import ParamTree, name_of, path_of
 from rlinf_async.weights.model.writing import in_turn, plan_update
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = own_logger(__name__)
 
 
 class PatchWeightSyncer(WeightSyncer):

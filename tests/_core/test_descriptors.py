@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from textwrap import dedent
 
 import pytest
 
-from rlinf_async._core.descriptors import explained_shortage
+from rlinf_async._core.descriptors import explained_shortage, limit_met
 from rlinf_async.errors import LaunchError
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +61,20 @@ def test_a_shortage_that_is_wrapped_already_is_explained_too(number: int) -> Non
     with told as caught, explained_shortage("node7", "3 workers", 27):
         raise wrapped
     assert "fix: `" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.EMFILE, "x"), r" \(it may open \d+ files: `ulimit -n`\)"),
+        (OSError(errno.ENFILE, "x"), r" \(the system has no file left: `sysctl fs.file-max`\)"),
+        (OSError(errno.ENOMEM, "x"), ""),
+        (OSError("x"), ""),
+        (MemoryError(), ""),
+    ],
+)
+def test_a_limit_is_named_only_by_an_error_that_is_about_it(error: BaseException, told: str) -> None:
+    assert re.fullmatch(told, limit_met(error))
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), LaunchError("other")])

@@ -25,19 +25,23 @@ class InspectedRun:
     """One program under ``rlinf-launch``, in a session of its own, and the only run in its folder.
 
     A context manager that leaves no process behind.
+
+    Args:
+        home: the folder from which the run imports the framework; None for the usual one.
     """
 
     process: subprocess.Popen[bytes]
     folder: Path
 
-    def __init__(self, program: Path, *arguments: str, flags: tuple[str, ...] = ()) -> None:
+    def __init__(self, program: Path, *arguments: str, flags: tuple[str, ...] = (), home: Path | None = None) -> None:
         self._command = [sys.executable, "-m", "rlinf_launcher", "-q", *flags, str(program), *arguments]
         self._mark = uuid.uuid4().hex
+        self._home = {} if home is None else {"PYTHONPATH": str(home)}
 
     def __enter__(self) -> InspectedRun:
         # A short name: a socket's path has 108 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="run-", dir=os.environ["XDG_RUNTIME_DIR"]))
-        self._environment = {**os.environ, "XDG_RUNTIME_DIR": str(self.folder)}
+        self._environment = {**os.environ, **self._home, "XDG_RUNTIME_DIR": str(self.folder)}
         with open(self.folder / "output", "w") as output:
             self.process = subprocess.Popen(
                 self._command,

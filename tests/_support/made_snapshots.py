@@ -25,6 +25,10 @@ def made_death(process: str, time: float, run: str = RUN) -> bytes:
     return b"\n" + json.dumps(facts).encode() + b"\n"
 
 
+def made_group(group: str, run: str = RUN) -> bytes:
+    return json.dumps({"time": 1.0, "run": run, "node": 0, "group": group, "workers": [], "config": None}).encode()
+
+
 def made_node(node: int, run: str = RUN, **facts: Any) -> bytes:
     return json.dumps({"run": run, "node": node, "name": f"gpu{node}", "began": 1.0, "peers": [], **facts}).encode()
 

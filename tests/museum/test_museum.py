@@ -2,6 +2,8 @@
 
 Each exhibit lies beside this file, prints ``still`` when its progress has ended, and marks the lines that take part by
 comments.  Of those the table says who has to be named there, and with which words; then who should have acted.
+
+Each exhibit is visited twice: the run imports the framework by its path, and by a link to it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -25,8 +28,8 @@ PAUSE_S = 5.0
 START_TIMEOUT_S = 180
 """For several that start side by side on a machine that has other work too."""
 
-SHORT = {"calls_in_a_circle", "no_more_producers", "straggler"}
-"""Those that are asked in every suite; the others in ``make museum``."""
+SHORT = {("calls_in_a_circle", True), ("no_more_producers", False), ("straggler", True)}
+"""Exhibits, and whether by a link, that are asked in every suite; the others in ``make museum``."""
 
 
 def rank(group: str, ranks: str) -> str:
@@ -258,8 +261,8 @@ class Visit:
     left: list[int]
 
 
-def visit(name: str) -> Visit:
-    with InspectedRun(MUSEUM / f"{name}.py") as run:
+def visit(name: str, home: Path | None) -> Visit:
+    with InspectedRun(MUSEUM / f"{name}.py", home=home) as run:
         run.wait_for("still", START_TIMEOUT_S)
         time.sleep(PAUSE_S)
         begun = time.monotonic()
@@ -271,17 +274,29 @@ def visit(name: str) -> Visit:
 
 def exhibits() -> list[object]:
     """The short ones come first, so that what begins before them does not wait for the others."""
-    names = sorted(EXHIBITS, key=lambda name: name not in SHORT)
-    return [pytest.param(name, marks=() if name in SHORT else pytest.mark.museum, id=name) for name in names]
+    visits = sorted(product(EXHIBITS, (False, True)), key=lambda each: each not in SHORT)
+    return [
+        pytest.param(
+            *each, marks=() if each in SHORT else pytest.mark.museum, id=f"{each[0]}{'-by-a-link' if each[1] else ''}"
+        )
+        for each in visits
+    ]
 
 
 @pytest.fixture(scope="module")
-def visits(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Visit]]]:
+def visits(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[tuple[str, bool], Future[Visit]]]:
     """Of those exhibits whose tests are to run: several at once, because they wait more than they compute."""
+    home = tmp_path_factory.mktemp("home") / "link"
+    home.symlink_to(MUSEUM.parents[1])
     selected = [item for item in request.session.items if item.path == Path(__file__)]
-    names = [item.callspec.params["name"] for item in selected if hasattr(item, "callspec")]
+    chosen = [item.callspec.params for item in selected if hasattr(item, "callspec")]
     with ThreadPoolExecutor(AT_ONCE) as guides:
-        yield {name: guides.submit(visit, name) for name in names}
+        yield {
+            (each["name"], each["by_link"]): guides.submit(visit, each["name"], home if each["by_link"] else None)
+            for each in chosen
+        }
 
 
 def misses(exhibit: Exhibit, program: Path, said: str) -> list[str]:
@@ -303,9 +318,11 @@ def place_of(program: Path, comment: str) -> str:
     return f"{program}:{number}"
 
 
-@pytest.mark.parametrize("name", exhibits())
-def test_stuck_names_who_waits_where_for_what_and_who_should_act(name: str, visits: dict[str, Future[Visit]]) -> None:
-    exhibit, seen = EXHIBITS[name], visits[name].result()
+@pytest.mark.parametrize(("name", "by_link"), exhibits())
+def test_stuck_names_who_waits_where_for_what_and_who_should_act(
+    name: str, by_link: bool, visits: dict[tuple[str, bool], Future[Visit]]
+) -> None:
+    exhibit, seen = EXHIBITS[name], visits[name, by_link].result()
     print(f"{name}: exit code {seen.code} after {seen.seconds:.1f} s\n{seen.said}")
     assert misses(exhibit, MUSEUM / f"{name}.py", seen.said) == [], seen.said
     assert seen.code == exhibit.code

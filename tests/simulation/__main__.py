@@ -6,12 +6,14 @@ import argparse
 import logging
 import time
 
+from rlinf_async._core.own_logger import NAMES
 from tests.simulation.play import play
 from tests.simulation.shrink import shrink
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.CRITICAL)
+    for name in NAMES:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("seeds", type=int, nargs="*", default=[0, 1000], help="the first, and the one behind the last")
     parser.add_argument("--first", action="store_true", help="stop at the first that breaks a promise")

@@ -28,7 +28,7 @@ function showSummary() {
   byId("run").textContent = summary.run;
   const taken = clockText(Math.floor(summary.taken_at), (summary.taken_at % 1) * 1e6);
   const state = byId("state");
-  const words = { live: "live", lost: "connection lost", ended: "ended", embedded: summary.is_alive ? `taken ${taken}` : "ended" };
+  const words = { live: "live", lost: "connection lost", ended: "ended", embedded: summary.is_alive === false ? "ended" : `taken ${taken}` };
   state.textContent = words[connection];
   state.className = `pill ${connection}`;
   const facts = [

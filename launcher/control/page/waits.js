@@ -17,6 +17,7 @@ function showVerdict(model) {
 
 function unasked({ missing, is_alive: isAlive }) {
   if (missing["its verdict"]) return `There is no verdict: ${missing["its verdict"]}.`;
+  if (isAlive === null) return `The run could not be asked: ${missing["its daemons"] ?? "no daemon of it is on this machine"}.`;
   return isAlive ? "The run has not been asked yet." : "The run was not asked while it lived: long waits that its ranks have told of are among the errors.";
 }
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
+from rlinf_async._core.framework_files import is_framework
 from rlinf_async._inspection.state.collectives import collective_of
 from rlinf_async._inspection.state.run_report import Activity, Frame, State, Target, TargetKind, Wait
 
@@ -34,8 +34,6 @@ _MORE_THREADS: Final = "..."
 """Stands at the end where faulthandler has left out threads."""
 
 _NOT_USERS: Final = re.compile(r"<frozen |.*/lib\d*/python\d[^/]*/|.*/(?:site|dist)-packages/")
-_CHECKOUT: Final = Path(__file__).resolve().parents[3]
-_FRAMEWORK: Final = (f"{_CHECKOUT}/rlinf_async/", f"{_CHECKOUT}/launcher/")
 
 _BLOCKING: Final = {"wait": "lock", "acquire": "lock", "join": "thread", "_wait_for_tstate_lock": "thread"}
 """Functions of ``threading.py`` that block, with the kind of the wait."""
@@ -87,7 +85,7 @@ def parse(text: str) -> list[DumpedThread]:
 
 def is_users(file: str) -> bool:
     """Whether a file is the user's, and not of the framework, the standard library or an installed package."""
-    return _NOT_USERS.match(file) is None and not file.startswith(_FRAMEWORK)
+    return _NOT_USERS.match(file) is None and not is_framework(file)
 
 
 def activities(text: str, silent: float) -> list[Activity]:

@@ -10,15 +10,15 @@ registered first if it does, and none that is busy::
 from __future__ import annotations
 
 import contextlib
-import logging
 import select
 import selectors
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from rlinf_async._core import clock
+from rlinf_async._core.own_logger import own_logger
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _READ: Final = selectors.EVENT_READ
 _WRITE: Final = selectors.EVENT_WRITE

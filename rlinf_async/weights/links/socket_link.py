@@ -9,7 +9,6 @@ inherited its socket.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import secrets
 import signal
@@ -23,13 +22,14 @@ from typing import Any, ClassVar, Final
 
 from rlinf_async._client.loop_thread import LoopThread
 from rlinf_async._core import frames, process
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async._wire import local_socket
 from rlinf_async._wire.unix import Connection
 from rlinf_async.errors import AuthError, ConfigError, PeerLost, RLinfAsyncError, TransferFailed
 from rlinf_async.weights.links.weight_link import Link, Words
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 MAX_WAITING_BYTES: Final = 64 << 20
 """Bytes that wait for the other side at most; with that many there, no further word is taken."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import re
 import threading
 import uuid
@@ -28,10 +27,11 @@ import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch does not list them
 
 from rlinf_async._core import clock, failures, frames
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._transports.tcp_connections import Connection, is_named_in
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost, TransferFailed
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _CLOSED: Final = b"closed"
 """In the place of what is waited for: it will not come."""

@@ -7,15 +7,15 @@ thread that reads it.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from typing import Any, Protocol
 
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async.errors import ClosedError, PeerLost, RLinfAsyncError
 from rlinf_async.work import Work
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 Words = list[Any]
 

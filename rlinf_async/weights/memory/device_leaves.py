@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import threading
 from typing import Any, Final
 
 import torch
 
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async.weights.memory.gpus import Gpus
 from rlinf_async.weights.memory.slot import OPENED_BYTE, lock
 from rlinf_async.weights.model.manifest import Manifest
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 
 class DeviceLeaves:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -12,9 +11,10 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from rlinf_async._core.mapping import protect
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._transports.device_memory import Handle
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 Marks: TypeAlias = Mapping[torch.device, Any]
 """Of some GPUs, a point in the work of the stream that was the caller's; None: its beginning, before everything."""

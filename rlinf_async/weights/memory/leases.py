@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from typing import NamedTuple
 
 import torch
 
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.weights.memory.gpus import Gpus
 from rlinf_async.weights.memory.slot import IN_SLOT, ON_GPU, MemoryName, SlotHeader, SlotLayout, Views
 from rlinf_async.weights.memory.slot_reader import SlotReader
 from rlinf_async.weights.model.manifest import Manifest
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 
 class Leased(NamedTuple):

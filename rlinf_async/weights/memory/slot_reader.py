@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import functools
-import logging
 import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._transports.device_memory import Handle
 from rlinf_async.errors import TransferFailed
 from rlinf_async.weights.memory.gpus import Gpus
@@ -27,7 +27,7 @@ from rlinf_async.weights.memory.slot import (
 from rlinf_async.weights.model.digests import checksum_of
 from rlinf_async.weights.model.manifest import Manifest
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 
 class MemoryGone(TransferFailed):

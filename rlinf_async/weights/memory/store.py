@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import logging
 import math
 from collections.abc import Sequence
 
 import torch
 
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async.weights.memory.cuda import CUDA
 from rlinf_async.weights.memory.device_leaves import DeviceLeaves, free_retired, retire
 from rlinf_async.weights.memory.gpus import Gpus, Registrar, copy_settled
@@ -18,7 +18,7 @@ from rlinf_async.weights.model.delta import GPU_PIECE, Delta, encode_within
 from rlinf_async.weights.model.digests import checksum_of
 from rlinf_async.weights.model.manifest import Manifest
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 
 class Store:

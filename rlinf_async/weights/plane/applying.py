@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlinf_async._core import clock
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._recorder import recording
 from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.weights.memory.gpus import Gpus, Registrar
@@ -21,7 +21,7 @@ from rlinf_async.weights.state.versions import Reception, Verdict
 from rlinf_async.weights.waiting.aside import Aside
 from rlinf_async.weights.waiting.gate import ReadingGate
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 
 class Applying:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Final
 
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.delta import Delta
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _WORTH: Final = 0.8
 """The part of all bytes from which on a delta does not pay: making it costs a pass over the memory."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 from torch import nn
 
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async.weights.memory.cuda import CUDA
 from rlinf_async.weights.memory.gpus import Gpus
 from rlinf_async.weights.model.copying import copy_tensors
@@ -18,7 +18,7 @@ from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import Path
 from rlinf_async.weights.model.writing import Update, copy_in_turn, stand_in
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 Views = Mapping[Path, torch.Tensor]
 

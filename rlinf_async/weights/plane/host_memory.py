@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._messaging.landing import Host
 from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async.errors import ClosedError, TransferFailed
@@ -19,7 +19,7 @@ from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.waiting.dropped import on_drop
 from rlinf_async.work import Work
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 
 class HostMemory:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 from rlinf_async._core import clock, process
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
@@ -36,7 +36,7 @@ from rlinf_async.weights.waiting.aside import Aside
 from rlinf_async.weights.waiting.changes import Changes
 from rlinf_async.weights.waiting.dropped import on_drop
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 
 class Publisher:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from rlinf_async._core import clock, process
 from rlinf_async._core.failures import pack_error
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._messaging.state.relay_plan import TO_HOSTS
 from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost, TransferFailed
 from rlinf_async.weights.links.weight_link import Link, Words
@@ -28,7 +28,7 @@ from rlinf_async.weights.waiting.changes import Changes
 from rlinf_async.weights.waiting.dropped import on_drop
 from rlinf_async.weights.waiting.gate import Reading
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _TRIES: Final = 3
 """Times that one version is asked for: each time another host may have ended."""

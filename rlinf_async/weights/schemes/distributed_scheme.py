@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any, ClassVar, Final
 
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async.errors import DeadlineExceeded
 from rlinf_async.weights.model.writing import adopt
 from rlinf_async.weights.schemes.receiver import WeightReceiver
 from rlinf_async.weights.schemes.scheme import WeightSyncScheme, from_either, model_of, register_weight_sync_backend
 from rlinf_async.weights.transports.distributed import DistributedTransport
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _MAX_WAIT_S: Final = 3600.0
 """For one wait, where there is no deadline."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import logging
 import weakref
 from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final
 
 from rlinf_async._core import clock, process
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost
 from rlinf_async.weights.links.socket_link import LOOP, Notice, SocketLink
 from rlinf_async.weights.model.resolve import _resolve_model
@@ -24,7 +24,7 @@ from rlinf_async.weights.transports.transport import LinkTransport, TransportBac
 from rlinf_async.weights.waiting.bridge import Bridge
 from rlinf_async.weights.waiting.gate import Reading
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _PATIENCE: Final = 3600.0
 """Seconds for which ``serve`` waits at a time."""

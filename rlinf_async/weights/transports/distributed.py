@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any, Final
@@ -13,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from rlinf_async._core import frames
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async.errors import ClosedError, DeadlineExceeded, SerializationError, WrongAcknowledgement
 from rlinf_async.weights.links.store_mail import StoreMail
@@ -23,7 +23,7 @@ from rlinf_async.weights.waiting.aside import Aside
 from rlinf_async.weights.waiting.bridge import Bridge
 from rlinf_async.work import Work
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _CLOSE_TIMEOUT_S: Final = 10.0
 """For the thread to come back when this is closed: it may wait for a store that has stopped, or a new client of one."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async.errors import DeadlineExceeded, PeerLost, RemoteError, RLinfAsyncError, WrongAcknowledgement
 from rlinf_async.weights.links.pipe_mail import UPDATE, PipeMail, is_answer, is_update
 from rlinf_async.weights.links.socket_link import OWN, Notice, SocketLink
@@ -17,7 +17,7 @@ from rlinf_async.weights.waiting.bridge import Bridge, at_once
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _REGISTER: Final = "register_shared_weights"
 _FAILED: Final = "failed"

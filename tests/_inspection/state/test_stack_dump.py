@@ -9,13 +9,18 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rlinf_async
+import rlinf_launcher
+from rlinf_async._inspection import code_frames
 from rlinf_async._inspection.state import stack_dump
 from rlinf_async._inspection.state.run_report import Frame, State, Target, TargetKind
+from rlinf_async._waits import user_code
 
+LAUNCHER = Path(str(rlinf_launcher.__file__)).parent.name
 STDLIB = sysconfig.get_path("stdlib")
 DUMP = """\
 Thread 0x00007f18cd7286c0 (most recent call first):
@@ -137,6 +142,27 @@ def test_where_threads_are_left_out_none_is_taken_for_the_main_one() -> None:
 )
 def test_files_of_users_are_told_from_all_others(path: str, expected: bool) -> None:
     assert stack_dump.is_users(path) is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("rlinf_async/_inspection/loop_witness.py", False),
+        (f"{LAUNCHER}/job.py", False),
+        ("examples/train.py", True),
+        ("rlinf_async_mine/train.py", True),
+    ],
+)
+def test_links_before_the_framework_hide_neither_its_files_nor_those_of_users(
+    tmp_path: Path, name: str, expected: bool
+) -> None:
+    (tmp_path / "home").symlink_to(Path(rlinf_async.__file__).parents[1])
+    path = str(tmp_path / "home" / name)
+    assert stack_dump.is_users(path) is expected
+    variables: dict[str, Any] = {}
+    exec(compile("import sys\nframe = sys._getframe()", path, "exec"), variables)
+    assert user_code._is_users(variables["frame"]) is expected
+    assert code_frames.has_users([variables["frame"]]) is expected
 
 
 def test_activities_are_the_threads_that_run_code_of_users() -> None:

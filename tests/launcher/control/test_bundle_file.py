@@ -11,6 +11,7 @@ import pytest
 
 from rlinf_launcher.control import bundle_file
 from rlinf_launcher.control.bundle_file import BadBundle, read_bundle, write_bundle
+from rlinf_launcher.control.run_snapshot import RunSnapshot
 from tests._support.made_snapshots import RUN, made_snapshot
 
 FACTS = {"format": 1, "run": RUN, "taken_at": 5, "is_alive": False, "status": None, "verdict": None, "missing": {}}
@@ -25,6 +26,12 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert read_bundle(path) == snapshot
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_secrets_of_a_command_line_are_not_in_a_bundle(tmp_path: Path) -> None:
+    snapshot = RunSnapshot(RUN, 5.0, status={"processes": [{"command": "train.py --api-key abc --steps 3"}]})
+    write_bundle(snapshot, tmp_path / "run.zip")
+    assert read_bundle(tmp_path / "run.zip").status == {"processes": [{"command": "train.py --api-key *** --steps 3"}]}
 
 
 def test_what_there_is_no_time_for_is_named_in_the_bundle(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,28 @@ def test_logs_of_an_ended_run_are_those_of_all_groups_or_of_the_ranks_that_are_n
         show_kept_logs(run, Output(screen, as_json=False), "critic", tail=20)
     with pytest.raises(NoSuchRun, match="where its logs are is not known"):
         show_kept_logs(LocalRun(RUN, 1.0), Output(screen, as_json=False), None, tail=20)
+
+
+@pytest.mark.parametrize("broken", ["actor", "."])
+def test_logs_in_whose_place_a_file_is_are_no_missing_group(tmp_path: Path, broken: str) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    run = kept(logs, actor=b"one\n", rollout=b"two\n")
+    shutil.rmtree(logs / broken)
+    (logs / broken).write_text("a file in the place of a folder")
+    said = f"the logs of group 'actor' are gone: {logs / broken} is no folder"
+    with pytest.raises(NoSuchRun, match=said):
+        show_kept_logs(run, Output(io.StringIO(), as_json=False), "actor:0", tail=20)
+    with pytest.raises(NoSuchRun, match=said):
+        log_files.chosen_logs(["actor", "rollout"], logs, (), "actor")
+    if broken == ".":
+        with pytest.raises(NoSuchRun, match=f"the logs are gone: {logs} is no folder"):
+            show_kept_logs(run, Output(io.StringIO(), as_json=False), None, tail=20)
+
+
+def test_a_live_group_without_a_log_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(NoSuchRun, match=f"group 'actor' has no log in {tmp_path}"):
+        log_files.chosen_logs(["actor"], tmp_path, (), "actor")
 
 
 def test_of_empty_logs_all_ranks_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from rlinf_async._core import frames
 from rlinf_async._inspection.state.run_report import RunReport
-from rlinf_launcher.control.run_status import weight_rows
+from rlinf_launcher.control.run_status import named, weight_rows
 from rlinf_launcher.control.run_view import RunView
 from tests.launcher.control.test_run_view import process
+
+
+def test_a_process_of_a_silent_node_is_not_said_to_have_ended() -> None:
+    here, silent, gone = frames.endpoint(0, 1), frames.endpoint(1, 1), frames.endpoint(0, 2)
+    report = RunReport("run", [process(here, "actor", 0)], [], {}, {gone: "ended: exit code 1"})
+    view = RunView(report, {}, {1: "did not answer within 1.0 s"})
+    told = [named(view, [each]) for each in (here, silent, gone, frames.endpoint(0, 3))]
+    assert told == ["actor:0", "(of a node that does not answer)", "ended: exit code 1", "(ended)"]
+    assert named(view, []) == "-"
 
 
 def test_weights_have_a_row_for_each_version_that_is_applied_and_one_where_none_is() -> None:

@@ -27,7 +27,9 @@ def test_facts_groups_and_deaths_are_there_once_they_are_told(tmp_path: Path) ->
     assert (node["run"], node["node"], node["name"], node["host"], node["peers"]) == (
         "cafecafe", 1, "gpu02", "vm", [{"node": 0}],
     )  # fmt: skip
-    assert node["config"]["env"] == {"HF_TOKEN": "***", "MODE": "fast", "NCCL_DEBUG": "INFO"}
+    assert node["config"]["env"] == {
+        "HF_TOKEN": "*** (length 6)", "MODE": "*** (length 4)", "NCCL_DEBUG": "INFO", "HOME": "/root",
+    }  # fmt: skip
     assert {"python", "torch"} <= node["versions"].keys()
     group = json.loads((tmp_path / "recorder/groups-1.jsonl").read_text())
     assert group["workers"] == [{"rank": 3, "endpoint": (1 << 32) + 5, "pid": 4711, "devices": ["0", "1"]}]

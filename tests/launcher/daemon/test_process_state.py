@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -39,6 +40,16 @@ def test_a_stopped_process_is_told_from_one_that_has_ended(child: subprocess.Pop
     child.wait()
     assert (state_of(child.pid, None), is_stopped(child.pid)) == ("ended", False)
     assert image_of(child.pid) is None
+
+
+def test_a_shortage_of_descriptors_is_not_the_end_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("builtins.open", fail)
+    told = state_of(os.getpid(), None)
+    monkeypatch.undo()
+    assert told == ""
 
 
 def test_a_process_that_has_become_another_program_is_told(child: subprocess.Popen[bytes]) -> None:

@@ -1,0 +1,61 @@
+"""Loggers of the framework: a promised word is said, whatever a script does to logging as a whole."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+NAMES: Final = ("rlinf_async", "rlinf_launcher", "RLinf")
+"""The topmost loggers of the framework: by their levels and handlers its words are held back."""
+
+_LAST_RESORT: Final = logging.lastResort
+
+
+def own_logger(name: str) -> logging.Logger:
+    """Return the logger of that name as an ``OwnLogger``; every module of the framework has its own from here."""
+    logger = logging.getLogger(name)
+    logger.__class__ = OwnLogger
+    return logger
+
+
+class OwnLogger(logging.Logger):
+    """A logger whose warnings and errors only a level, handler or filter of the framework's own loggers holds back.
+
+    Scripts and libraries configure logging for themselves: ``dictConfig`` disables all loggers that it finds,
+    ``logging.disable`` and the root's level are about everybody's chatter, and handlers of the root may take nothing.
+    A warning that no handler takes goes to stderr.
+    """
+
+    @property
+    def disabled(self) -> bool:
+        return False
+
+    @disabled.setter
+    def disabled(self, value: bool) -> None:
+        """``dictConfig`` and ``fileConfig`` set it for every logger that they do not name."""
+
+    def isEnabledFor(self, level: int) -> bool:
+        if level < logging.WARNING:
+            return super().isEnabledFor(level)
+        return level >= next((logger.level for logger in self._below_root() if logger.level), logging.WARNING)
+
+    def callHandlers(self, record: logging.LogRecord) -> None:
+        if record.levelno < logging.WARNING or _LAST_RESORT is None or self._takes(record):
+            super().callHandlers(record)
+        else:
+            _LAST_RESORT.handle(record)
+
+    def _takes(self, record: logging.LogRecord) -> bool:
+        for logger in self._below_root():
+            if logger.handlers:
+                return True  # also where these let it pass: they are about the framework
+            if not logger.propagate:
+                return False
+        handlers = logging.root.handlers
+        return any(record.levelno >= each.level and not isinstance(each, logging.NullHandler) for each in handlers)
+
+    def _below_root(self) -> list[logging.Logger]:
+        found: list[logging.Logger] = [self]
+        while (parent := found[-1].parent) is not None and parent is not logging.root:
+            found.append(parent)
+        return found

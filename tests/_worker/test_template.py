@@ -1,0 +1,53 @@
+"""Births of workers that fail, in a process of their own, which may be forked."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from textwrap import dedent
+
+import pytest
+
+PROGRAM = """
+    import errno, os, signal, socket
+    from rlinf_async._worker import template
+
+    fork, forks = os.fork, 0
+
+    def failing_fork():
+        global forks
+        forks += 1
+        if forks == {at}:
+            {fails}
+        return fork()
+
+    template._run_worker = lambda spec, fds: os._exit(0)
+    os.fork = failing_fork
+    orders = [template.Order({{}}, []) for _ in range(2)]
+    print([list(answer.items()) for answer in template._fork_twice(socket.socket(), orders)])
+"""
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+LIMIT = r"fork: Resource temporarily unavailable \(a limit of processes: `ulimit -u`, or pids.max of a cgroup\)"
+MEMORY = "fork: Cannot allocate memory"
+
+
+@pytest.mark.parametrize(
+    ("at", "fails", "told"),
+    [
+        (2, KILL, [r"the process \d+ that was to fork the worker was killed by signal 9 before it did"] * 2),
+        (3, KILL, [r"\d+", r"the process \d+ that was to fork the worker was killed by signal 9 before it did"]),
+        (2, "os._exit(3)", [r"the process \d+ that was to fork the worker exited with code 3 before it did"] * 2),
+        (1, "raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))", [LIMIT] * 2),
+        (3, "raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))", [r"\d+", LIMIT]),
+        (2, "raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))", [MEMORY, r"\d+"]),
+    ],
+)
+def test_a_worker_that_is_not_born_is_told_with_the_reason_alone(at: int, fails: str, told: list[str]) -> None:
+    program = dedent(PROGRAM).format(at=at, fails=fails)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    answers = ast.literal_eval(done.stdout)
+    assert [name for ((name, _),) in answers] == ["pid" if text == r"\d+" else "error" for text in told]
+    for ((_, value),), text in zip(answers, told, strict=True):
+        assert re.fullmatch(text, str(value)), value
