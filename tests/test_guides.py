@@ -16,6 +16,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 PAGES = [
     *("getting-started.md", "recipes.md", "testing.md"),
     *("calls.md", "channels.md", "supervision.md", "launcher.md", "observability.md", "security.md"),
+    *("weights.md", "torchrl.md"),
 ]
 OWN_RUN = (
     "recipe_several_clusters_in_one_process.py",
