@@ -73,7 +73,7 @@ Importing `rlinf_async` loads nothing; each name is loaded when it is asked for,
 a coroutine return a `Work` to be awaited: where a signature says `Any`, the text says what comes. A `WorkerGroup`
 also has the public methods of its worker class; one that is called `call` takes the place of the group's.
 
-RLinf's names are explained in [porting-from-rlinf.md](porting-from-rlinf.md), TorchRL's in [weights.md](weights.md);
+RLinf's names are explained in [porting-from-rlinf.md](porting-from-rlinf.md), TorchRL's in [torchrl.md](torchrl.md);
 what adapts a scheme to the collectors of released TorchRL, `rlinf_async.torchrl.collectors.CollectorScheme`, needs
 the extra `torchrl`.
 """

@@ -16,7 +16,10 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 PAGES = [
     *("getting-started.md", "recipes.md", "testing.md"),
     *("calls.md", "channels.md", "supervision.md", "launcher.md", "observability.md", "security.md"),
+    *("execution-overview.md", "weights.md", "torchrl.md"),
 ]
+WITHOUT_PROGRAMS = ["programming-flow.md", "troubleshooting.md"]
+"""``test_quotations.py`` holds them to the code."""
 OWN_RUN = (
     "recipe_several_clusters_in_one_process.py",
     "recipe_rehearsals_with_fake_gpus.py",
@@ -156,11 +159,21 @@ def test_the_readme_leads_to_the_pages() -> None:
     first, second = ((CHECKOUT / page).read_text() for page in ("README.md", "docs/getting-started.md"))
     assert "(docs/getting-started.md)" in first
     assert [
-        page for page in [*PAGES[1:], "api.md"] if f"(docs/{page})" not in first and f"({page})" not in second
+        page
+        for page in [*PAGES[1:], *WITHOUT_PROGRAMS, "api.md"]
+        if f"(docs/{page})" not in first and f"({page})" not in second
     ] == []
 
 
-@pytest.mark.parametrize("page", PAGES)
+def anchors(text: str) -> list[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *WITHOUT_PROGRAMS])
 def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
-    for target in re.findall(r"\]\(([^)#]+)", (CHECKOUT / "docs" / page).read_text()):
-        assert (CHECKOUT / "docs" / target).exists(), target
+    for target, _, anchor in re.findall(r"\]\(([^)#]*)(#([^)]+))?\)", (CHECKOUT / "docs" / page).read_text()):
+        path = CHECKOUT / "docs" / (target or page)
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path.read_text()), f"{target}#{anchor}"
