@@ -21,7 +21,7 @@ from rlinf_async._client.client import NodeClient
 from rlinf_async._client.loop_thread import LoopThread
 from rlinf_async._client.requests import OWN_NODE
 from rlinf_async._client.tasks import Tasks
-from rlinf_async._cluster.launch import Plan, base_environment, launch
+from rlinf_async._cluster.launch import Plan, base_environment, launch, script_environment
 from rlinf_async._cluster.launch_config import (
     fail_fast_wanted,
     groups_of,
@@ -516,6 +516,7 @@ class Cluster:
             nodes=self.nodes,
             run=self.run_id,
             environment=base_environment(env),
+            script_environment=script_environment(),
             seed=seed,
             max_concurrency=max_concurrency,
             quiet=disable_distributed_log,
