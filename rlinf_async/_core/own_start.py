@@ -15,7 +15,10 @@ from typing import Final
 Changes = Mapping[bytes, bytes | None]
 """Variables with their new values, None for a deleted one.  Environments are bytes, which need not be UTF-8."""
 
-_OWN: Final = frozenset({b"RLINF_RUN_ID", b"RLINF_NODE_SOCKET", b"RLINF_NODE_RANK", b"RLINF_TRACE", b"RLINF_WORKER"})
+_OWN: Final = frozenset(
+    b"RLINF_" + name
+    for name in (b"RUN_ID", b"NODE_SOCKET", b"NODE_RANK", b"TRACE", b"WORKER", b"PARENT_SOCKET", b"LOG_DIR")
+)
 """Variables by which the framework tells a process its place: no other process has the same."""
 
 _COERCED: Final = ("C.UTF-8", "C.utf8", "UTF-8")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rlinf_async._cluster.launch import script_environment
 from rlinf_async._core import own_start
 
 
@@ -53,6 +54,18 @@ def test_a_locale_that_python_chose_at_its_start_is_no_change(monkeypatch: pytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: b"A=1\0")
     monkeypatch.setattr(os.environ, "_data", {b"A": b"1", b"LC_CTYPE": b"C.UTF-8"})
     assert own_start._read_environment() == {"A": "1", "LC_CTYPE": "C.UTF-8"}
+
+
+def test_a_variable_that_no_program_could_start_with_is_told_and_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    own_start.begin(dict(os.environ), {})
+    monkeypatch.setenv("BIG", "secret" * 30_000)
+    monkeypatch.setenv("SMALL", "1")
+    assert script_environment() == {b"SMALL": b"1"}
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "the workers do not get $BIG, which this process has set: it has 180000 bytes" in told
+    assert "secret" not in told
 
 
 @pytest.mark.parametrize(
