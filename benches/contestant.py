@@ -54,11 +54,13 @@ class Contestant:
         checkout: Path | None = None,
     ) -> None:
         self.name = name
-        self._packages = tempfile.TemporaryDirectory(prefix="rlinf-bench-")
+        self._packages = None if checkout is None else tempfile.TemporaryDirectory(prefix="rlinf-bench-")
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed in close()
         environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
         if python == sys.executable:
-            packages = ROOT if checkout is None else _link_packages(Path(self._packages.name), checkout)
+            packages = ROOT
+            if self._packages is not None and checkout is not None:
+                packages = _link_packages(Path(self._packages.name), checkout)
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(packages), os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
             [*(launch or [str(python)]), str(HERE / "contestants" / script), *args],
@@ -127,7 +129,8 @@ class Contestant:
             with suppress(BrokenPipeError):  # of an order that was not taken
                 self._process.stdin.close()
             self._log.close()
-            self._packages.cleanup()
+            if self._packages is not None:
+                self._packages.cleanup()
 
     def _kill(self) -> None:
         """Whatever is left of its session, children included."""
