@@ -13,7 +13,7 @@ from typing import Final
 
 from . import contestant, session
 from .contestant import ContestantError
-from .measure import LIMIT, OURS, Case, Target
+from .measure import LIMIT, VERSIONS, Case, Target
 from .options import Options, parse
 from .session import Measurement, Standing
 
@@ -114,18 +114,20 @@ def main(arguments: list[str] | None = None) -> None:
             session.print_rows(local, session.beside_each_peer(local, start, options), options)
         remote = [each for each in remote_measurements(options.quick) if options.wants(each.case.name)]
         if remote:
-            with _start(OURS, options, "--nodes", "2") as ours, _start(LIMIT, options) as limits:
-                session.print_rows(remote, session.run(remote, {OURS: ours, LIMIT: limits}, options), options)
+            alone = options.beside()
+            start = functools.partial(_start, options=alone, nodes=2)
+            session.print_rows(remote, session.beside_each_peer(remote, start, alone), options)
     except ContestantError as error:
         sys.exit(str(error))
 
 
-def _start(name: str, options: Options, *flags: str) -> Standing:
+def _start(name: str, options: Options, nodes: int = 1) -> Standing:
     cold = ("cold", {"workers": RANKS, "method": "ping_def"})
     if name == LIMIT:
         return Standing(contestant.limits)
-    if name == OURS:
-        return Standing(functools.partial(contestant.ours, "--loop", options.loop, *flags), cold)
+    if name in VERSIONS:
+        flags = ("--loop", options.loop, "--nodes", str(nodes))
+        return Standing(functools.partial(contestant.ours, *flags, checkout=options.checkout(name)), cold)
     return Standing(functools.partial(contestant.peer, name, options.peers_dir), cold)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from . import contestant, measure, session
 from .contestant import Contestant, ContestantError
-from .measure import BEST, LIMIT, OURS, Case, Round, Target
+from .measure import BEST, LIMIT, OURS, VERSIONS, Case, Round, Target
 from .options import Options, parse
 from .session import Standing
 
@@ -112,12 +112,12 @@ def _more(who: str, cases: Iterable[str], options: Options) -> dict[str, Sequenc
     opening = ("cold", {"workers": RANKS, "method": "use_torch"})
     with Standing(functools.partial(_fresh, who, flags, options), opening) as standing:
         for name in cases:
-            if name == f"launch_{MANY}" and who != OURS and f"launch_{RANKS}" in found:
+            if name == f"launch_{MANY}" and who not in VERSIONS and f"launch_{RANKS}" in found:
                 found[name] = found[f"launch_{RANKS}"]
             elif name == MEMORY:
                 found[name] = session.samples(who, standing, "memory", {})
             else:
-                workers = MANY if name == f"launch_{MANY}" and who == OURS else RANKS
+                workers = MANY if name == f"launch_{MANY}" and who in VERSIONS else RANKS
                 method = "use_torch" if name.endswith("torch") else "ping_def"
                 arguments = {"workers": workers, "method": method, "settle": settle}
                 found[name] = session.samples(who, standing, "more", arguments)
@@ -169,8 +169,8 @@ def _left_out(who: str, error: ContestantError) -> list[float]:
 
 
 def _fresh(who: str, flags: Sequence[str], options: Options) -> Contestant:
-    if who == OURS:
-        return contestant.ours("--loop", options.loop, *flags)
+    if who in VERSIONS:
+        return contestant.ours("--loop", options.loop, *flags, checkout=options.checkout(who))
     return contestant.peer(who, options.peers_dir, *flags)
 
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 from . import contestant, measure, session
 from .contestant import ContestantError
 from .exchange import GIBI, KIBI, MEBI, Hosts, in_words
-from .measure import BEST, ITSELF, LIMIT, OURS, Case, Round, Target
+from .measure import BEST, ITSELF, LIMIT, OURS, VERSIONS, Case, Round, Target
 from .options import Options, parse
 from .session import Job, Measurement, Standing
 
@@ -311,9 +311,8 @@ def start(name: str, options: Options) -> Standing:
     if name == LIMIT:
         return Standing(contestant.limits)
     opening = ("start", {"receivers": max(RECEIVERS)})
-    if name == OURS:
-        ours = functools.partial(contestant.ours, "--loop", options.loop, script="weights_ours.py")
-        return Standing(ours, opening)
+    if name in VERSIONS:
+        return Standing(functools.partial(_ours, name, options), opening)
     return Standing(functools.partial(contestant.peer, name, options.peers_dir, kind="weights"), opening)
 
 
@@ -321,8 +320,12 @@ def start_nodes(name: str, options: Options) -> Standing:
     """Ours on two nodes that this machine plays; or the limits."""
     if name == LIMIT:
         return Standing(contestant.limits)
-    flags = ("--num-nodes", "2", "--local-nodes", "2", "--loop", options.loop)
-    return Standing(functools.partial(contestant.ours, *flags, script="weights_ours.py"), _FAR_OPENING)
+    return Standing(functools.partial(_ours, name, options, "--num-nodes", "2", "--local-nodes", "2"), _FAR_OPENING)
+
+
+def _ours(name: str, options: Options, *flags: str) -> contestant.Contestant:
+    checkout = options.checkout(name)
+    return contestant.ours(*flags, "--loop", options.loop, script="weights_ours.py", checkout=checkout)
 
 
 def wanted(options: Options, among: Sequence[list[Sync]]) -> list[list[Sync]]:
@@ -424,8 +427,7 @@ def run_alone(asked: Sequence[Measurement], options: Options, *flags: str) -> No
     def starting(name: str) -> Standing:
         if name == LIMIT:
             return Standing(contestant.limits)
-        ours = functools.partial(contestant.ours, *flags, "--loop", options.loop, script="weights_ours.py")
-        return Standing(ours, ("start", {"receivers": 1}))
+        return Standing(functools.partial(_ours, name, options, *flags), ("start", {"receivers": 1}))
 
     if asked:
         session.print_rows(asked, session.beside_each_peer(asked, starting, options), options)

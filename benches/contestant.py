@@ -37,6 +37,7 @@ class Contestant:
         script: of ``benches/contestants``.
         python: the interpreter of its environment.
         launch: what the command begins with, in place of the interpreter alone.
+        checkout: whose ``rlinf_async`` and ``rlinf_launcher`` it imports; None for this one's.
 
     Example:
         with ours("--nodes", "2") as contestant:
@@ -50,12 +51,17 @@ class Contestant:
         *args: str,
         python: str | Path = sys.executable,
         launch: Sequence[str] | None = None,
+        checkout: Path | None = None,
     ) -> None:
         self.name = name
+        self._packages = None if checkout is None else tempfile.TemporaryDirectory(prefix="rlinf-bench-")
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed in close()
         environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
         if python == sys.executable:
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+            packages = ROOT
+            if self._packages is not None and checkout is not None:
+                packages = _link_packages(Path(self._packages.name), checkout)
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(packages), os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
             [*(launch or [str(python)]), str(HERE / "contestants" / script), *args],
             stdin=subprocess.PIPE,
@@ -123,6 +129,8 @@ class Contestant:
             with suppress(BrokenPipeError):  # of an order that was not taken
                 self._process.stdin.close()
             self._log.close()
+            if self._packages is not None:
+                self._packages.cleanup()
 
     def _kill(self) -> None:
         """Whatever is left of its session, children included."""
@@ -151,8 +159,18 @@ def ended_in_order() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def ours(*args: str, script: str = "ours.py", launch: Sequence[str] | None = None) -> Contestant:
-    return Contestant("rlinf_async", script, *args, launch=launch)
+def _link_packages(folder: Path, checkout: Path) -> Path:
+    """Make a folder in which a checkout's packages have the names that they have where it is installed."""
+    for name, place in (("rlinf_async", "rlinf_async"), ("rlinf_launcher", "launcher")):
+        (folder / name).symlink_to(checkout / place)
+    return folder
+
+
+def ours(
+    *args: str, script: str = "ours.py", launch: Sequence[str] | None = None, checkout: Path | None = None
+) -> Contestant:
+    name = "rlinf_async" if checkout is None else f"rlinf_async of {checkout}"
+    return Contestant(name, script, *args, launch=launch, checkout=checkout)
 
 
 def limits(*args: str, launch: Sequence[str] | None = None) -> Contestant:

@@ -10,7 +10,7 @@ from typing import Final
 
 from . import contestant, session
 from .contestant import ROOT
-from .measure import LIMIT, OURS
+from .measure import LIMIT, VERSIONS
 from .options import Options
 from .session import Job, Measurement, Standing
 
@@ -43,16 +43,16 @@ def start(name: str, options: Options, workers: int, *flags: str) -> Standing:
     if name == LIMIT:
         return Standing(contestant.limits)
     opening: Job = ("start", {"workers": workers})
-    if name == OURS:
-        ours = functools.partial(contestant.ours, "--loop", options.loop, *flags, script="exchange_ours.py")
-        return Standing(ours, opening)
+    if name in VERSIONS:
+        ours = functools.partial(contestant.ours, script="exchange_ours.py", checkout=options.checkout(name))
+        return Standing(functools.partial(ours, "--loop", options.loop, *flags), opening)
     peer = functools.partial(contestant.peer, name, options.peers_dir, *flags, kind="exchange")
     return Standing(peer, opening)
 
 
 def start_nodes(name: str, options: Options, workers: int) -> Standing:
     """Ours on two nodes that this machine plays, the first worker on one and the others on the other; or the limits."""
-    flags = ("--num-nodes", "2", "--local-nodes", "2") if name == OURS else ()
+    flags = ("--num-nodes", "2", "--local-nodes", "2") if name in VERSIONS else ()
     return start(name, options, workers, *flags)
 
 
@@ -76,6 +76,8 @@ class Hosts:
     def __init__(self, options: Options, count: int = 2, rate: str | None = None) -> None:
         from tests._support.fake_hosts import FakeHosts, missing
 
+        if options.against is not None:
+            raise RuntimeError("hosts import the version that is installed, and not that of --against")
         if lack := missing():
             raise RuntimeError(lack)
         self._options = options

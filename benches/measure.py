@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 OURS: Final = "rlinf_async"
+AGAINST: Final = "against"
+"""Ours as another checkout has it."""
+VERSIONS: Final = (OURS, AGAINST)
 LIMIT: Final = "limit"
 BEST: Final = "best peer"
 ITSELF: Final = "itself"
@@ -71,7 +74,7 @@ class Target:
     def met(self, ratios: Mapping[str, float]) -> bool | None:
         """Whether the ratios of ours to the others' keep the bound; None where the other was not measured."""
         if self.of == BEST:
-            peers = [ratio for name, ratio in ratios.items() if name not in (LIMIT, ITSELF)]
+            peers = [ratio for name, ratio in ratios.items() if name not in (LIMIT, ITSELF, AGAINST)]
             ratio = (min(peers) if self.at_least else max(peers)) if peers else None
         else:
             ratio = ratios.get(self.of)
@@ -147,7 +150,9 @@ class Case:
                 for name, words in self.beside.items()
                 if name in ratios
             }
-        peers = {name: ratio for name, ratio in ratios.items() if name != LIMIT and name not in self.beside}
+        if AGAINST in ratios:
+            row["against"] = {"median": self._shown(_median(rounds, AGAINST)), "ratio": _rounded(ratios[AGAINST])}
+        peers = {name: each for name, each in ratios.items() if name not in (LIMIT, AGAINST, *self.beside)}
         row["peers"] = {
             name: {"median": self._shown(_median(rounds, name)), "ratio": _rounded(ratio)}
             for name, ratio in peers.items()

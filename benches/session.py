@@ -12,7 +12,7 @@ from typing import Any
 
 from . import contestant, measure
 from .contestant import Contestant, ContestantError
-from .measure import LIMIT, OURS, Case, Round
+from .measure import AGAINST, LIMIT, OURS, Case, Round
 from .options import Options
 
 Job = tuple[str, Mapping[str, Any]]
@@ -49,9 +49,9 @@ class Measurement:
             return LIMIT, self.beside[who]
         if who == OURS:
             return OURS, (self.work, self.arguments)
-        if who not in self.peers:
+        if who not in (*self.peers, AGAINST):
             return None
-        count = {} if self.peer_count is None else {"count": self.peer_count}
+        count = {} if self.peer_count is None or who == AGAINST else {"count": self.peer_count}
         return who, (self.work, {**self.arguments, **count})
 
 

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async import settings
+from rlinf_async._core.own_start import interpreter_flags
 from rlinf_async._recorder.run_files import bundle_name, usual_log_parent
 from rlinf_async._wire.lifeline import Lifeline
 from rlinf_async._wire.mesh import launch_error, start_nodes
@@ -320,6 +321,7 @@ class Job:
                     run_dir=answer["run_dir"],
                     tee=options.tee,
                     port_range=options.port_range,
+                    python_flags=interpreter_flags(),
                     launched=True,
                 )
             )
@@ -450,7 +452,7 @@ def script_command(options: Options) -> list[str]:
     """The command line of the script."""
     assert options.script is not None
     target = ["-m", options.script] if options.module else [options.script]
-    return [driver_python(options), *target, *options.args]
+    return [driver_python(options), *interpreter_flags(), *target, *options.args]
 
 
 def script_is_missing(options: Options) -> bool:

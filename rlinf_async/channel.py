@@ -23,6 +23,7 @@ from rlinf_async._channels.state.queue_counts import QueueCounts
 from rlinf_async._client import emulated_links, registry
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import process
+from rlinf_async._core.names import check_channel_name
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async._trace import recorder
@@ -161,8 +162,10 @@ class Channel:
         Raises:
             RuntimeError: no ``cluster=`` was given, and not exactly one is open in this process.
             ConfigError: there is no such node.
-            TypeError, ValueError: a size is no whole number, or is negative; ``distributed`` or ``local`` is no bool.
+            TypeError, ValueError: a size is no whole number, or is negative; ``distributed`` or ``local`` is no bool;
+                the name is no text, or has more than 4096 bytes.
         """
+        check_channel_name(name)
         maxsize = max(0, whole_number(maxsize, "maxsize", f"channel '{name}'", -MAX_INTEGER))
         max_bytes = whole_number(max_bytes, "max_bytes", f"channel '{name}'")
         distributed = switch(distributed, "distributed", f"channel '{name}'", "node_rank")
@@ -204,10 +207,11 @@ class Channel:
             DeadlineExceeded: there was no such channel in time; lists those that there are.
             ClosedError: the channel of that name is closed.
             RuntimeError: as in ``create``.
-            ValueError: the timeout is negative.
+            TypeError, ValueError: the timeout is negative; the name is none that ``create`` takes.
         """
         if isinstance(current_worker, int | float):
             raise TypeError(f"connect() to channel '{name}': current_worker is {current_worker!r}: write timeout=")
+        check_channel_name(name)
         if timeout is not None:
             timeout = seconds(timeout, f"connect() to channel '{name}'")
         client = registry.client_of(cluster)

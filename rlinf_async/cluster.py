@@ -20,7 +20,7 @@ from rlinf_async._client.client import NodeClient
 from rlinf_async._client.loop_thread import LoopThread
 from rlinf_async._client.requests import OWN_NODE
 from rlinf_async._client.tasks import Tasks
-from rlinf_async._cluster.launch import Plan, base_environment, launch
+from rlinf_async._cluster.launch import Plan, base_environment, launch, script_environment
 from rlinf_async._cluster.launch_config import (
     fail_fast_wanted,
     groups_of,
@@ -40,6 +40,7 @@ from rlinf_async._core import clock, codec, operations, process
 from rlinf_async._core.descriptors import explained_shortage
 from rlinf_async._core.frames import PROTOCOL
 from rlinf_async._core.own_logger import own_logger
+from rlinf_async._core.names import check_group_name
 from rlinf_async._group.members import Members
 from rlinf_async._group.substitutes import Resident, Substitutes
 from rlinf_async._group.wait_all import fold
@@ -116,7 +117,8 @@ class Cluster:
             what ``rlinf-launch --fail-fast``, ``$RLINF_FAIL_FAST`` or the configuration's ``fail_fast`` says, else
             False.
         metrics: an address of node 0 at which Prometheus reads the run's metrics, ``"127.0.0.1:9090"``; port 0 takes
-            any that is free.  By default what the configuration's ``metrics`` says, else none: docs/metrics.md.
+            any that is free (``metrics_address``).  By default what the configuration's ``metrics`` says, else none:
+            docs/metrics.md.
 
     Raises:
         LaunchError: the node could not be started, with what it said.
@@ -152,6 +154,7 @@ class Cluster:
         self._start_timeout = start_timeout
         self._trace = trace_wanted(trace, self._config, os.environ)
         self._metrics = metrics_wanted(metrics, self._config)
+        self._metrics_address = ""
         fails_fast = fail_fast_wanted(fail_fast, self._config, os.environ)
         self._log_dir = distributed_log_dir
         self._local_nodes = local_nodes
@@ -233,9 +236,9 @@ class Cluster:
             }
             self._client.attach(connect(path), facts)
         welcome = await self._client.ready.async_wait(self._start_timeout)
-        address = await self._serve_metrics()
-        if notes is not None or address:
-            self._introduce_run(notes or [], address)
+        self._metrics_address = await self._serve_metrics()
+        if notes is not None or self._metrics_address:
+            self._introduce_run(notes or [], self._metrics_address)
         nodes = nodes_from(welcome["nodes"])
         if self._wanted and len(nodes) < self._wanted:
             raise ConfigError(
@@ -392,6 +395,11 @@ class Cluster:
         """Where the logs of this machine's workers are."""
         return str(self._client.welcome.get("log_dir", ""))
 
+    @property
+    def metrics_address(self) -> str:
+        """The address of the metrics, ``"127.0.0.1:41231"``, with the port that was chosen for 0; empty without any."""
+        return self._metrics_address
+
     def get_node_info(self, node_rank: int) -> NodeInfo:
         """The facts about a node.
 
@@ -516,6 +524,7 @@ class Cluster:
             nodes=self.nodes,
             run=self.run_id,
             environment=base_environment(env),
+            script_environment=script_environment(),
             seed=seed,
             max_concurrency=max_concurrency,
             quiet=disable_distributed_log,
@@ -579,12 +588,13 @@ class Cluster:
     def _address(self, name: str | None, worker_cls: type) -> WorkerAddress:
         """A named group is a root of its own; an unnamed one inside a worker is the worker's child."""
         if name is not None:
-            if not name or name in (".", "..") or not name.isprintable() or "/" in name or len(name) > 200:
-                raise ValueError(f"{name!r} cannot be a group's name: it is shown, and names a folder of log files")
+            check_group_name(name)
             return WorkerAddress(name)
         if context.identity is not None:
             return context.identity.address
-        return WorkerAddress(f"worker_group_{worker_cls.__name__}")
+        name = f"worker_group_{worker_cls.__name__}"
+        check_group_name(name)
+        return WorkerAddress(name)
 
     def _profiling_of(self, group: str, profiling: ProfileConfig | None) -> ProfileConfig | None:
         """How the workers of a group are profiled, as the caller or the configuration says."""

@@ -79,7 +79,8 @@ async def test_a_run_is_scraped_while_its_driver_is_blocked_and_a_rank_is_stoppe
         # From here on this loop, which is the driver's, does not turn.
         pid = players.worker_info_list[1].worker.pid
         wait_until_stopped(pid)
-        text = fetch(address_of(cluster.run_id))
+        assert cluster.metrics_address == address_of(cluster.run_id)
+        text = fetch(cluster.metrics_address)
         os.kill(pid, signal.SIGCONT)
         await standing
 

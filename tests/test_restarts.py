@@ -350,25 +350,29 @@ def test_a_call_that_has_failed_on_another_rank_is_not_made_again(cluster: Clust
 # -- for long ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.faults)])
-def test_calls_and_items_outlive_a_storm_of_deaths(cluster: Cluster, tmp_path: Path, seconds: float) -> None:
+@pytest.mark.parametrize("bursts", [3, pytest.param(15, marks=pytest.mark.faults)])
+def test_calls_and_items_outlive_a_storm_of_deaths(cluster: Cluster, bursts: int) -> None:
     """Ranks are killed at random moments; idempotent calls answer right, and the channel's ledger stays closed."""
     choose = random.Random(7)
-    until = time.monotonic() + seconds
     over = threading.Event()
     with started(cluster, max_restarts=10**6, restart_window=1) as group, Channel.create("stormy") as channel:
 
         def kill_some() -> None:
-            while not over.wait(choose.uniform(0.05, 0.4)):
-                pid = choose.choice(group.worker_info_list).worker.pid
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            for _ in range(bursts):
+                for _ in range(choose.randint(1, 4)):
+                    if over.wait(choose.uniform(0.05, 0.4)):
+                        return
+                    pid = choose.choice(group.worker_info_list).worker.pid
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                # All ranks answer: a loaded machine starts processes more slowly than a clock would kill them.
+                group.census().wait(120)
 
         killer = threading.Thread(target=kill_some)
         killer.start()
         try:
             rounds = 0
-            while time.monotonic() < until:
+            while killer.is_alive():
                 rounds += 1
                 echo = group.echo(rounds)
                 taken = group[choose.randrange(3)].take_one(channel)
@@ -381,8 +385,7 @@ def test_calls_and_items_outlive_a_storm_of_deaths(cluster: Cluster, tmp_path: P
         finally:
             over.set()
             killer.join()
-        assert sum(restarts for _, restarts, _ in group.census().wait(60)) > seconds
-        assert rounds > seconds
+        assert sum(restarts for _, restarts, _ in group.census().wait(60)) >= bursts
 
 
 def test_a_call_that_has_killed_one_worker_is_not_told_as_finished_or_untouched_by_its_successors_death(

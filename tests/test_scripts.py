@@ -18,10 +18,12 @@ from tests._support import leaks
 ROOT = Path(__file__).parents[1]
 
 
-def run_script(path: Path, text: str, *args: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def run_script(
+    path: Path, text: str, *args: str, timeout: float = 60, flags: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
     path.write_text(dedent(text))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(path), *args]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    command = [sys.executable, *flags.split(), str(path), *args]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
 
 
@@ -272,3 +274,63 @@ def test_a_script_that_silences_all_loggers_hears_of_errors_waits_and_deaths(tmp
     assert re.search(r"^failed, and is not awaited yet: rollout.boom\(\) on 2 ranks", said, re.MULTILINE)
     assert re.search(r"^still waiting after .* for rollout.slow\(\) on 2 ranks", said, re.MULTILINE)
     assert re.search(r"^rank 1 of group 'rollout'.* exited with code 3", said, re.MULTILINE)
+def test_workers_have_the_environment_of_their_launch_and_the_interpreters_flags(tmp_path: Path) -> None:
+    """Also on another node, after a restart, and where a worker launches them."""
+    done = run_script(
+        tmp_path / "train.py",
+        f"""
+        import os
+        import sys
+        import warnings
+        sys.path.insert(0, {str(ROOT)!r})  # which -I keeps out
+        os.environ["BEFORE"] = "set"
+        from pathlib import Path
+        from rlinf_async import Cluster, NodePlacementStrategy, Worker, WorkerDied
+
+        class Probe(Worker):
+            def look(self):
+                names = ("BEFORE", "AFTER", "OTHER", "GONE", "OMP_NUM_THREADS", "GROUP", "RANK")
+                return [os.environ.get(name) for name in names]
+
+            def flags(self):
+                print("no end of line", end="")
+                try:
+                    warnings.warn("mine")
+                except UserWarning as error:
+                    flags = sys.flags
+                    return flags.optimize, flags.isolated, flags.utf8_mode, sys.warnoptions, sys._xoptions, str(error)
+
+            def below(self):
+                os.environ["BEFORE"] = "worker"
+                return Probe.create_group().launch(Cluster(), name="below").look().wait()[0]
+
+            def die(self):
+                os._exit(3)
+
+        def expect(found, wanted):  # -O takes assertions out
+            if found != wanted:
+                sys.exit(f"found {{found}}, wanted {{wanted}}")
+
+        if __name__ == "__main__":
+            with Cluster(local_nodes=2) as cluster:
+                os.environ.update(AFTER="set", OTHER=os.fsdecode(b"\\xff"), GROUP="script", RANK="7")
+                del os.environ["GONE"]
+                place = NodePlacementStrategy([0, 1])
+                group = Probe.create_group().launch(cluster, place, name="g", env={{"GROUP": "own"}}, restart="rank")
+                del os.environ["AFTER"]
+                values = ["set", "set", "\\udcff", None, "2"]
+                expect(group.look().wait(), [[*values, "own", "0"], [*values, "own", "1"]])
+                flags = (1, 1, 1, ["error::UserWarning"], {{"utf8": True}}, "mine")
+                expect(group.flags().wait(), [flags, flags])
+                try:
+                    group[1].die().wait()
+                except WorkerDied as died:
+                    expect(Path(died.log_path).with_suffix(".out").read_text().splitlines()[-1], "no end of line")
+                expect(group[1].look().wait(), [[*values, "own", "1"]])
+                expect(group[0].below().wait(), [["worker", *values[1:], "script", "0"]])
+        """,
+        flags="-I -O -u -X utf8 -W error::UserWarning",
+        GONE="here",
+        OMP_NUM_THREADS="2",
+    )
+    assert done.returncode == 0, done.stderr

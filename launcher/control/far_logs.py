@@ -31,21 +31,34 @@ class FarLog:
 
     async def begin(self, tail: int | None) -> None:
         """Copies the last so many lines, and maybe more; None for all."""
+        if tail is None:
+            await self._copy_all()
+            return
         begin = self._end = self.file.nbytes
         pieces: list[bytes] = []
         lines = -1  # that of the last line does not count
-        while begin and not self.trouble and (tail is None or lines < tail):
+        while begin and not self.trouble and lines < tail:
             end, begin = begin, max(0, begin - MAX_PIECE_BYTES)
             pieces.insert(0, await self._read(begin, end - begin))
             lines += pieces[0].count(b"\n")
         self.copy.write_bytes(b"".join(pieces))
 
+    async def _copy_all(self) -> None:
+        self.copy.touch()
+        while not self.trouble and self._end < self.file.nbytes and await self._copy_piece():
+            pass
+
     async def follow(self) -> None:
         """Copies what has been written since."""
-        while not self.trouble and (piece := await self._read(self._end, MAX_PIECE_BYTES)):
-            self._end += len(piece)
-            with self.copy.open("ab") as copy:
-                copy.write(piece)
+        while not self.trouble and await self._copy_piece():
+            pass
+
+    async def _copy_piece(self) -> bytes:
+        piece = await self._read(self._end, MAX_PIECE_BYTES)
+        self._end += len(piece)
+        with self.copy.open("ab") as copy:
+            copy.write(piece)
+        return piece
 
     async def _read(self, offset: int, nbytes: int) -> bytes:
         try:

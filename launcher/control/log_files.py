@@ -33,7 +33,7 @@ _LOOK_AGAIN_S: Final = 1.0
 
 @dataclass
 class LogFile:
-    """The output of one rank on one stream; ``read`` gives whole lines as they come."""
+    """The output of one rank on one stream; ``read`` gives whole lines as they come, and never all of a long log."""
 
     group: str
     rank: int
@@ -42,24 +42,32 @@ class LogFile:
     place: str = ""
     """Where a copy comes from."""
     _position: int = 0
-    _rest: bytes = field(default=b"", repr=False)
+    _rest: list[bytes] = field(default_factory=list, repr=False)
 
-    def read(self, tail: int | None = None) -> list[str]:
-        """Lines that were not read before; of these the last ``tail``."""
+    def read(self, tail: int | None = None, *, is_last: bool = False) -> Iterator[list[str]]:
+        """Yield lines that were not read before, some at a time.
+
+        Args:
+            tail: of these, the last so many.
+            is_last: nothing follows, so that a line without an end is one too.
+        """
         with self.path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if tail is not None:
                 self._position = _beginning_of_tail(file.fileno(), size, tail)
-            file.seek(min(self._position, size))  # it is shorter where somebody has emptied it
-            data = file.read()
-            self._position = file.tell()
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [line.decode(errors="replace") for line in lines]
-
-    def rest(self) -> list[str]:
-        """The last line, where it has no end yet."""
-        rest, self._rest = self._rest, b""
-        return [rest.decode(errors="replace")] if rest else []
+            self._position = file.seek(min(self._position, size))  # it is shorter where somebody has emptied it
+            # To the present end and no further: a rank that writes without a pause would hold up all other logs.
+            while block := file.read(min(_BLOCK_BYTES, size - self._position)):
+                self._position += len(block)
+                first, *more = block.split(b"\n")
+                self._rest.append(first)
+                if more:
+                    lines = [b"".join(self._rest), *more]
+                    self._rest = [lines.pop()]
+                    yield [line.decode(errors="replace") for line in lines]
+        if is_last and any(self._rest):
+            yield [b"".join(self._rest).decode(errors="replace")]
+            self._rest = []
 
 
 def _beginning_of_tail(fd: int, size: int, lines: int) -> int:
@@ -139,12 +147,12 @@ async def show_logs(
 
 def _print(files: Sequence[LogFile], output: Output, tail: int | None, *, follow: bool) -> None:
     for file in files:
-        lines = file.read(tail)
-        if not follow:
-            lines += file.rest()
-        if lines and len(files) > 1 and not output.as_json:
-            output.line(f"==> {file.place or file.path} <==")
-        _show(file, lines, output, named=False)
+        titled = len(files) > 1 and not output.as_json
+        for lines in file.read(tail, is_last=not follow):
+            if titled:
+                output.line(f"==> {file.place or file.path} <==")
+                titled = False
+            _show(file, lines, output, named=False)
 
 
 def _note_silence(files: Sequence[LogFile], output: Output) -> None:
@@ -269,9 +277,11 @@ async def _follow(
             if not attachment.lost.done():  # else all of them have ended
                 _note_troubles(reading, output)
             for file in files:
-                _show(file, file.read(), output, named=len(files) > 1)
+                for lines in file.read():
+                    _show(file, lines, output, named=len(files) > 1)
         for file in files:
-            _show(file, [*file.read(), *file.rest()], output, named=len(files) > 1)
+            for lines in file.read(is_last=True):
+                _show(file, lines, output, named=len(files) > 1)
     finally:
         loop.remove_reader(watch)
         os.close(watch)

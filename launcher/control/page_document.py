@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -57,11 +58,8 @@ def document(title: str, data: Mapping[str, Any] | None) -> Document:
         "@DATA@": _json(data),
         "@SCRIPT@": script,
     }
-    html = _asset("page.html")
-    for place, piece in pieces.items():  # data is not searched for places: it comes after all but our own script
-        before, found, after = html.rpartition(place) if place == "@SCRIPT@" else html.partition(place)
-        assert found, f"page.html has no {place}"
-        html = before + piece + after
+    # In one pass, so that no piece is searched for the places of others: a title or data may have any text.
+    html = re.sub("|".join(pieces), lambda place: pieces[place[0]], _asset("page.html"))
     return Document(html, policy)
 
 

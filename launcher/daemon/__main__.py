@@ -48,7 +48,13 @@ def daemon(data: bytes, leave_to_guardian: int) -> int:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     _log_to(boot.log_dir, boot.config.node)
     open_files = _raise_open_files()
-    templates = Templates(sys.executable, boot.worker_environment, open_files=open_files, log_dir=boot.log_dir)
+    templates = Templates(
+        sys.executable,
+        boot.worker_environment,
+        open_files=open_files,
+        log_dir=boot.log_dir,
+        flags=boot.config.python_flags,
+    )
     try:
         if not boot.config.hidden:
             templates.get()

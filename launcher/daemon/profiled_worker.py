@@ -19,7 +19,7 @@ import msgpack
 
 from rlinf_async.errors import LaunchError
 
-from .templates import PACKET_BYTES
+from .templates import PACKET_BYTES, template_command
 
 
 class NodeSite(Protocol):
@@ -40,6 +40,7 @@ class ProfiledStarter:
             and ``{log_dir}`` stand for this node's.
         environment: of the worker; gets what the tool needs.
         python: the interpreter.
+        flags: its options.
         open_files: the user's own limit.
 
     Raises:
@@ -47,7 +48,13 @@ class ProfiledStarter:
     """
 
     def __init__(
-        self, wrapped: Mapping[str, Any], environment: dict[str, str], python: str, here: NodeSite, open_files: int
+        self,
+        wrapped: Mapping[str, Any],
+        environment: dict[str, str],
+        python: str,
+        flags: Sequence[str],
+        here: NodeSite,
+        open_files: int,
     ) -> None:
         def filled(text: str) -> str:
             return text.replace("{python}", python).replace("{log_dir}", str(here.log_dir))
@@ -60,7 +67,7 @@ class ProfiledStarter:
                 "there (in a folder of the workers' PATH), or take the group out of profiling.worker_groups"
             )
         Path(filled(wrapped["directory"])).mkdir(parents=True, exist_ok=True)
-        self._command = [tool, *map(filled, wrapped["command"][1:])]
+        self._command = [tool, *map(filled, wrapped["command"][1:]), *template_command(flags)]
         self._open_files = open_files
 
     async def fork(self, spec: Mapping[str, Any], fds: Sequence[int]) -> int:
@@ -84,7 +91,7 @@ class ProfiledStarter:
 
     def _start(self, control: int, environment: Mapping[str, str], fds: Sequence[int]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [*self._command, "-P", "-m", "rlinf_async._worker.template", str(control), "0"],
+            [*self._command, str(control), "0"],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=fds[1],

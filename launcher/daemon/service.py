@@ -259,8 +259,8 @@ class DaemonService:
             await asyncio.shield(group.closed)  # an earlier one of this name, on its way out
         group.supervised = op.supervised
         self._replace_dead(group, [worker["rank"] for worker in op.workers])
-        place = prepare(self._site.environment, op.env, op.node_env, op.python, self._site.name)
-        template = self._templates.get(place.special, place.python)
+        place = prepare(self._site.environment, op.env, op.node_env, op.python, self._site.name, op.script_env)
+        template = self._templates.get({**place.own, **place.special}, place.python)
         results = await asyncio.gather(
             *(self._start_worker(group, template, place, op, worker) for worker in op.workers),
             return_exceptions=True,
@@ -367,6 +367,7 @@ class DaemonService:
             "world_size": op.world_size,
             "group": group.name,
             "config": op.config,
+            "script_env": op.script_env,
         }
         store = self._store_for(group) if worker["rank"] == 0 else None
         on_lines = None
@@ -417,7 +418,8 @@ class DaemonService:
         if profiler is None:
             return None
         python = place.python or self._templates.python
-        return ProfiledStarter(profiler, spec["env"], python, self._site, self._templates.open_files)
+        templates = self._templates
+        return ProfiledStarter(profiler, spec["env"], python, templates.flags, self._site, templates.open_files)
 
     def _here(self, path: str) -> str:
         """A path of the driver's machine, as it is called on this one (``--sync``)."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import errno
 import fnmatch
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -31,10 +33,10 @@ from .oom import MemoryKills
 from .process_state import state_of
 from .template_log import log_tail, open_log
 
-_EXEC_TIME_VARIABLES: Final = (
+_EXEC_TIME_VARIABLES: Final = re.compile("|".join(map(fnmatch.translate, (
     "LD_*", "PYTHON*", "OMP_*", "KMP_*", "GOMP_*", "MKL_*", "OPENBLAS_*", "MALLOC_*", "GLIBC_TUNABLES",
     "TORCH_*", "PYTORCH_*",
-)  # fmt: skip
+))))  # fmt: skip
 """Variables that are read when a program starts: setting them after a fork would be too late."""
 
 PACKET_BYTES: Final = 512 * 1024
@@ -44,17 +46,36 @@ _Answer = asyncio.Future[dict[str, Any]]
 MARKER: Final = "RLINF_WORKER"
 """Environment variable that every descendant of a worker carries, forked or executed."""
 
+_HOME: Final = str(Path(settings.__file__).parents[1])
+
 NO_TOKEN: Final = "0" * 16
 """Its value in a template, where each worker's own token will be written over."""
 
 
 def exec_time(environment: Mapping[str, str]) -> dict[str, str]:
     """The part of an environment that needs a template of its own."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in _EXEC_TIME_VARIABLES)
-    }
+    return {name: value for name, value in environment.items() if _EXEC_TIME_VARIABLES.match(name)}
+
+
+def template_command(flags: Sequence[str]) -> list[str]:
+    """Return the template's command line behind the interpreter, without the template's own arguments.
+
+    ``-I`` and ``-E`` hide PYTHONPATH, by which a daemon may have found this package: its folder is added by hand then.
+    """
+    if {"-I", "-E"}.isdisjoint(flags):
+        return [*flags, "-P", "-m", "rlinf_async._worker.template"]
+    start = f"import sys; sys.path.append({_HOME!r}); from rlinf_async._worker.template import main; main()"
+    return [*flags, "-P", "-c", start]
+
+
+def _too_large(spec: Mapping[str, Any], nbytes: int, limit: int) -> str:
+    sizes = {name: len(name) + len(value) for name, value in spec["env"].items()}
+    largest = ", ".join(f"${name} ({sizes[name]})" for name in sorted(sizes, key=sizes.__getitem__)[:-4:-1])
+    return (
+        f"the description of a worker takes {nbytes} bytes, and {limit} pass; "
+        f"its largest variables, in bytes: {largest}\n"
+        "  fix: hand large values over as arguments, or in files, not in the environment or in env="
+    )
 
 
 class Template:
@@ -63,8 +84,15 @@ class Template:
     It is started at once and imports while the daemon goes on; ``fork`` waits for it.
     """
 
-    def __init__(self, python: str, environment: Mapping[str, str], open_files: int, log: Path | None = None) -> None:
-        """``log`` is where it writes; without one, where this process does."""
+    def __init__(
+        self,
+        python: str,
+        environment: Mapping[str, str],
+        open_files: int,
+        log: Path | None = None,
+        flags: Sequence[str] = (),
+    ) -> None:
+        """``log`` is where it writes; without one, where this process does.  ``flags`` are the interpreter's."""
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * PACKET_BYTES)
         far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * PACKET_BYTES)
@@ -75,7 +103,7 @@ class Template:
         output = open_log(log)
         try:
             self._process = subprocess.Popen(
-                [python, "-P", "-m", "rlinf_async._worker.template", str(far.fileno()), str(os.getpid())],
+                [python, *template_command(flags), str(far.fileno()), str(os.getpid())],
                 env={**environment, "OPENBLAS_NUM_THREADS": "1", MARKER: NO_TOKEN},
                 pass_fds=(far.fileno(),),
                 stdin=subprocess.DEVNULL,
@@ -126,9 +154,7 @@ class Template:
         # An environment is bytes; Python's strings of it are not always UTF-8.
         packet = msgpack.packb(spec, use_bin_type=True, unicode_errors="surrogateescape")
         if len(packet) > PACKET_BYTES:
-            raise LaunchError(
-                f"the description of a worker takes {len(packet)} bytes, more than {PACKET_BYTES}: its env=?"
-            )
+            raise LaunchError(_too_large(spec, len(packet), PACKET_BYTES))
         answer: _Answer = self._loop.create_future()
         self._to_send.append((packet, fds, answer))
         if self._patience is None:
@@ -153,8 +179,15 @@ class Template:
             except BlockingIOError:
                 self._loop.add_writer(self._socket.fileno(), self._writable)
                 return
-            except OSError:
-                break  # it is dead; its pidfd says so
+            except OSError as error:
+                if error.errno != errno.EMSGSIZE:
+                    break  # it is dead; its pidfd says so
+                limit = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)  # as net.core.wmem_max allows
+                self._to_send.popleft()
+                told = msgpack.unpackb(packet, unicode_errors="surrogateescape")
+                answer.set_exception(LaunchError(_too_large(told, len(packet), limit)))
+                self._arm_timeout()
+                continue
             self._to_send.popleft()
             self._waiting.append(answer)
         self._loop.remove_writer(self._socket.fileno())
@@ -292,9 +325,16 @@ class Templates:
     """The templates of a node, made when they are first needed."""
 
     def __init__(
-        self, python: str, environment: Mapping[str, str], *, open_files: int, log_dir: Path | None = None
+        self,
+        python: str,
+        environment: Mapping[str, str],
+        *,
+        open_files: int,
+        log_dir: Path | None = None,
+        flags: Sequence[str] = (),
     ) -> None:
         self.python = python
+        self.flags = flags
         self._log_dir = log_dir
         self._made = 0
         self.open_files = open_files
@@ -311,15 +351,16 @@ class Templates:
             template.watch(loop)
 
     def get(self, environment: Mapping[str, str] | None = None, python: str | None = None) -> Template:
-        """The template for workers with these variables beside the node's own."""
-        special = exec_time(environment or {})
+        """The template for workers with these variables; without any, with the node's own."""
+        special = exec_time(self._environment if environment is None else environment)
         key = (python or self.python, frozenset(special.items()))
         template = self._templates.get(key)
         if template is None or template.dead:
             # The pid tells the nodes of one machine apart.
             log = None if self._log_dir is None else self._log_dir / f"template_{os.getpid()}_{self._made}.log"
             self._made += 1
-            template = Template(key[0], {**self._environment, **special}, self.open_files, log)
+            other = {name: value for name, value in self._environment.items() if name not in exec_time({name: value})}
+            template = Template(key[0], {**other, **special}, self.open_files, log, self.flags)
             try:
                 if self._loop is not None:
                     template.watch(self._loop)

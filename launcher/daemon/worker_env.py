@@ -20,7 +20,7 @@ class WorkerEnv:
     """Environment that all workers of one spawn request share.
 
     Attributes:
-        own: the node's variables.
+        own: the node's variables, with the launching script's changes.
         special: what the group has beside them; lists of paths hold the node's own too.
         python: an interpreter of the group's own; None for the node's.
         paths: folders of the group's own ``PYTHONPATH``: they come before the script's.
@@ -44,7 +44,12 @@ class WorkerEnv:
 
 
 def prepare(
-    own: Mapping[str, str], env: Mapping[str, str], node_env: Mapping[str, str], python: str | None, node: str
+    own: Mapping[str, str],
+    env: Mapping[str, str],
+    node_env: Mapping[str, str],
+    python: str | None,
+    node: str,
+    script_env: Mapping[bytes, bytes | None],
 ) -> WorkerEnv:
     """The environment of the workers of one request.
 
@@ -54,14 +59,24 @@ def prepare(
         node_env: those of the configuration; lists of paths are added to the node's.
         python: an interpreter of the group's own.
         node: its name, for errors.
+        script_env: changes of the launching script, None for a deleted variable; lists of paths precede the node's.
 
     Raises:
         LaunchError: there is no such interpreter here.
     """
+    own = _changed(own, script_env)
     everything = merge_worker_env_vars(own, node_env, get_path_env_merge_mode({**own, **node_env}))
     special = {name: everything[name] for name in node_env} | dict(env)
     first = env.get("PYTHONPATH", node_env.get("PYTHONPATH", ""))
     return WorkerEnv(own, special, _interpreter(python, node), tuple(filter(None, first.split(os.pathsep))))
+
+
+def _changed(own: Mapping[str, str], script_env: Mapping[bytes, bytes | None]) -> dict[str, str]:
+    changes = {os.fsdecode(name): None if value is None else os.fsdecode(value) for name, value in script_env.items()}
+    # A list that is the node's own already stays as it is: another order would ask for another template.
+    kept = {name: value for name, value in changes.items() if value is not None and value != own.get(name)}
+    merged = merge_worker_env_vars(own, kept, get_path_env_merge_mode({**own, **kept}))
+    return {name: value for name, value in merged.items() if changes.get(name, "") is not None}
 
 
 def _interpreter(python: str | None, node: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import site
 import sys
 import sysconfig
@@ -15,7 +16,7 @@ from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.requests import Request
 from rlinf_async._cluster.launch_config import LaunchConfig
-from rlinf_async._core import frames, operations
+from rlinf_async._core import frames, operations, own_start
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.worker_facts import pack_hardware
 from rlinf_async._group.members import Members
@@ -46,6 +47,7 @@ class Plan:
         hardware: what each was placed on, where that is other than accelerators.
         config: the cluster's configuration as JSON, for the workers; empty without.
         environment: the group's own variables, which win over all others.
+        script_environment: variables that the launching process has changed since its start.
         profiling: of this group; None if it is not profiled.
         policy: whether and how often its ranks are started again.
     """
@@ -58,6 +60,7 @@ class Plan:
     nodes: Sequence[NodeInfo]
     run: str
     environment: dict[str, str]
+    script_environment: own_start.Changes
     seed: int | None
     max_concurrency: int | None
     quiet: bool
@@ -126,6 +129,7 @@ async def spawn(
                 group=plan.name,
                 workers=[_worker(plan, placement, first.node_ip, port, restarts) for placement in placements],
                 env=plan.environment,
+                script_env=dict(plan.script_environment),
                 node_env=dict(setting.env),
                 python=setting.python,
                 config=plan.config,
@@ -242,6 +246,20 @@ async def _undo(client: NodeClient, plan: Plan, named: bool) -> None:
 
 def _cancelled(name: str) -> Exception:
     return ClosedError(f"group '{name}' was closed while it was being launched")
+
+
+def script_environment() -> own_start.Changes:
+    """Return the variables that this process has changed since its start, which its workers get."""
+    changes = own_start.changed_variables()
+    for name, value in list(changes.items()):
+        if len(value or b"") > _MAX_VALUE_BYTES:
+            del changes[name]
+            logger.warning(
+                "the workers do not get $%s, which this process has set: it has %d bytes, and a variable takes at most "
+                "%d when a program starts; hand the value over as an argument, or write it to a file",
+                os.fsdecode(name), len(value or b""), _MAX_VALUE_BYTES,
+            )  # fmt: skip
+    return changes
 
 
 def base_environment(extra: dict[str, str] | None) -> dict[str, str]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_async._core import own_start
 from rlinf_async._wire.credentials import RunAuthority
 from rlinf_async._wire.lifeline import Lifeline
 from rlinf_async._wire.mesh import start_nodes
@@ -60,6 +61,7 @@ async def start_own_nodes(
                 credentials=authority.issue(node) if authority is not None else None,
                 log_dir=log_dir,
                 fake_gpus=fake_gpus,
+                python_flags=own_start.interpreter_flags(),
             )
         )
     peers = await start_nodes(lifelines, configs, timeout=timeout)

@@ -14,13 +14,17 @@ from typing import Final, TypeVar
 
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._recorder import recording
-from rlinf_async._recorder.state.event_ring import MAX_CELLS, EventRing, MetricKind
+from rlinf_async._recorder.state.event_ring import MAX_CELLS, MAX_NAME_BYTES, EventRing, MetricKind
 from rlinf_async._recorder.state.metric_names import cell_name, complaint
 
 logger = own_logger(__name__)
 
 _NO_NUMBER: Final = (TypeError, ValueError, RuntimeError)
 """Raised by the conversion to a float: a tensor of several elements raises the last one."""
+
+
+_NAMES: Final = reprlib.Repr()
+_NAMES.maxstring = _NAMES.maxother = MAX_NAME_BYTES  # a name that is too long is not all of the log
 
 
 class _Metric:
@@ -114,13 +118,19 @@ class Metrics:
         Args:
             labels: few values each: every one is a metric of its own, and a process has up to 512.
         """
-        key = (name, *labels, *map(str, labels.values())) if labels else name
-        return self._gauges.get(key) or self._new(Gauge, self._gauges, key, name, labels)
+        try:
+            key = (name, *labels, *map(str, labels.values())) if labels else name
+            return self._gauges.get(key) or self._new(Gauge, self._gauges, key, name, labels)
+        except Exception as error:  # a name that has no hash, a label's value that has no text
+            return _unusable(Gauge, name, error)
 
     def counter(self, name: str, **labels: object) -> Counter:
         """The counter of that name with these labels; it is served as ``NAME_total``."""
-        key = (name, *labels, *map(str, labels.values())) if labels else name
-        return self._counters.get(key) or self._new(Counter, self._counters, key, name, labels)
+        try:
+            key = (name, *labels, *map(str, labels.values())) if labels else name
+            return self._counters.get(key) or self._new(Counter, self._counters, key, name, labels)
+        except Exception as error:
+            return _unusable(Counter, name, error)
 
     def _new(
         self, cls: type[Kind], known: dict[object, Kind], key: object, name: str, labels: dict[str, object]
@@ -134,9 +144,13 @@ class Metrics:
             if (earlier := self._kinds.setdefault(name, cls.kind)) != cls.kind:
                 why = f"it is a {earlier.name.lower()} elsewhere: give one of the two another name"
         if why:
-            _warn(f"metric {name!r} is not kept as a {cls.kind.name.lower()}: {why}")
-            return known.setdefault(key, cls(""))
+            return known.setdefault(key, _unusable(cls, name, why))
         return known.setdefault(key, cls(cell_name(name, labels)))
+
+
+def _unusable(cls: type[Kind], name: object, why: object) -> Kind:
+    _warn(f"metric {_NAMES.repr(name)} is not kept as a {cls.kind.name.lower()}: {why}")
+    return cls("")
 
 
 METRICS: Final = Metrics()

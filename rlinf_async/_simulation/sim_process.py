@@ -12,7 +12,7 @@ from typing import Any, Final
 from rlinf_async import channel
 from rlinf_async._channels import registration
 from rlinf_async._client import client, emulated_links, registry
-from rlinf_async._core import process
+from rlinf_async._core import own_start, process
 from rlinf_async._core.wait_table import WaitTable
 from rlinf_async._recorder import recording, user_metrics
 from rlinf_async._simulation.scheduler import Scheduler
@@ -31,6 +31,7 @@ _GLOBALS: Final[tuple[tuple[Any, str], ...]] = (
     *((recorder, name) for name in ("recorder", "_trace")),
     (emulated_links, "here"),
     (process, "pid"),
+    (own_start, "_start"),
     *((channel, name) for name in ("_channels", "_local_queues")),
     (worker_link, "_names"),
     *((loop_watch, name) for name in ("is_needed", "only")),
@@ -86,6 +87,7 @@ class SimProcess:
         self._globals = [_fresh(table[name]) for table, name in _TABLES]
         self._of_classes: list[Any] = [_fresh(getattr(place, name)) for place, name in _ON_CLASSES]
         self._globals[_GLOBALS.index((process, "pid"))] = pid
+        self._globals[_GLOBALS.index((own_start, "_start"))] = (dict(environ), {})
         self._globals[-1] = {os.environ.encodekey(key): os.environ.encodevalue(each) for key, each in environ.items()}
 
     def __repr__(self) -> str:

@@ -168,6 +168,7 @@ class SimTemplates:
 
     python = "python"
     open_files = 1024
+    flags = ()
 
     def get(self, environment: Mapping[str, str] | None = None, python: str | None = None) -> Any:
         return self

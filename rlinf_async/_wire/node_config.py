@@ -30,6 +30,7 @@ class NodeConfig:
         run_dir: made already, mode 0700; None means that the daemon makes its own.
         tee: whose output is shown to the user: ``"all"``, ``"none"``, or ranks.
         port_range: first and last port that may be listened on; None for the kernel's choice.
+        python_flags: options of the interpreter of the workers: ``("-O", "-X", "dev")``.
         launched: by ``rlinf-launch``, which hears on the lifeline that the run shall end.
     """
 
@@ -51,6 +52,7 @@ class NodeConfig:
     run_dir: str | None = None
     tee: str = "all"
     port_range: Sequence[int] | None = None
+    python_flags: Sequence[str] = ()
     launched: bool = False
 
     @property

@@ -18,7 +18,7 @@ from typing import Any
 from rlinf_async import settings
 from rlinf_async._client import emulated_links, registry
 from rlinf_async._client.client import NodeClient
-from rlinf_async._core import process
+from rlinf_async._core import own_start, process
 from rlinf_async._inspection import responder
 from rlinf_async._messaging.exchange import Exchange
 from rlinf_async._messaging.state.emulated_delay import NetEmulation
@@ -92,6 +92,7 @@ def assemble(
         reader: reads them while the main thread is idle, of whose loop it is.
         leave: ends this process, with an exit code.
     """
+    own_start.begin(identity.environment, spec["script_env"])
     wait_at(reader.gate)
     runtime = Runtime(reader.loop, identity, spec.get("max_concurrency"))
     client = NodeClient(socket_loop, runtime)

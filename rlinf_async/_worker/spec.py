@@ -86,7 +86,8 @@ class GroupSpec(Generic[W_co]):
                 SIGUSR2 too, not only when it crashes; by default as ``RLINF_CATCH_FAILURE`` says, 1 or 0.
             disable_distributed_log: do not show the workers' output in the driver.
             placement: another name of ``placement_strategy``; both together are a ``ValueError``.
-            env: more environment variables for the workers.
+            env: environment variables for the workers; they win over those that this process has set, changed or
+                deleted since its start, which its workers get on every node.
             seed: rank r starts with the random seed ``seed + r`` (random, numpy, torch); by default unpredictable.
             profiling: whether, when and how the workers are profiled; by default as the cluster's configuration says.
                 Without ``worker_groups`` it is for this group.

@@ -16,13 +16,16 @@ import ctypes
 import errno
 import faulthandler
 import gc
+import io
 import os
 import resource
 import signal
 import socket
 import sys
 import time
+import warnings
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -52,7 +55,8 @@ def main() -> None:
         die_with_parent(parent)
     gc.disable()
     since = time.monotonic()
-    _import_everything()
+    with _unfiltered_warnings():
+        _import_everything()
     _keep_from_finalizing()
     if not parent:
         _run_one_worker(control)
@@ -83,6 +87,22 @@ def _run_one_worker(control: socket.socket) -> None:
     if order is None or order.error is not None:
         raise RuntimeError(order.error if order is not None else "nobody has said which worker this is")
     _run_worker(order.spec, order.fds)
+
+
+@contextlib.contextmanager
+def _unfiltered_warnings() -> Iterator[None]:
+    """Keep the filters of a script's ``-W error`` from ending the imports, which the script need not have made.
+
+    Filters that the imports add stay, before the script's as in the script's own process.
+    """
+    given = list(warnings.filters)
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        warnings.simplefilter("ignore")
+        nothing = warnings.filters[0]
+        yield
+        added = [entry for entry in warnings.filters if entry is not nothing]
+    warnings.filters[:] = [*added, *given]  # type: ignore[index]  # a list; typeshed says Sequence
 
 
 def _import_everything() -> None:
@@ -246,8 +266,8 @@ def _settle_in(spec: dict[str, Any], fds: list[int]) -> tuple[socket.socket, int
         _mark(spec["token"])
         os.environ.clear()
         os.environ.update(spec["env"])
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    unbuffered = isinstance(sys.stdout.buffer, io.RawIOBase)  # as -u and PYTHONUNBUFFERED make it
+    sys.stdout, sys.stderr = _open_output(1, unbuffered), _open_output(2, unbuffered)
     faulthandler.enable()
     if os.environ.get("CATCH_SYSTEM_FAILURE") == "1":
         for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
@@ -274,6 +294,13 @@ def _settle_in(spec: dict[str, Any], fds: list[int]) -> tuple[socket.socket, int
     load_extension(os.environ)
     gc.enable()
     return sock, fds[3] if len(fds) > 3 else None
+
+
+def _open_output(fd: int, unbuffered: bool) -> io.TextIOWrapper:
+    raw = open(fd, "wb", buffering=0 if unbuffered else -1, closefd=False)  # noqa: SIM115
+    return io.TextIOWrapper(
+        raw, encoding="utf-8", errors="backslashreplace", line_buffering=True, write_through=unbuffered
+    )
 
 
 def _limit_open_files(most: int) -> None:

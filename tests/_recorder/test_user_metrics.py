@@ -77,6 +77,27 @@ def test_mistakes_are_told_once_and_leave_the_rest_alone(ring: bytearray, caplog
     assert told[3] == "metric n keeps its value: counters take no -1"
 
 
+def test_a_name_or_label_that_is_no_text_fails_nothing(ring: bytearray, caplog: pytest.LogCaptureFixture) -> None:
+    class Mute:
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    metrics = Metrics()
+    for _ in range(2):
+        metrics.gauge(["loss"]).set(1)  # type: ignore[arg-type]
+        metrics.counter("n", task=Mute()).add()
+        metrics.counter("_total").add()
+        metrics.gauge("x" * 100_000).set(1)
+    assert values(ring) == {}
+    told = [record.getMessage() for record in caplog.records]
+    assert told[:2] == [
+        "metric ['loss'] is not kept as a gauge: unhashable type: 'list'",
+        "metric 'n' is not kept as a counter: no text",
+    ]
+    assert len(told) == 4
+    assert max(map(len, told)) < 500
+
+
 def test_metrics_beyond_the_room_of_the_ring_are_told_once(ring: bytearray, caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics()
     for number in range(MAX_CELLS + 100):

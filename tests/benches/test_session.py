@@ -13,8 +13,8 @@ import pytest
 
 from benches import contestant, session
 from benches.contestant import Contestant, ContestantError, ended_in_order
-from benches.measure import LIMIT, OURS, Case
-from benches.options import Options
+from benches.measure import AGAINST, BEST, LIMIT, OURS, Case, Target
+from benches.options import Options, parse
 from benches.session import Measurement, Standing
 
 OPTIONS = Options(peers=(), peers_dir=Path(), rounds=2, quick=True, loop="asyncio", only=())
@@ -126,3 +126,30 @@ def test_rounds_hold_those_that_could_do_it() -> None:
     assert found == {"row": [{OURS: [9.0], LIMIT: [1.0], "tcp": [1.0]}] * 2}
     assert logs["ray"] == ["start", "swap", "close"]
     assert logs[LIMIT] == ["start", "copy", "socket", "copy", "socket", "socket", "copy"]
+
+
+def test_another_version_is_measured_like_ours_with_the_packages_of_its_checkout(tmp_path: Path) -> None:
+    for package in ("rlinf_async", "launcher"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    script = tmp_path / "contestant.py"
+    script.write_text(
+        "import json, sys, rlinf_async, rlinf_launcher\n"
+        "from pathlib import Path\n"
+        "for line in sys.stdin:\n"
+        "    found = [str(Path(each.__file__).resolve()) for each in (rlinf_async, rlinf_launcher)]\n"
+        "    print(json.dumps({'samples': found}), flush=True)\n"
+    )
+    options = parse("", rounds=9, arguments=["--against", str(tmp_path)])
+    assert (options.rounds, options.beside().peers) == (20, (AGAINST,))
+    with contestant.ours(script=str(script), checkout=options.checkout(AGAINST)) as other:
+        found = other.ask("where")
+    assert found == [str(tmp_path / package / "__init__.py") for package in ("rlinf_async", "launcher")]
+    case = Case("b", "c", "us", targets=[Target(0.8, BEST)])
+    row = case.row([{OURS: [2.0], AGAINST: [1.0]}, {OURS: [3.0], AGAINST: [2.0]}, {OURS: [1.0], AGAINST: [1.0]}])
+    assert row["against"] == {"median": 1.0, "ratio": 1.5}
+    assert (row["peers"], row["met"], row["ahead"]) == ({}, None, None)
+    assert Measurement(case, "call", {"count": 5}, peers=(), peer_count=1).job(AGAINST) == (
+        AGAINST,
+        ("call", {"count": 5}),
+    )

@@ -17,7 +17,7 @@ OWN_PREFIX: Final = "rlinf_"
 OWN_LABELS: Final = frozenset({"node", "group", "rank"})
 """Labels that the framework adds to every metric of a process."""
 
-_NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_NAME: Final = re.compile(r"_*[a-zA-Z][a-zA-Z0-9_]*")
 _LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"', re.DOTALL)
 _ESCAPES: Final = {"\\": "\\\\", '"': '\\"', "\n": "\\n"}
 _ESCAPE: Final = str.maketrans(_ESCAPES)
@@ -32,12 +32,14 @@ def served_name(kind: MetricKind, name: str) -> str:
 
 def complaint(kind: MetricKind, name: str, labels: Mapping[str, object]) -> str:
     """Why the user can have no such metric, with the fix; empty where nothing is wrong with it."""
+    if kind == MetricKind.COUNTER and isinstance(name, str):
+        name = name.removesuffix("_total")  # which it is served with, and which alone is no name
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        return "a name has letters, digits and underscores, and begins with no digit"
+        return "a name has letters, digits and underscores, and a letter before any digit"
     if name.startswith(OWN_PREFIX):
         return f"names that begin with {OWN_PREFIX!r} are the framework's: choose another one"
-    if kind == MetricKind.GAUGE and name.endswith("_total"):
-        return "names that end with '_total' are counters': use counter(), or another name"
+    if name.endswith("_total"):
+        return "names that end with '_total' are counters', which end with it once: use counter(), or another name"
     for label in labels:
         if not _NAME.fullmatch(label) or label.startswith("__"):
             return f"label {label!r}: a label has letters, digits and underscores, and begins with a letter"

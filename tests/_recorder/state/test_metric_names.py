@@ -35,7 +35,10 @@ def test_a_cell_is_written_as_prometheus_does_and_the_order_of_labels_does_not_c
     [
         (GAUGE, "mean return", {}, "letters, digits and underscores"),
         (GAUGE, "", {}, "letters, digits and underscores"),
-        (GAUGE, "1st", {}, "begins with no digit"),
+        (GAUGE, "1st", {}, "a letter before any digit"),
+        (GAUGE, "__", {}, "a letter before any digit"),
+        (COUNTER, "_total", {}, "a letter before any digit"),
+        (COUNTER, "n_total_total", {}, "end with it once"),
         (GAUGE, "rlinf_ranks", {}, "'rlinf_' are the framework's"),
         (GAUGE, "episodes_total", {}, "use counter()"),
         (GAUGE, "loss", {"rank": 3}, "label 'rank' is added by the framework"),

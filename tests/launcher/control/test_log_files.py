@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import io
 import shutil
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
-from rlinf_launcher.control import log_files
+from rlinf_async._recorder.run_files import RunFile
+from rlinf_async.errors import LaunchError
+from rlinf_launcher.control import far_logs, log_files
+from rlinf_launcher.control.far_logs import FarLog
 from rlinf_launcher.control.log_files import LogFile, show_kept_logs
 from rlinf_launcher.control.run_places import LocalRun, NoSuchRun
 from rlinf_launcher.control.text_output import Output
@@ -19,6 +24,10 @@ from tests._support.made_snapshots import RUN, made_node
 def log(path: Path, data: bytes) -> LogFile:
     path.write_bytes(data)
     return LogFile("rollout", 0, "stdout", path)
+
+
+def read(file: LogFile, tail: int | None = None, *, is_last: bool = False) -> list[str]:
+    return [line for lines in file.read(tail, is_last=is_last) for line in lines]
 
 
 @given(
@@ -34,27 +43,42 @@ def test_the_tail_is_the_last_lines_whatever_the_size_of_a_read(
     whole = lines if lines[-1] else lines[:-1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log_files, "_BLOCK_BYTES", block)
-        assert file.read(tail) + file.rest() == whole[len(whole) - min(tail, len(whole)) :]
+        assert read(file, tail, is_last=True) == whole[len(whole) - min(tail, len(whole)) :]
 
 
 def test_a_line_is_told_once_it_has_its_end(tmp_path: Path) -> None:
     file = log(tmp_path / "log", b"one\ntw")
-    assert file.read(20) == ["one"]
+    assert read(file, 20) == ["one"]
     with file.path.open("ab") as more:
         more.write(b"o\nthree\n\xff")
-    assert file.read() == ["two", "three"]
-    assert file.rest() == ["\ufffd"]
-    assert file.read() == file.rest() == []
+    assert read(file) == ["two", "three"]
+    assert read(file, is_last=True) == ["\ufffd"]
+    assert read(file, is_last=True) == []
 
 
 def test_a_log_that_was_emptied_is_read_on_from_its_end(tmp_path: Path) -> None:
     file = log(tmp_path / "log", b"one\ntwo\n")
-    file.read()
+    read(file)
     file.path.write_bytes(b"")
-    assert file.read() == []
+    assert read(file) == []
     with file.path.open("ab") as more:
         more.write(b"three\n")
-    assert file.read() == ["three"]
+    assert read(file) == ["three"]
+
+
+def test_a_long_log_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+    file = log(tmp_path / "log", b"a line\n" * (1 << 20))
+    tracemalloc.start()
+    try:
+        assert sum(map(len, file.read())) == 1 << 20
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_line_of_many_blocks_is_one_line(tmp_path: Path) -> None:
+    file = log(tmp_path / "log", b"x" * (8 << 20) + b"\nend")
+    assert [len(line) for line in read(file, is_last=True)] == [8 << 20, 3]
 
 
 def kept(folder: Path, **logs: bytes) -> LocalRun:
@@ -113,3 +137,39 @@ def test_a_live_group_without_a_log_is_not_said_to_be_missing(tmp_path: Path) ->
 def test_of_empty_logs_all_ranks_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     show_kept_logs(kept(tmp_path, actor=b""), Output(io.StringIO(), as_json=False), "actor", tail=20)
     assert capsys.readouterr().err.startswith("nothing has been written by actor:0,1\n")
+
+
+class FarDaemon:
+    """An attachment to a daemon that reads from bytes, and is lost after so many reads."""
+
+    def __init__(self, data: bytes, reads: int) -> None:
+        self.data = data
+        self.reads = reads
+
+    async def request(self, operation: Any, node: int) -> bytes:
+        self.reads -= 1
+        if self.reads < 0:
+            raise LaunchError("it is lost")
+        return self.data[operation.offset : operation.offset + operation.nbytes]
+
+
+@pytest.mark.parametrize(
+    ("reads", "tail", "copied"),
+    [
+        (9, None, b"one\ntwo\nthree"),
+        (2, None, b"one\ntwo\n"),
+        (9, 0, b"o\nthree"),
+        (9, 1, b"one\ntwo\nthree"),
+        (0, None, b""),
+        (0, 2, b""),
+    ],
+)
+async def test_a_log_elsewhere_is_copied_piece_by_piece_as_far_as_it_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: int, tail: int | None, copied: bytes
+) -> None:
+    monkeypatch.setattr(far_logs, "MAX_PIECE_BYTES", 4 if tail is None else 7)
+    daemon: Any = FarDaemon(b"one\ntwo\nthree", reads)
+    log = FarLog(daemon, 1, RunFile("g/rank_0.out", 13, 0.0), tmp_path / "copy")
+    await log.begin(tail)
+    assert log.copy.read_bytes() == copied
+    assert bool(log.trouble) == (reads < 9)

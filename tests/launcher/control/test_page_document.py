@@ -23,7 +23,8 @@ def between(html: str, begin: str, end: str) -> str:
 
 def test_data_cannot_leave_its_block_and_comes_back_as_it_was() -> None:
     data = {"text": HOSTILE, "places": "@SCRIPT@ @DATA@ <!-- &lt; \u2028"}
-    html = document("a run", data).html
+    html = document("run @DATA@ @SCRIPT@", data).html
+    assert "<title>run @DATA@ @SCRIPT@</title>" in html
     block = between(html, '<script type="application/json" id="data">', "</script>")
     assert "<" not in block
     assert json.loads(block) == data

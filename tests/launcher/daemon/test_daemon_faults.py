@@ -380,6 +380,7 @@ def request(workers: int = 3) -> operations.Spawn:
         group="g",
         workers=[{"rank": rank, "env": {}, "info": {}, "address": f"g:{rank}"} for rank in range(workers)],
         env={"OMP_NUM_THREADS": "4,2"},
+        script_env={},
         node_env={},
         python=None,
         config="",

@@ -1,0 +1,53 @@
+"""Names that users give to groups and channels: which there can be."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_MAX_GROUP_BYTES: Final = 200
+"""A folder of logs has the name, and a group below one of its workers that name with ranks: 255 bytes."""
+
+_MAX_CHANNEL_BYTES: Final = 4096
+"""Each request for a channel has its name, and a table shows it."""
+
+_TAKEN: Final = {
+    "driver": "rlinf-ctl, metrics and traces call the script so",
+    "recorder": "the folder of flight recorders has it, among those of the groups' logs",
+}
+_FILE: Final = re.compile(r"(?:daemon_\d+|template_\d+_\d+)\.log")
+
+
+def check_group_name(name: object) -> None:
+    """Refuse a name that a group cannot have.
+
+    Raises:
+        TypeError, ValueError: why, and what to do.
+    """
+    name = _text(name, "group", _MAX_GROUP_BYTES)
+    if not name or name in (".", "..") or not name.isprintable() or "/" in name:
+        raise ValueError(f"{name!r} cannot be a group's name: it is shown, and names a folder of log files")
+    if why := _TAKEN.get(name) or (_FILE.fullmatch(name) and "a log beside those of the groups has it"):
+        raise ValueError(f"{name!r} cannot be a group's name, because {why}: choose another one")
+
+
+def check_channel_name(name: object) -> None:
+    """Refuse a name that a channel cannot have.
+
+    Raises:
+        TypeError, ValueError: why, and what to do.
+    """
+    _text(name, "channel", _MAX_CHANNEL_BYTES)
+
+
+def _text(name: object, what: str, most: int) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a {what} is a str, got {name!r}")
+    try:
+        nbytes = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name!r} cannot be a {what}'s name: it is no text ({error.reason})") from None
+    if nbytes > most:
+        told = f"{name[:40] + '…'!r} cannot be a {what}'s name"
+        raise ValueError(f"{told}: it has {nbytes} bytes in UTF-8, more than {most}: shorten it")
+    return name
