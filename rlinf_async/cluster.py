@@ -39,8 +39,8 @@ from rlinf_async._cluster.sys_variables import ClusterEnvVar, get_full_env_var_n
 from rlinf_async._core import clock, codec, operations, process
 from rlinf_async._core.descriptors import explained_shortage
 from rlinf_async._core.frames import PROTOCOL
-from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.names import check_group_name
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._group.members import Members
 from rlinf_async._group.substitutes import Resident, Substitutes
 from rlinf_async._group.wait_all import fold

@@ -274,6 +274,8 @@ def test_a_script_that_silences_all_loggers_hears_of_errors_waits_and_deaths(tmp
     assert re.search(r"^failed, and is not awaited yet: rollout.boom\(\) on 2 ranks", said, re.MULTILINE)
     assert re.search(r"^still waiting after .* for rollout.slow\(\) on 2 ranks", said, re.MULTILINE)
     assert re.search(r"^rank 1 of group 'rollout'.* exited with code 3", said, re.MULTILINE)
+
+
 def test_workers_have_the_environment_of_their_launch_and_the_interpreters_flags(tmp_path: Path) -> None:
     """Also on another node, after a restart, and where a worker launches them."""
     done = run_script(
