@@ -83,8 +83,9 @@ def extend(top_level_module: str, provider: str) -> None:
     ``provider`` names.  It returns what ``__reduce__`` returns, or NotImplemented; ``state`` is a dict that lives as
     long as one ``encode``.  The provider is imported when the first such object is met, and never before.
 
-    It may have ``alone(obj)``, which returns a key and the memory of an object that is rebuilt from these alone, by
-    ``rebuilder(key)(memory)``, and None for any other object: both sides then pickle no more than a key once.
+    It may have a type ``ALONE`` and ``alone(obj)``, which returns a key and the memory of an object of exactly that
+    type that is rebuilt from these alone, by ``rebuilder(key)(memory)``, and None for any other: both sides then pickle
+    no more than a key once.
     """
     _providers[top_level_module] = provider
 
@@ -370,9 +371,10 @@ def _find_reducer(kind: type) -> Callable[[Any, dict[Any, Any]], Any] | None:
     reduce = _reducing.get(provider)
     if reduce is None:
         reduce = _reducing[provider] = importlib.import_module(provider).reduce
-    alone = getattr(sys.modules[provider], "alone", None)
-    if alone is not None:
-        _alone[kind] = provider, alone
+    # A package's other types (torch.Size, torch.dtype, modules, distributions) have no memory to be asked for.
+    # tests/test_values.py::test_every_kind_of_value_travels_twice_by_every_way
+    if kind is getattr(sys.modules[provider], "ALONE", None):
+        _alone[kind] = provider, sys.modules[provider].alone
     return reduce
 
 
