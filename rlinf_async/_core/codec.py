@@ -8,19 +8,21 @@ object that is nothing but its memory, the byte 2 and a pickle of what it is reb
 
 from __future__ import annotations
 
+import copyreg
 import importlib
 import multiprocessing  # noqa: F401  # importing it gives the main module its second name
 import pickle
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Sequence
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Final
-from weakref import WeakSet
+from typing import Any, ClassVar, Final
 
 import cloudpickle
 
+from rlinf_async._core import definitions, main_module, script_objects
 from rlinf_async._core.encoded import COPY_MAX_BYTES, Encoded, OutOfBandBytes, split
-from rlinf_async._core.unpicklable import ATOMS, cannot_travel, summary
+from rlinf_async._core.unpicklable import ATOMS, cannot_travel, find_guilty, nested_too_deeply, summary
 from rlinf_async.errors import SerializationError
 
 if "__mp_main__" in sys.modules:
@@ -47,9 +49,10 @@ _MAX_CACHED_HEADS: Final = 1024
 KEEP: Final = "keep"
 """In a provider's ``state``: what tells whether an object's memory stays where it is; absent where all is copied."""
 
-_ours: WeakSet[type] = WeakSet()
-_theirs: WeakSet[type] = WeakSet()
-
+_by_name: dict[int, tuple[str, Any]] = {}
+"""By id: functions of the script that only its import makes, with their names."""
+_MAX_BY_NAME: Final = 100
+"""In one value."""
 
 _CONTAINERS: Final = frozenset({tuple, list, dict})
 _NOTHING: Final = ()
@@ -125,8 +128,40 @@ def encode(
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        raise cannot_travel(value, describe, root, error, lambda: _Pickler(_discard)) from error
+        return _encode_otherwise(value, describe, root, keep, error)
     return Encoded(chunks, pickler.buffers)
+
+
+def _encode_otherwise(
+    value: Any, describe: str, root: str | tuple[str, ...], keep: Callable[[Any], bool] | None, error: BaseException
+) -> Encoded:
+    """Encode a value that has failed: less what annotations name, with compiled functions of the script by name."""
+    if too_deep := nested_too_deeply(describe, root, error):
+        raise too_deep from error
+    for _ in range(_MAX_BY_NAME):
+        chunks: list[bytes] = []
+        pickler = _Pickler(chunks.append, keep, with_annotations=False)
+        try:
+            pickler.dump(value)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as again:
+            error = again
+        else:
+            return Encoded(chunks, pickler.buffers)
+        guilty = find_guilty(value, root, lambda: _Pickler(_discard, with_annotations=False))
+        for part, step in ((guilty.part, ""), *guilty.holders):
+            # A function whose globals cannot travel is not the guilty one: its import might have other globals.
+            name = None if step.startswith(".__globals__") else script_objects.definition_of(part)
+            if name is not None:
+                break
+        else:
+            break
+        if why := main_module.why_not():
+            fix = f"it is part of {name}() of the script, which workers would import; but {why}"
+            raise cannot_travel(describe, root, error, guilty, fix) from error
+        _by_name[id(part)] = name, part
+    raise cannot_travel(describe, root, error, guilty) from error
 
 
 def decode(body: bytes | bytearray | memoryview) -> Any:
@@ -240,19 +275,33 @@ class _OutOfBand:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    def __init__(self, write: Callable[[bytes], object], keep: Callable[[Any], bool] | None = None) -> None:
+    dispatch_table: ClassVar[ChainMap[Any, Any]] = ChainMap(
+        {**cloudpickle.Pickler._dispatch_table, **script_objects.REDUCERS}, copyreg.dispatch_table
+    )
+
+    def __init__(
+        self,
+        write: Callable[[bytes], object],
+        keep: Callable[[Any], bool] | None = None,
+        *,
+        with_annotations: bool = True,
+    ) -> None:
         memory = _OutOfBand()
         super().__init__(_Sink(write), protocol=5, buffer_callback=memory.take)
         self.buffers = memory.buffers
         self._reducers: dict[type, Callable[[Any, dict[Any, Any]], Any] | None] = {}
         self._state: dict[Any, Any] = {KEEP: keep} if keep else {}
+        self._with_annotations = with_annotations
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         try:
             reduce = self._reducers[kind]
         except KeyError:
-            reduce = self._reducers[kind] = _find_reducer(kind)
+            reduce = _find_reducer(kind)
+            if _by_name and any(type(each) is kind for _, each in _by_name.values()):
+                reduce = _reduce_by_name
+            self._reducers[kind] = reduce
         if reduce is not None:
             reduced = reduce(obj, self._state)
             if reduced is not NotImplemented:
@@ -262,13 +311,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if kind is CodeType:  # cloudpickle 3.1.3 leaves the file's name out, which errors and verdicts are to give
             return _code_of_file, (obj.co_filename, *self.dispatch_table[CodeType](obj))
         reduced = super().reducer_override(obj)
-        if isinstance(obj, type) and reduced is not NotImplemented and len(reduced) == 6:
-            # A class by value.  What its setter does to the receiver's class must not be done to the original.
-            if obj not in _theirs:
-                _ours.add(obj)
-            make, arguments, state, items, pairs, set_state = reduced
-            return make, arguments, (set_state, state), items, pairs, _complete_class
-        return reduced
+        if reduced is NotImplemented or len(reduced) != 6:
+            return reduced
+        if kind is FunctionType:
+            return definitions.reduce_function(obj, reduced, self._with_annotations)
+        return definitions.reduce_class(obj, reduced, self._with_annotations) if isinstance(obj, type) else reduced
+
+
+def _reduce_by_name(obj: Any, state: dict[Any, Any]) -> Any:
+    known = _by_name.get(id(obj))
+    return NotImplemented if known is None else (main_module.resolve, (known[0],))
 
 
 def _code_of_file(file: str, make: Callable[..., CodeType], arguments: tuple[Any, ...]) -> CodeType:
@@ -378,19 +430,12 @@ def _find_reducer(kind: type) -> Callable[[Any, dict[Any, Any]], Any] | None:
     return reduce
 
 
-def _complete_class(made: type, state: tuple[Callable[[type, Any], Any], Any]) -> None:
-    """Fills in a class that came by value, or brings it up to date with where it came from."""
-    if made in _ours:
-        return
-    _theirs.add(made)
-    set_state, attributes = state
-    set_state(made, attributes)
-
-
 # -- errors ---------------------------------------------------------------------------------------------------------
 
 
 def _cannot_be_rebuilt(error: BaseException) -> SerializationError:
+    if unknown := main_module.explain(error):
+        return SerializationError(f"what arrived cannot be rebuilt: {unknown}; a module of its own could be imported")
     if isinstance(error, ModuleNotFoundError) and error.name:
         reason = f"there is no module {error.name!r} on this side"
     elif isinstance(error, ImportError):
