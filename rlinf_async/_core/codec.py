@@ -422,11 +422,12 @@ def _find_reducer(kind: type) -> Callable[[Any, dict[Any, Any]], Any] | None:
         return None
     reduce = _reducing.get(provider)
     if reduce is None:
-        reduce = _reducing[provider] = importlib.import_module(provider).reduce
-    # A package's other types (torch.Size, torch.dtype, modules, distributions) have no memory to be asked for.
-    # tests/test_values.py::test_every_kind_of_value_travels_twice_by_every_way
-    if kind is getattr(sys.modules[provider], "ALONE", None):
-        _alone[kind] = provider, sys.modules[provider].alone
+        imported = importlib.import_module(provider)
+        reduce = _reducing[provider] = imported.reduce
+        # A package's other types (torch.Size, torch.dtype, modules, distributions) have no memory to be asked for.
+        # tests/test_values.py::test_every_kind_of_value_travels_twice_by_every_way
+        if hasattr(imported, "ALONE"):
+            _alone[imported.ALONE] = provider, imported.alone
     return reduce
 
 

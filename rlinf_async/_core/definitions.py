@@ -40,14 +40,13 @@ def reduce_function(function: FunctionType, reduced: Reduced, with_annotations: 
     space = function.__globals__
     if with_annotations:
         used = state[1]["__globals__"]
-        for name in script_objects.names_in(function.__annotations__):
-            if name in space:
-                used.setdefault(name, space[name])
-    if main_module.own(function.__qualname__) is not function:
+        used |= {each: space[each] for each in script_objects.names_in(function.__annotations__) if each in space}
+    name = function.__qualname__
+    if "." in name or main_module.own(name) is not function:
         return reduced
     constants: dict[str, Any] = {}
     if _find_constants(function, constants, set()):
-        make, arguments = _find_or_make_function, (function.__qualname__, constants, make, arguments)
+        make, arguments = _find_or_make_function, (name, constants, make, arguments)
     return make, arguments, (set_state, state), None, None, _complete_function
 
 
@@ -58,6 +57,7 @@ def _find_constants(function: FunctionType, constants: dict[str, Any], seen: set
         return False
     if not all(type(value) in ATOMS for value in function.__defaults__ or ()):
         return False
+    constants[f"{function.__qualname__}()"] = function.__defaults__
     for name in cloudpickle._extract_code_globals(function.__code__):
         value = function.__globals__.get(name, ATOMS)
         if type(value) in ATOMS:
