@@ -10,6 +10,7 @@ arrives anew each time, with the globals that it has at its sender by then.
 
 from __future__ import annotations
 
+import enum
 import sys
 from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -95,11 +96,15 @@ def reduce_class(kind: type, reduced: Reduced, with_annotations: bool) -> Reduce
             wanted.append(root)
         if with_annotations:
             others = {name: space[name] for name in wanted if name in space}
-        if space is main_module.imported_space():
-            make, arguments = _find_or_make_class, (kind.__qualname__, make, arguments)
-    state[0]["__qualname__"] = kind.__qualname__  # cloudpickle 3.1.3 leaves it out
+    if issubclass(kind, enum.Enum):  # cloudpickle 3.1.3 leaves aliases out of the members
+        members = {name: member.value for name, member in kind.__members__.items()}
+        arguments = *arguments[:3], members, *arguments[4:]
+        for name in members:
+            state[0].pop(name, None)
+    state[0]["__qualname__"] = kind.__qualname__  # and this everywhere
     state = set_state, state, class_history.changes_of(kind, state[0]), space.get(root) is kind, others
-    return make, arguments, state, None, None, _complete_class
+    imported = kind.__qualname__ if space is main_module.imported_space() else None
+    return _find_or_make_class, (imported, make, arguments), state, None, None, _complete_class
 
 
 def _complete_function(made: FunctionType, state: tuple[Callable[[FunctionType, Any], Any], Any]) -> None:
@@ -111,13 +116,20 @@ def _complete_function(made: FunctionType, state: tuple[Callable[[FunctionType, 
     main_module.register(made)
 
 
-def _find_or_make_class(name: str, make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
-    """Return the class that this process's script has, of which the sender has imported its own, or make one."""
-    known = main_module.own(name)
-    if not isinstance(known, type):
-        return make(*arguments)
-    class_history.adopt(known)
-    return known
+def _find_or_make_class(name: str | None, make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
+    """Return the class if it is here, or make an empty one.
+
+    Args:
+        name: of a class of the script that the sender has imported: it is the one that the script has here.
+        arguments: of ``make``, with cloudpickle's key of the class.
+    """
+    # Making another one would have __init_subclass__ and metaclasses see a class for each object that arrives.
+    known: Any = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(arguments[-2])
+    if known is None and name is not None:
+        known = main_module.own(name)
+        if isinstance(known, type):
+            class_history.adopt(known)
+    return known if isinstance(known, type) else make(*arguments)
 
 
 def _complete_class(made: type, state: tuple[Any, ...]) -> None:

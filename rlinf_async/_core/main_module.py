@@ -172,9 +172,12 @@ def keep(names: dict[str, Any]) -> None:
 
 
 def own(name: str) -> Any:
-    """The object of a dotted name that this process's ``__main__`` has, without any import; None if it has none."""
-    found: Any = sys.modules["__main__"]
-    for part in name.split("."):
+    """The object of a dotted name that the script has in this process, without an import; None if there is none."""
+    first, *others = name.split(".")
+    found = vars(sys.modules["__main__"]).get(first)
+    if found is None and script.module is not None:
+        found = vars(script.module).get(first)
+    for part in others:
         found = getattr(found, "__dict__", {}).get(part)
     return found
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import multiprocessing, pickle, sys
 from dataclasses import dataclass
@@ -51,3 +53,45 @@ def test_what_a_spawned_child_has_of_the_script_works_in_the_workers_that_it_lau
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "([Item(x=8)], [Item(x=3)]) True\nas told\n"), done.stderr
+
+
+FOUND_BY_NAME = """
+import sys
+from rlinf_async._core import codec, main_module, process
+main_module.renew(sys.argv[1])
+try:
+    codec.decode(b"\\0" + b"c__main__\\nwanted\\n.")
+except codec.SerializationError as error:
+    print(error)
+else:
+    print("found")
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (None, "there is no file {} on this node to import it from; a module of its own"),
+        ("wanted = 1", '{} cannot be imported: put what it does below `if __name__ == "__main__":`; a module'),
+        (
+            "import sys\nsys.exit(3)\nif __name__ == '__main__': ...",
+            "importing {} has failed (SystemExit: 3); a module",
+        ),
+        ("other = 1\nif __name__ == '__main__': ...", "{} does not define it; a module of its own could be imported"),
+        (
+            "from rlinf_async import Cluster\nCluster()\nif __name__ == '__main__': ...",
+            "importing {} has failed (RuntimeError: Cluster() was called in a worker, which imports the script again",
+        ),
+        ("wanted = 1\nif __name__ == '__main__': wanted = 2", "found"),
+    ],
+)
+def test_an_unknown_name_of_the_script_is_told_with_the_reason(script: str | None, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    if script is not None:
+        path.write_text(script)
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    command = [sys.executable, "-c", FOUND_BY_NAME, str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert told.format(path) in done.stdout
+    if told != "found":
+        assert "'wanted' of the script, which travels by its name, is not known on this side: " in done.stdout
