@@ -103,7 +103,7 @@ def _names_in(annotation: Any) -> Iterator[str]:
         yield from _names_in_text(annotation)
     elif type(annotation) is typing.ForwardRef:
         yield from _names_in_text(annotation.__forward_arg__)
-    elif not isinstance(annotation, type) or type(annotation) is types.GenericAlias:
+    else:
         for argument in getattr(annotation, "__args__", ()):
             yield from _names_in(argument)
 

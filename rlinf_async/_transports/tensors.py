@@ -71,7 +71,7 @@ def reduce(obj: Any, state: dict[Any, Any]) -> Any:
     return _rebuild_tensor, (region, tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
-def alone(obj: torch.Tensor) -> tuple[Any, memoryview] | None:
+def alone(obj: Any) -> tuple[Any, memoryview] | None:
     """What a tensor is made of besides its memory, and that; None for all but a contiguous one that numpy can show.
 
     numpy refuses whatever is not dense memory of the CPU or requires grad, in one call in the place of ten.
