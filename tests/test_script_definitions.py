@@ -17,7 +17,7 @@ GUARD = 'if __name__ == "__main__":\n    run()\n'
 
 
 def run_python(*arguments: str, folder: Path, stdin: str = "") -> str:
-    """What a script prints, which must end well."""
+    """Return the output of a script that must end well."""
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
     done = subprocess.run(
         [sys.executable, *arguments],

@@ -45,7 +45,7 @@ _lock = threading.RLock()
 
 
 def changes_of(kind: type, attributes: dict[str, Any]) -> dict[str, int]:
-    """The numbered changes of a class that is about to leave, with these attributes."""
+    """Return the numbered changes of a class that is about to leave, with these attributes."""
     with _lock:
         if kind in _theirs:
             return dict(_theirs[kind])

@@ -50,9 +50,8 @@ KEEP: Final = "keep"
 """In a provider's ``state``: what tells whether an object's memory stays where it is; absent where all is copied."""
 
 _by_name: dict[int, tuple[str, Any]] = {}
-"""By id: functions of the script that only its import makes, with their names."""
-_MAX_BY_NAME: Final = 100
-"""In one value."""
+"""Functions of the script that only its import makes, and their names, by id."""
+_MAX_NAMES_PER_VALUE: Final = 100
 
 _CONTAINERS: Final = frozenset({tuple, list, dict})
 _NOTHING: Final = ()
@@ -102,8 +101,9 @@ def encode(
 ) -> Encoded:
     """Makes a value portable, without copying the large memory in it.
 
-    What ``__main__`` defines (functions, classes, their instances) travels by value; an instance of a class of ours
-    that comes back is an instance of that very class.  Memory that was read-only stays read-only.
+    Functions and classes of ``__main__`` travel by value, and so do their instances; an instance of a class of ours
+    that comes back is an instance of that very class.  A function of ``__main__`` that has been compiled travels by its
+    name, where others may import the script.  Memory that was read-only stays read-only.
 
     Args:
         value: anything that pickle or cloudpickle can take, with tensors where a provider is known for them.
@@ -138,7 +138,7 @@ def _encode_otherwise(
     """Encode a value that has failed: less what annotations name, with compiled functions of the script by name."""
     if too_deep := nested_too_deeply(describe, root, error):
         raise too_deep from error
-    for _ in range(_MAX_BY_NAME):
+    for _ in range(_MAX_NAMES_PER_VALUE):
         chunks: list[bytes] = []
         pickler = _Pickler(chunks.append, keep, with_annotations=False)
         try:
@@ -150,18 +150,25 @@ def _encode_otherwise(
         else:
             return Encoded(chunks, pickler.buffers)
         guilty = find_guilty(value, root, lambda: _Pickler(_discard, with_annotations=False))
-        for part, step in ((guilty.part, ""), *guilty.holders):
-            # A function whose globals cannot travel is not the guilty one: its import might have other globals.
-            name = None if step.startswith(".__globals__") else script_objects.definition_of(part)
-            if name is not None:
-                break
-        else:
+        part, name = _definition_among([(guilty.part, ""), *guilty.holders])
+        if name is None:
             break
         if why := main_module.why_not():
             fix = f"it is part of {name}() of the script, which workers would import; but {why}"
             raise cannot_travel(describe, root, error, guilty, fix) from error
         _by_name[id(part)] = name, part
     raise cannot_travel(describe, root, error, guilty) from error
+
+
+def _definition_among(holders: Iterable[tuple[Any, str]]) -> tuple[Any, str | None]:
+    """Return the innermost function of the script, and its name, that is made of what cannot travel."""
+    for part, step in holders:
+        # What a function only names is a fault of its own: the script's import may have something else by that name.
+        if step.startswith(".__globals__") and part.__module__ in main_module.MAIN_NAMES:
+            break
+        if name := script_objects.definition_of(part):
+            return part, name
+    return None, None
 
 
 def decode(body: bytes | bytearray | memoryview) -> Any:

@@ -26,7 +26,7 @@ from rlinf_async._core.unpicklable import ATOMS
 Reduced = tuple[Any, ...]
 """Function, arguments, state, None, None and setter of the state, as ``__reduce__`` returns them."""
 
-_DEFINITIONS: Final = type | ModuleType | BuiltinFunctionType
+_IMPORTED: Final = type | ModuleType | BuiltinFunctionType | FunctionType
 
 _complete: WeakSet[FunctionType] = WeakSet()
 """Functions that have arrived, and may be found again."""
@@ -52,23 +52,31 @@ def reduce_function(function: FunctionType, reduced: Reduced, with_annotations: 
 
 
 def _find_constants(function: FunctionType, constants: dict[str, Any], seen: set[FunctionType]) -> bool:
-    """Collect the plain globals of a function and of those that it refers to; False if it refers to other objects."""
+    """Collect code and globals of a function and of those that it refers to; False if it refers to other objects."""
     seen.add(function)
     if function.__closure__ or function.__dict__ or function.__kwdefaults__:
         return False
     if not all(type(value) in ATOMS for value in function.__defaults__ or ()):
         return False
-    constants[f"{function.__qualname__}()"] = function.__defaults__
+    constants[f"{function.__qualname__}()"] = function.__code__, function.__defaults__
     for name in cloudpickle._extract_code_globals(function.__code__):
         value = function.__globals__.get(name, ATOMS)
-        if type(value) in ATOMS:
-            # Functions that have arrived at different times may have different values of a name.
-            if constants.setdefault(name, (type(value).__name__, value)) != (type(value).__name__, value):
-                return False
-        elif type(value) is FunctionType and value.__module__ in MAIN_NAMES:
+        if type(value) is FunctionType and value.__module__ in MAIN_NAMES:
             if value not in seen and not _find_constants(value, constants, seen):
                 return False
-        elif value is not ATOMS and not isinstance(value, _DEFINITIONS | FunctionType):  # ATOMS: a builtin's name
+            continue
+        if type(value) in ATOMS:
+            constant = type(value).__name__, value
+        elif isinstance(value, type) and script_objects.travels_by_value(value):
+            constant = "class", cloudpickle._get_or_create_tracker_id(value)  # a notebook may define it anew
+        elif isinstance(value, _IMPORTED):
+            constant = getattr(value, "__module__", None), value.__name__
+        elif value is ATOMS:  # the name of a builtin
+            continue
+        else:
+            return False
+        # Functions that have arrived at different times may have different values of a name.
+        if constants.setdefault(name, constant) != constant:
             return False
     return True
 
@@ -78,7 +86,7 @@ def _find_or_make_function(
 ) -> FunctionType:
     """Return the function that has arrived before, if it still has these constants, or make one."""
     known = main_module.own(name)
-    if type(known) is FunctionType and known in _complete and known.__code__ == arguments[0]:
+    if type(known) is FunctionType and known in _complete:
         here: dict[str, Any] = {}
         if _find_constants(known, here, set()) and here == constants:
             return known

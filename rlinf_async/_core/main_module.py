@@ -54,7 +54,7 @@ class Script:
         self.path = path
         self.module: ModuleType | None = None
         self.failure = ""
-        """Why it cannot be imported here, once that is known."""
+        """Reason why the script cannot be imported here, once it is known."""
         self.pinned: frozenset[str] = frozenset()
         """Functions that the worker's own class refers to; copies that arrive later do not take their places."""
         self._name = name
@@ -70,7 +70,7 @@ class Script:
             module.__package__ = self._name.rpartition(".")[0]
 
     def load(self) -> ModuleType | None:
-        """The script, imported under the name ``__mp_main__``; None, and ``failure`` says why, where that cannot be."""
+        """Return the script, imported under the name ``__mp_main__``; or None, and ``failure`` says why not."""
         with self._lock:
             # Set before the code runs, so that the script's own look-ups meanwhile find what it has by then.
             if self.module is None and not self.failure:
@@ -82,7 +82,7 @@ class Script:
             return self.module
 
     def why_not(self) -> str:
-        """Why the script's file must not be imported; empty where it may be."""
+        """Say why the script's file must not be imported; return an empty text where it may be."""
         if self.path is None:
             return "the script is no file (standard input, -c or a notebook), so that nothing can be imported from it"
         if not Path(self.path).is_file():
@@ -121,7 +121,7 @@ class Script:
 
 
 script = Script(None)
-"""Of this process; a driver's has no path, because its ``__main__`` is the script itself."""
+"""The script of this process; a driver's has no path, because its ``__main__`` is the script itself."""
 
 os.register_at_fork(after_in_child=lambda: script.forget_lock())
 
@@ -172,7 +172,7 @@ def keep(names: dict[str, Any]) -> None:
 
 
 def own(name: str) -> Any:
-    """The object of a dotted name that the script has in this process, without an import; None if there is none."""
+    """Return the object of a dotted name that the script has in this process, or None; import nothing."""
     first, *others = name.split(".")
     found = vars(sys.modules["__main__"]).get(first)
     if found is None and script.module is not None:
@@ -183,12 +183,12 @@ def own(name: str) -> Any:
 
 
 def imported_space() -> dict[str, Any] | None:
-    """The globals of the script that this process has imported; None if it has not."""
+    """Return the globals of the script that this process has imported, or None."""
     return None if script.module is None else vars(script.module)
 
 
 def resolve(name: str) -> Any:
-    """The object of the script that travelled by its name.
+    """Return the object of the script that travelled by its name.
 
     Raises:
         AttributeError: it is not here.
@@ -201,13 +201,13 @@ def resolve(name: str) -> Any:
 
 
 def why_not() -> str:
-    """Why the script of this process cannot be imported by others; empty where it can."""
+    """Say why others cannot import the script of this process; return an empty text where they can."""
     main = sys.modules["__main__"]
     return (script if type(main) is MainModule else Script(getattr(main, "__file__", None))).why_not()
 
 
 def explain(error: BaseException) -> str | None:
-    """Why a name of the script is unknown here; None where an error speaks of something else."""
+    """Say why a name of the script is unknown here; return None where an error speaks of something else."""
     found = _NOT_FOUND.match(str(error))
     if found is None:
         return None

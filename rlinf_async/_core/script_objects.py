@@ -17,6 +17,7 @@ import types
 import typing
 import weakref
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any, Final
 
 from cloudpickle import cloudpickle
@@ -40,13 +41,17 @@ _FRESH: Final[dict[type, Any]] = {
 }
 """Kinds of which each process has its own, empty or unlocked at first, and how one is made."""
 
-_SENTINELS: Final = tuple(map(type, (dataclasses.MISSING, dataclasses.KW_ONLY, dataclasses._HAS_DEFAULT_FACTORY)))  # type: ignore[attr-defined]  # fields of a class by value refer to them
+_SENTINELS: Final = tuple(type(vars(dataclasses)[name]) for name in ("MISSING", "KW_ONLY", "_HAS_DEFAULT_FACTORY"))
 
 _VARIABLES: Final = (typing.NewType, typing.ParamSpec, typing.TypeVarTuple)
 
 
+_homes: dict[int, tuple[Any, tuple[ModuleType, str] | None]] = {}
+"""Objects of ``_FRESH`` and context variables, each with the module and name that it is imported by, by id."""
+
+
 def place_of(obj: Any) -> str | None:
-    """The name by which a script has an object at its top level or in one of its classes; None where it has not."""
+    """Return the name by which a script has an object at its top level or in a class of its, or None."""
     for module in {id(each): each for each in map(sys.modules.get, MAIN_NAMES)}.values():
         for name, value in list(vars(module).items()):
             if value is obj:
@@ -59,7 +64,7 @@ def place_of(obj: Any) -> str | None:
 
 
 def definition_of(obj: Any) -> str | None:
-    """The top-level name of a function of the script, compiled ones among them; None for all else."""
+    """Return the top-level name of a function of the script, compiled ones among them, or None."""
     if isinstance(obj, type | types.MethodType) or not callable(obj) or getattr(obj, "__name__", None) is None:
         return None
     place = place_of(obj)
@@ -67,7 +72,7 @@ def definition_of(obj: Any) -> str | None:
 
 
 def names_in(annotations: dict[str, Any]) -> Iterator[str]:
-    """The names that annotations give as text."""
+    """Yield the names that annotations give as text."""
     for annotation in annotations.values():
         yield from _names_in(annotation)
 
@@ -119,15 +124,36 @@ def _reduce_cached(cached: Any) -> Any:
     return _make_cached, arguments, own, None, None, _add_attributes
 
 
+def _home_of(obj: Any) -> tuple[ModuleType, str] | None:
+    """Return module and name of an object that the script has imported, or None."""
+    if id(obj) not in _homes:
+        modules = [each for name, each in sys.modules.copy().items() if name not in MAIN_NAMES]
+        found = (
+            (module, name)
+            for module in modules
+            if isinstance(module, ModuleType)
+            for name, value in list(vars(module).items())
+            if value is obj
+        )
+        _homes[id(obj)] = obj, next(found, None)
+    return _homes[id(obj)][1]
+
+
 def _reduce_fresh(obj: Any) -> Any:
     place = place_of(obj)
-    return obj.__reduce_ex__(5) if place is None else (_make_fresh, (place, _FRESH[type(obj)]))
+    if place is None:
+        return obj.__reduce_ex__(5)
+    if home := _home_of(obj):
+        return getattr, home
+    return _make_fresh, (place, _FRESH[type(obj)])
 
 
 def _reduce_context_variable(variable: Any) -> Any:
     place = place_of(variable)
     if place is None:
         return variable.__reduce_ex__(5)
+    if home := _home_of(variable):
+        return getattr, home
     try:
         default = {"default": contextvars.Context().run(variable.get)}
     except LookupError:
@@ -148,7 +174,7 @@ def _reduce_cached_property(cached: Any) -> Any:
 
 
 def _by_name_of(kind: type) -> Callable[[Any], Any]:
-    """The reducer of a kind of sentinel, whose objects are known by identity."""
+    """Return the reducer of a kind of sentinel, whose objects are known by identity."""
     names = {id(value): name for name, value in vars(dataclasses).items() if type(value) is kind}
     return lambda sentinel: names[id(sentinel)]
 
@@ -161,14 +187,14 @@ REDUCERS: Final[dict[Any, Callable[[Any], Any]]] = {
     **dict.fromkeys(_VARIABLES, _reduce_type_variable),
     **{kind: _by_name_of(kind) for kind in _SENTINELS},
 }
-"""By exact type."""
+"""Reducers by exact type."""
 
 
 # -- and back ---------------------------------------------------------------------------------------------------------
 
 
 def _settle(place: str | None, made: Any, is_alike: Callable[[Any], bool] = lambda known: True) -> Any:
-    """The object of that name and kind that ``__main__`` has, or the new one, which a worker's is given."""
+    """Return the object of that name and kind that ``__main__`` has, or the new one, which a worker's is given."""
     # A class is filled in once: an object in it has come with it.
     if place is None or "." in place:
         return made

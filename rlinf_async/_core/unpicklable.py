@@ -37,7 +37,7 @@ class Guilty:
 
 
 def find_guilty(value: Any, root: str | tuple[str, ...], new_pickler: Callable[[], pickle.Pickler]) -> Guilty:
-    """The part of a value that cannot be pickled.
+    """Find the part of a value that cannot be pickled.
 
     Args:
         value: failed to be pickled.
@@ -51,7 +51,7 @@ def find_guilty(value: Any, root: str | tuple[str, ...], new_pickler: Callable[[
 
 
 def nested_too_deeply(describe: str, root: str | tuple[str, ...], error: BaseException) -> SerializationError | None:
-    """The error of a value that is nested too deeply; None of one that has failed in another way."""
+    """Return the error of a value that is nested too deeply, or None where it has failed in another way."""
     if not isinstance(error, RecursionError) and not isinstance(error.__cause__, RecursionError):
         return None
     return SerializationError(
@@ -63,7 +63,7 @@ def nested_too_deeply(describe: str, root: str | tuple[str, ...], error: BaseExc
 def cannot_travel(
     describe: str, root: str | tuple[str, ...], error: BaseException, guilty: Guilty, fix: str = ""
 ) -> SerializationError:
-    """The error that says which part of a value cannot be pickled, where it is, and what to do.
+    """Return the error that says which part of a value cannot be pickled, where it is, and what to do.
 
     Args:
         describe: the value in words.
@@ -161,6 +161,8 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
         yield ".__self__", value.__self__
     elif isinstance(value, functools.partial):
         yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
+    elif hasattr(value, "cache_parameters"):  # of functools.lru_cache
+        yield ".__wrapped__", value.__wrapped__
     else:
         yield from _object_children(value)
 

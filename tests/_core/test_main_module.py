@@ -95,3 +95,42 @@ def test_an_unknown_name_of_the_script_is_told_with_the_reason(script: str | Non
     assert told.format(path) in done.stdout
     if told != "found":
         assert "'wanted' of the script, which travels by its name, is not known on this side: " in done.stdout
+
+
+RECEIVER = """
+import sys
+from rlinf_async._core import codec, main_module
+main_module.renew(None)
+functions = [codec.decode(body) for body in eval(sys.stdin.read())]
+print([function() for function in functions], [function is functions[0] for function in functions])
+"""
+
+SENDER = """
+import logging, subprocess, sys
+from logging import _lock as imported_lock
+from rlinf_async._core import codec
+
+RATE = 1
+class Config: number = 1
+def inner(): return RATE
+def function(): return inner() + Config.number
+def is_imported(): return imported_lock is logging._lock
+
+bodies = [codec.encode(function).to_bytes(), codec.encode(function).to_bytes()]
+RATE = 2
+bodies.append(codec.encode(function).to_bytes())
+def inner(): return RATE * 10
+bodies.append(codec.encode(function).to_bytes())
+class Config: number = 100
+bodies += [codec.encode(function).to_bytes(), codec.encode(is_imported).to_bytes()]
+subprocess.run([sys.executable, "-c", sys.argv[1]], input=repr(bodies), text=True, check=True)
+"""
+
+
+def test_a_function_is_the_one_that_has_arrived_unless_something_that_it_refers_to_has_changed(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(SENDER)
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    command = [sys.executable, str(path), RECEIVER]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[2, 2, 3, 21, 120, True] [True, True, False, False, False, False]\n"
