@@ -61,6 +61,7 @@ def _find_constants(function: FunctionType, constants: dict[str, Any], seen: set
     constants[f"{function.__qualname__}()"] = function.__code__, function.__defaults__
     for name in cloudpickle._extract_code_globals(function.__code__):
         value = function.__globals__.get(name, ATOMS)
+        constant: tuple[Any, Any]
         if type(value) is FunctionType and value.__module__ in MAIN_NAMES:
             if value not in seen and not _find_constants(value, constants, seen):
                 return False
