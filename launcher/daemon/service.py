@@ -359,6 +359,7 @@ class DaemonService:
             "cwd": self._here(op.cwd),
             "sys_path": [*place.paths, *(self._here(entry) for entry in op.sys_path)],
             "script": self._here(op.script) if op.script else None,
+            "module": op.module,
             "seed": None if op.seed is None else op.seed + worker["rank"],
             "threads": threads,
             "max_concurrency": op.max_concurrency,

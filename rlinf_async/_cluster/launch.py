@@ -212,11 +212,14 @@ def _surroundings(python: str | None) -> dict[str, Any]:
 
     What belongs to this interpreter is left out for another one, which has its own.
     """
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    main = sys.modules.get("__main__")
+    script = getattr(main, "__file__", None)
+    module = getattr(getattr(main, "__spec__", None), "name", None)  # of `python -m`
     path = [str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path]
     if python is not None and python != sys.executable:
         path = [entry for entry in path if not _belongs_to_python(entry)]
-    return {"cwd": str(Path.cwd()), "sys_path": path, "script": str(Path(script).absolute()) if script else None}
+    script = str(Path(script).absolute()) if script and not script.startswith("<") else None  # "<stdin>"
+    return {"cwd": str(Path.cwd()), "sys_path": path, "script": script, "module": module}
 
 
 def _belongs_to_python(entry: str) -> bool:

@@ -8,19 +8,21 @@ object that is nothing but its memory, the byte 2 and a pickle of what it is reb
 
 from __future__ import annotations
 
+import copyreg
 import importlib
 import multiprocessing  # noqa: F401  # importing it gives the main module its second name
 import pickle
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Sequence
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Final
-from weakref import WeakSet
+from typing import Any, ClassVar, Final
 
 import cloudpickle
 
+from rlinf_async._core import definitions, main_module, script_objects
 from rlinf_async._core.encoded import COPY_MAX_BYTES, Encoded, OutOfBandBytes, split
-from rlinf_async._core.unpicklable import ATOMS, cannot_travel, summary
+from rlinf_async._core.unpicklable import ATOMS, cannot_travel, find_guilty, nested_too_deeply, summary
 from rlinf_async.errors import SerializationError
 
 if "__mp_main__" in sys.modules:
@@ -47,9 +49,9 @@ _MAX_CACHED_HEADS: Final = 1024
 KEEP: Final = "keep"
 """In a provider's ``state``: what tells whether an object's memory stays where it is; absent where all is copied."""
 
-_ours: WeakSet[type] = WeakSet()
-_theirs: WeakSet[type] = WeakSet()
-
+_by_name: dict[int, tuple[str, Any]] = {}
+"""Functions of the script that only its import makes, and their names, by id."""
+_MAX_NAMES_PER_VALUE: Final = 100
 
 _CONTAINERS: Final = frozenset({tuple, list, dict})
 _NOTHING: Final = ()
@@ -83,8 +85,9 @@ def extend(top_level_module: str, provider: str) -> None:
     ``provider`` names.  It returns what ``__reduce__`` returns, or NotImplemented; ``state`` is a dict that lives as
     long as one ``encode``.  The provider is imported when the first such object is met, and never before.
 
-    It may have ``alone(obj)``, which returns a key and the memory of an object that is rebuilt from these alone, by
-    ``rebuilder(key)(memory)``, and None for any other object: both sides then pickle no more than a key once.
+    It may have a type ``ALONE`` and ``alone(obj)``, which returns a key and the memory of an object of exactly that
+    type that is rebuilt from these alone, by ``rebuilder(key)(memory)``, and None for any other: both sides then pickle
+    no more than a key once.
     """
     _providers[top_level_module] = provider
 
@@ -98,8 +101,9 @@ def encode(
 ) -> Encoded:
     """Makes a value portable, without copying the large memory in it.
 
-    What ``__main__`` defines (functions, classes, their instances) travels by value; an instance of a class of ours
-    that comes back is an instance of that very class.  Memory that was read-only stays read-only.
+    Functions and classes of ``__main__`` travel by value, and so do their instances; an instance of a class of ours
+    that comes back is an instance of that very class.  A function of ``__main__`` that has been compiled travels by its
+    name, where others may import the script.  Memory that was read-only stays read-only.
 
     Args:
         value: anything that pickle or cloudpickle can take, with tensors where a provider is known for them.
@@ -124,8 +128,47 @@ def encode(
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        raise cannot_travel(value, describe, root, error, lambda: _Pickler(_discard)) from error
+        return _encode_otherwise(value, describe, root, keep, error)
     return Encoded(chunks, pickler.buffers)
+
+
+def _encode_otherwise(
+    value: Any, describe: str, root: str | tuple[str, ...], keep: Callable[[Any], bool] | None, error: BaseException
+) -> Encoded:
+    """Encode a value that has failed: less what annotations name, with compiled functions of the script by name."""
+    if too_deep := nested_too_deeply(describe, root, error):
+        raise too_deep from error
+    for _ in range(_MAX_NAMES_PER_VALUE):
+        chunks: list[bytes] = []
+        pickler = _Pickler(chunks.append, keep, with_annotations=False)
+        try:
+            pickler.dump(value)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as again:
+            error = again
+        else:
+            return Encoded(chunks, pickler.buffers)
+        guilty = find_guilty(value, root, lambda: _Pickler(_discard, with_annotations=False))
+        part, name = _definition_among([(guilty.part, ""), *guilty.holders])
+        if name is None:
+            break
+        if why := main_module.why_not():
+            fix = f"it is part of {name}() of the script, which workers would import; but {why}"
+            raise cannot_travel(describe, root, error, guilty, fix) from error
+        _by_name[id(part)] = name, part
+    raise cannot_travel(describe, root, error, guilty) from error
+
+
+def _definition_among(holders: Iterable[tuple[Any, str]]) -> tuple[Any, str | None]:
+    """Return the innermost function of the script, and its name, that is made of what cannot travel."""
+    for part, step in holders:
+        # What a function only names is a fault of its own: the script's import may have something else by that name.
+        if step.startswith(".__globals__") and part.__module__ in main_module.MAIN_NAMES:
+            break
+        if name := script_objects.definition_of(part):
+            return part, name
+    return None, None
 
 
 def decode(body: bytes | bytearray | memoryview) -> Any:
@@ -239,19 +282,33 @@ class _OutOfBand:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    def __init__(self, write: Callable[[bytes], object], keep: Callable[[Any], bool] | None = None) -> None:
+    dispatch_table: ClassVar[ChainMap[Any, Any]] = ChainMap(
+        {**cloudpickle.Pickler._dispatch_table, **script_objects.REDUCERS}, copyreg.dispatch_table
+    )
+
+    def __init__(
+        self,
+        write: Callable[[bytes], object],
+        keep: Callable[[Any], bool] | None = None,
+        *,
+        with_annotations: bool = True,
+    ) -> None:
         memory = _OutOfBand()
         super().__init__(_Sink(write), protocol=5, buffer_callback=memory.take)
         self.buffers = memory.buffers
         self._reducers: dict[type, Callable[[Any, dict[Any, Any]], Any] | None] = {}
         self._state: dict[Any, Any] = {KEEP: keep} if keep else {}
+        self._with_annotations = with_annotations
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         try:
             reduce = self._reducers[kind]
         except KeyError:
-            reduce = self._reducers[kind] = _find_reducer(kind)
+            reduce = _find_reducer(kind)
+            if _by_name and any(type(each) is kind for _, each in _by_name.values()):
+                reduce = _reduce_by_name
+            self._reducers[kind] = reduce
         if reduce is not None:
             reduced = reduce(obj, self._state)
             if reduced is not NotImplemented:
@@ -261,13 +318,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if kind is CodeType:  # cloudpickle 3.1.3 leaves the file's name out, which errors and verdicts are to give
             return _code_of_file, (obj.co_filename, *self.dispatch_table[CodeType](obj))
         reduced = super().reducer_override(obj)
-        if isinstance(obj, type) and reduced is not NotImplemented and len(reduced) == 6:
-            # A class by value.  What its setter does to the receiver's class must not be done to the original.
-            if obj not in _theirs:
-                _ours.add(obj)
-            make, arguments, state, items, pairs, set_state = reduced
-            return make, arguments, (set_state, state), items, pairs, _complete_class
-        return reduced
+        if reduced is NotImplemented or len(reduced) != 6:
+            return reduced
+        if kind is FunctionType:
+            return definitions.reduce_function(obj, reduced, self._with_annotations)
+        return definitions.reduce_class(obj, reduced, self._with_annotations) if isinstance(obj, type) else reduced
+
+
+def _reduce_by_name(obj: Any, state: dict[Any, Any]) -> Any:
+    known = _by_name.get(id(obj))
+    return NotImplemented if known is None else (main_module.resolve, (known[0],))
 
 
 def _code_of_file(file: str, make: Callable[..., CodeType], arguments: tuple[Any, ...]) -> CodeType:
@@ -369,26 +429,21 @@ def _find_reducer(kind: type) -> Callable[[Any, dict[Any, Any]], Any] | None:
         return None
     reduce = _reducing.get(provider)
     if reduce is None:
-        reduce = _reducing[provider] = importlib.import_module(provider).reduce
-    alone = getattr(sys.modules[provider], "alone", None)
-    if alone is not None:
-        _alone[kind] = provider, alone
+        imported = importlib.import_module(provider)
+        reduce = _reducing[provider] = imported.reduce
+        # A package's other types (torch.Size, torch.dtype, modules, distributions) have no memory to be asked for.
+        # tests/test_values.py::test_every_kind_of_value_travels_twice_by_every_way
+        if hasattr(imported, "ALONE"):
+            _alone[imported.ALONE] = provider, imported.alone
     return reduce
-
-
-def _complete_class(made: type, state: tuple[Callable[[type, Any], Any], Any]) -> None:
-    """Fills in a class that came by value, or brings it up to date with where it came from."""
-    if made in _ours:
-        return
-    _theirs.add(made)
-    set_state, attributes = state
-    set_state(made, attributes)
 
 
 # -- errors ---------------------------------------------------------------------------------------------------------
 
 
 def _cannot_be_rebuilt(error: BaseException) -> SerializationError:
+    if unknown := main_module.explain(error):
+        return SerializationError(f"what arrived cannot be rebuilt: {unknown}; a module of its own could be imported")
     if isinstance(error, ModuleNotFoundError) and error.name:
         reason = f"there is no module {error.name!r} on this side"
     elif isinstance(error, ImportError):

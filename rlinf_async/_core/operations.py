@@ -35,8 +35,12 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     OpenStore *         group                                       int             a launch, at the node of rank 0
     Spawn *             group workers env node_env python config    list[list[Any]] a launch
                         seed world_size max_concurrency quiet
+<<<<<<< HEAD
                         cwd sys_path script supervised
                         script_env
+=======
+                        cwd sys_path script module supervised
+>>>>>>> script
     CloseGroup          group grace                                 None            close() of a group
     Watch *             numbers                                     None            messages: peers that are waited for
     WatchedBy *         endpoints                                   None            messages: peers that are written to
@@ -174,7 +178,7 @@ class OpenStore(WaitingOperation[int]): group: str
 class Spawn(WaitingOperation[list[list[Any]]]):
     group: str; workers: list[dict[str, Any]]; env: dict[str, str]; node_env: dict[str, str]; python: str | None
     config: str; seed: int | None; world_size: int; max_concurrency: int | None; quiet: bool
-    cwd: str; sys_path: list[str]; script: str | None; supervised: bool
+    cwd: str; sys_path: list[str]; script: str | None; module: str | None; supervised: bool
     script_env: dict[bytes, bytes | None]
 class CloseGroup(Operation[None]): group: str; grace: float
 class Watch(WaitingOperation[None]): numbers: list[int]

@@ -21,6 +21,7 @@ import contextlib
 import multiprocessing.process
 import os
 import sys
+import threading
 import traceback
 from typing import NoReturn
 
@@ -28,6 +29,15 @@ from rlinf_async.errors import ForkedProcessError
 
 pid = os.getpid()
 """Of this process."""
+
+
+class _ImportsScript(threading.local):
+    """True in ``here`` on the thread of a worker that imports the driver's script, and while it does."""
+
+    here = False
+
+
+imports_script = _ImportsScript()
 
 
 def forked(what: str, owner: int) -> ForkedProcessError:
@@ -47,18 +57,19 @@ def forked(what: str, owner: int) -> ForkedProcessError:
 
 
 def check_is_no_import(what: str) -> None:
-    """Refuses what a script does while a process that multiprocessing starts imports the script.
+    """Refuses what a script does while a process that multiprocessing starts, or a worker, imports the script.
 
     Raises:
-        RuntimeError: this process is being started by the spawn or forkserver method, and still imports the script:
-            each child would do again what the script does.
+        RuntimeError: this process is being started by the spawn or forkserver method, and still imports the script, or
+            is a worker that looks for one of its names: each would do again what the script does.
     """
     # multiprocessing's own mark, by which it refuses to start processes there.
-    if getattr(multiprocessing.process.current_process(), "_inheriting", False):
+    if imports_script.here or getattr(multiprocessing.process.current_process(), "_inheriting", False):
         raise RuntimeError(
-            f"{what} in a process that multiprocessing has spawned, and that imports the script again, under the name "
-            "__mp_main__, to have its classes: every child would run the whole script. Put what the script does below "
-            '`if __name__ == "__main__":`, or the classes and functions that the child needs into a module of their own'
+            f"{what} in a {'worker' if imports_script.here else 'process that multiprocessing has spawned'}, which "
+            "imports the script again, under the name __mp_main__, to have its classes: each would run the whole "
+            'script. Put what the script does below `if __name__ == "__main__":`, or the classes and functions that '
+            "it needs into a module of their own"
         )
 
 

@@ -23,38 +23,65 @@ _SEARCH_TIMEOUT_S: Final = 1.0
 _SEARCH_DEPTH: Final = 100
 
 
-def cannot_travel(
-    value: Any,
-    describe: str,
-    root: str | tuple[str, ...],
-    error: BaseException,
-    new_pickler: Callable[[], pickle.Pickler],
-) -> SerializationError:
-    """The error that says which part of a value cannot be pickled, where it is, and what to do.
+@dataclasses.dataclass(frozen=True)
+class Guilty:
+    """Part of a value that cannot be pickled.
+
+    Attributes:
+        holders: the parts that hold it, innermost first, each with the step from it to the next.
+    """
+
+    path: str
+    part: Any
+    holders: list[tuple[Any, str]]
+
+
+def find_guilty(value: Any, root: str | tuple[str, ...], new_pickler: Callable[[], pickle.Pickler]) -> Guilty:
+    """Find the part of a value that cannot be pickled.
 
     Args:
-        value: what failed to be pickled.
-        describe: what it is, for the error.
-        root: what paths begin with; a tuple names the items of a tuple.
-        error: how it failed.
+        value: failed to be pickled.
+        root: begins the paths; a tuple names the items of a tuple.
         new_pickler: makes a pickler like the one that failed, whose output is thrown away.
     """
-    name = root if isinstance(root, str) else " or ".join(root)
-    if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
-        limit = sys.getrecursionlimit()
-        return SerializationError(
-            f"{describe} cannot travel: {name} is nested too deeply to be pickled (the recursion limit is {limit})"
-        )
+    search = _Search(new_pickler)
     children = _children(value) if isinstance(root, str) else zip(root, value, strict=False)
-    prefix = root if isinstance(root, str) else ""
-    path, guilty = _Search(new_pickler).find(value, prefix, children) or (name, value)
-    fix = "leave it out, or give the object that holds it a __getstate__ that does"
-    if isinstance(guilty, Coroutine):
+    path, part = search.find(value, root if isinstance(root, str) else "", children) or ("", value)
+    return Guilty(path, part, search.holders)
+
+
+def nested_too_deeply(describe: str, root: str | tuple[str, ...], error: BaseException) -> SerializationError | None:
+    """Return the error of a value that is nested too deeply, or None where it has failed in another way."""
+    if not isinstance(error, RecursionError) and not isinstance(error.__cause__, RecursionError):
+        return None
+    return SerializationError(
+        f"{describe} cannot travel: {_name_of(root)} is nested too deeply to be pickled "
+        f"(the recursion limit is {sys.getrecursionlimit()})"
+    )
+
+
+def cannot_travel(
+    describe: str, root: str | tuple[str, ...], error: BaseException, guilty: Guilty, fix: str = ""
+) -> SerializationError:
+    """Return the error that says which part of a value cannot be pickled, where it is, and what to do.
+
+    Args:
+        describe: the value in words.
+        root: as that of ``find_guilty``.
+        error: how pickling failed.
+        fix: in the place of the usual one.
+    """
+    what = f"{guilty.path or _name_of(root)} is of type {_name(type(guilty.part))}"
+    if isinstance(guilty.part, Coroutine):
         fix = "`await` it, and its result travels"
     return SerializationError(
-        f"{describe} cannot travel: {path or name} is of type {_name(type(guilty))} and cannot be pickled "
-        f"({summary(error)}); {fix}"
+        f"{describe} cannot travel: {what} and cannot be pickled ({summary(error)}); "
+        f"{fix or 'leave it out, or give the object that holds it a __getstate__ that does'}"
     )
+
+
+def _name_of(root: str | tuple[str, ...]) -> str:
+    return root if isinstance(root, str) else " or ".join(root)
 
 
 def _name(kind: type) -> str:
@@ -80,6 +107,7 @@ class _Search:
         self._new_pickler = new_pickler
         self._deadline = time.monotonic() + _SEARCH_TIMEOUT_S
         self._suspects: dict[int, Any] = {}  # holds them, so that no id is used twice
+        self.holders: list[tuple[Any, str]] = []
 
     def find(
         self, suspect: Any, path: str, children: Iterator[tuple[str, Any]], depth: int = 0
@@ -106,6 +134,7 @@ class _Search:
                     pickler = self._new_pickler()  # the failed one remembers what has not passed, too
                 found = self.find(child, path + step, _children(child), depth + 1)
                 if found is not None:
+                    self.holders.append((suspect, step))
                     return found
                 innocent = True
         return None if innocent else (path, suspect)
@@ -132,6 +161,8 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
         yield ".__self__", value.__self__
     elif isinstance(value, functools.partial):
         yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
+    elif hasattr(value, "cache_parameters"):  # of functools.lru_cache
+        yield ".__wrapped__", value.__wrapped__
     else:
         yield from _object_children(value)
 

@@ -19,6 +19,9 @@ import torch
 from rlinf_async._core.codec import KEEP
 from rlinf_async._core.encoded import OutOfBandBytes
 
+ALONE: Final = torch.Tensor
+"""Exact type of the objects that the codec offers to ``alone``."""
+
 _DEVICES: Final = frozenset({"cpu", "cuda"})
 
 
@@ -77,7 +80,7 @@ def alone(obj: Any) -> tuple[Any, memoryview] | None:
         array = obj.numpy()
     except (TypeError, RuntimeError):
         return None
-    if type(obj) is not torch.Tensor or obj.__dict__ or not array.size or not array.flags.c_contiguous:
+    if obj.__dict__ or not array.size or not array.flags.c_contiguous:
         return None
     return (array.dtype.str, array.shape, array.strides), memoryview(array.reshape(-1).view(numpy.uint8))
 

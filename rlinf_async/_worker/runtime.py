@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.direct_calls import REPORT_DELAY_S
-from rlinf_async._core import clock, codec, failures, frames, process
+from rlinf_async._core import clock, codec, failures, frames, main_module, process
 from rlinf_async._core.frames import Status
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.payload import open_body, pack_body
@@ -41,7 +41,6 @@ from rlinf_async._worker.collective_watch import CollectiveWatch, advice
 from rlinf_async._worker.concurrent_calls import ConcurrentCalls
 from rlinf_async._worker.direct_callers import DirectCallers
 from rlinf_async._worker.failure_log import FailureLog
-from rlinf_async._worker.main_module import adopt
 from rlinf_async._worker.methods import CONSTRUCT, Kind, Methods, concurrent_names
 from rlinf_async._worker.rendezvous_store import MasterStore
 from rlinf_async._worker.running_call import ENDED, QUEUED, RUNNING, Call
@@ -303,7 +302,7 @@ class Runtime:
             self._loop.call_soon(self._pump)
 
     def _construct(self, worker_cls: type, *args: Any, **kwargs: Any) -> None:
-        adopt(worker_cls)
+        main_module.pin()
         context.identity = self._identity
         self._methods.worker = worker_cls(*args, **kwargs)
         if names := concurrent_names(worker_cls):

@@ -278,10 +278,10 @@ def _settle_in(spec: dict[str, Any], fds: list[int]) -> tuple[socket.socket, int
     sys.path[:] = [entry for entry in spec["sys_path"] if entry and Path(entry).exists()] + [
         entry for entry in sys.path if entry not in spec["sys_path"] and entry
     ]
-    from rlinf_async._worker.main_module import renew
+    from rlinf_async._core.main_module import renew
     from rlinf_async.hardware import is_rehearsal, load_extension
 
-    renew(spec.get("script"))
+    renew(spec["script"], spec["module"])
     _seed(spec.get("seed"))
     import torch
 

@@ -294,6 +294,30 @@ def test_a_class_by_value_follows_the_changes_of_its_origin() -> None:
     assert run_python("-c", RECEIVER, stdin=repr(bodies)) == "[1, 2]\n"
 
 
+ASSIGNING = """
+import sys
+from rlinf_async._core import codec
+first, second, third = eval(sys.stdin.read())
+(reward,) = codec.decode(first)
+reward.model = "own"
+reward.made["own"] = 1
+codec.decode(second)
+print(reward.model, reward.rate, reward.made)
+codec.decode(third)
+print(reward.model, reward.rate, reward.made)
+"""
+
+
+def test_attributes_that_a_receiver_has_assigned_stay_until_the_origin_assigns_them_anew() -> None:
+    reward: Any = type("Reward", (), {"model": None, "rate": 1.0, "made": {}})
+    bodies = []
+    for changes in ({}, {"rate": 2.0}, {"model": "new"}):
+        for name, value in changes.items():
+            setattr(reward, name, value)
+        bodies.append(codec.encode([reward]).to_bytes())
+    assert run_python("-c", ASSIGNING, stdin=repr(bodies)) == "own 2.0 {'own': 1}\nnew 2.0 {'own': 1}\n"
+
+
 WITHOUT_TENSORS = """
 import sys
 import numpy

@@ -391,6 +391,7 @@ def request(workers: int = 3) -> operations.Spawn:
         cwd="/",
         sys_path=[],
         script=None,
+        module=None,
         supervised=False,
     )
 

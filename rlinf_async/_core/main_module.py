@@ -1,0 +1,221 @@
+"""A worker's ``__main__``: definitions of the driver's script that arrived by value, and behind them its import.
+
+Classes and functions of the script travel by value.  Whatever pickles by reference in a worker (``pickle``,
+``torch.save``, a ``multiprocessing.Queue``) looks their names up in ``__main__``, where ``register`` puts them.  A name
+that has not arrived is taken from the script, which is imported once for that, under the name ``__mp_main__`` as
+multiprocessing imports it, so that its ``if __name__ == "__main__":`` is false.  A script without that guard, or one
+that is no file on this node, is never imported: an import would do again what the script does.
+
+The module also has the script's ``__file__`` and ``__spec__``, by which spawned children of the worker import it.
+"""
+
+from __future__ import annotations
+
+import ast
+import logging
+import os
+import re
+import sys
+import threading
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any, Final
+
+from rlinf_async._core import process
+from rlinf_async._core.unpicklable import summary
+
+logger = logging.getLogger(__name__)
+
+MAIN_NAMES: Final = ("__main__", "__mp_main__")
+
+_NOT_FOUND: Final = re.compile(r"Can't get attribute '([^']+)' on <module '__(?:mp_)?main__'")
+
+
+class MainModule(ModuleType):
+    """``__main__`` of a worker."""
+
+    def __getattr__(self, name: str) -> Any:
+        # Libraries ask __main__ for __file__, __spec__ and the like, which is no reason to import a script.
+        if not (name.startswith("__") and name.endswith("__")) and (module := script.load()) is not None:
+            return getattr(module, name)
+        raise AttributeError(f"module '__main__' has no attribute {name!r}")
+
+
+class Script:
+    """The program that ``__main__`` stands for.
+
+    Args:
+        path: of its file; None where it is none (standard input, ``-c``, a notebook).
+        name: of the module that ``python -m`` runs.
+    """
+
+    def __init__(self, path: str | None, name: str | None = None) -> None:
+        self.path = path
+        self.module: ModuleType | None = None
+        self.failure = ""
+        """Reason why the script cannot be imported here, once it is known."""
+        self.pinned: frozenset[str] = frozenset()
+        """Functions that the worker's own class refers to; copies that arrive later do not take their places."""
+        self._name = name
+        self._lock = threading.RLock()
+
+    def describe(self, module: ModuleType) -> None:
+        """Give a module the attributes by which the script is found."""
+        if self.path is None or not Path(self.path).is_file():
+            return
+        module.__file__ = self.path
+        if self._name is not None:
+            module.__spec__ = ModuleSpec(self._name, None, origin=self.path)
+            module.__package__ = self._name.rpartition(".")[0]
+
+    def load(self) -> ModuleType | None:
+        """Return the script, imported under the name ``__mp_main__``; or None, and ``failure`` says why not."""
+        with self._lock:
+            # Set before the code runs, so that the script's own look-ups meanwhile find what it has by then.
+            if self.module is None and not self.failure:
+                self.failure = self.why_not()
+                if not self.failure:
+                    self._import()
+                if self.failure:  # pickle swallows the texts of look-ups
+                    logger.warning("names of the script that have not arrived are unknown here: %s", self.failure)
+            return self.module
+
+    def why_not(self) -> str:
+        """Say why the script's file must not be imported; return an empty text where it may be."""
+        if self.path is None:
+            return "the script is no file (standard input, -c or a notebook), so that nothing can be imported from it"
+        if not Path(self.path).is_file():
+            return f"there is no file {self.path} on this node to import it from"
+        if not _has_guard(Path(self.path).read_bytes()):
+            return f'{self.path} cannot be imported: put what it does below `if __name__ == "__main__":`'
+        return ""
+
+    def forget_lock(self) -> None:
+        """In a forked child: a thread that held it is not here."""
+        self._lock = threading.RLock()
+
+    def _import(self) -> None:
+        assert self.path is not None
+        main = sys.modules["__main__"]
+        arrived = {name: value for name, value in vars(main).items() if not name.startswith("__")}
+        self.module = sys.modules["__mp_main__"] = ModuleType("__mp_main__")
+        self.describe(self.module)
+        process.imports_script.here = True
+        try:
+            exec(compile(Path(self.path).read_bytes(), self.path, "exec", dont_inherit=True), vars(self.module))
+        except KeyboardInterrupt:
+            self._take_back(main)
+            raise
+        except BaseException as error:  # SystemExit, too: of an argument parser, for example
+            self._take_back(main)
+            self.failure = f"importing {self.path} has failed ({summary(error)})"
+        else:
+            # A class is one object, whichever way it came: the imported functions make and know those that arrived.
+            vars(self.module).update((name, value) for name, value in arrived.items() if name in vars(self.module))
+        finally:
+            process.imports_script.here = False
+
+    def _take_back(self, main: ModuleType) -> None:
+        self.module, sys.modules["__mp_main__"] = None, main
+
+
+script = Script(None)
+"""The script of this process; a driver's has no path, because its ``__main__`` is the script itself."""
+
+os.register_at_fork(after_in_child=lambda: script.forget_lock())
+
+
+def renew(path: str | None, name: str | None = None) -> None:
+    """Replace the ``__main__`` of the template by the script's.
+
+    Args:
+        path: of the script, if it is a file.
+        name: of its module, where ``python -m`` runs it.
+    """
+    global script
+    script = Script(path, name)
+    module = MainModule("__main__")
+    script.describe(module)
+    if path is not None:
+        sys.argv = [path]
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+
+
+def pin() -> None:
+    """Keep the functions that have arrived by now: methods of the worker's class refer to them by name."""
+    main = sys.modules["__main__"]
+    script.pinned = frozenset(name for name, value in vars(main).items() if isinstance(value, FunctionType))
+
+
+def register(definition: Any) -> None:
+    """Put a class or function that arrived by value into a worker's ``__main__``; elsewhere do nothing."""
+    main = sys.modules["__main__"]
+    if type(main) is not MainModule:
+        return
+    name = definition.__qualname__
+    if definition.__module__ == "__mp_main__":  # of a spawned child, whose __main__ it is as well
+        definition.__module__ = "__main__"
+    if isinstance(definition, FunctionType) and name in script.pinned:
+        return
+    vars(main)[name] = definition
+    if script.module is not None and name in vars(script.module):
+        vars(script.module)[name] = definition
+
+
+def keep(names: dict[str, Any]) -> None:
+    """Put what annotations of an arrived class refer to into a worker's ``__main__``, where it is not known there."""
+    main = sys.modules["__main__"]
+    if type(main) is MainModule:
+        for name, value in names.items():
+            vars(main).setdefault(name, value)
+
+
+def own(name: str) -> Any:
+    """Return the object of a dotted name that the script has in this process, or None; import nothing."""
+    first, *others = name.split(".")
+    found = vars(sys.modules["__main__"]).get(first)
+    if found is None and script.module is not None:
+        found = vars(script.module).get(first)
+    for part in others:
+        found = getattr(found, "__dict__", {}).get(part)
+    return found
+
+
+def imported_space() -> dict[str, Any] | None:
+    """Return the globals of the script that this process has imported, or None."""
+    return None if script.module is None else vars(script.module)
+
+
+def resolve(name: str) -> Any:
+    """Return the object of the script that travelled by its name.
+
+    Raises:
+        AttributeError: it is not here.
+    """
+    main = sys.modules["__main__"]
+    try:
+        return getattr(main, name)
+    except AttributeError:
+        raise AttributeError(f"Can't get attribute {name!r} on {main!r}") from None
+
+
+def why_not() -> str:
+    """Say why others cannot import the script of this process; return an empty text where they can."""
+    main = sys.modules["__main__"]
+    return (script if type(main) is MainModule else Script(getattr(main, "__file__", None))).why_not()
+
+
+def explain(error: BaseException) -> str | None:
+    """Say why a name of the script is unknown here; return None where an error speaks of something else."""
+    found = _NOT_FOUND.match(str(error))
+    if found is None:
+        return None
+    why = script.failure or f"{getattr(sys.modules['__main__'], '__file__', 'the program here')} does not define it"
+    return f"{found[1]!r} of the script, which travels by its name, is not known on this side: {why}"
+
+
+def _has_guard(source: bytes) -> bool:
+    """True if a statement of the top level asks for ``__name__``."""
+    names = (node for each in ast.parse(source).body if isinstance(each, ast.If) for node in ast.walk(each.test))
+    return any(isinstance(node, ast.Name) and node.id == "__name__" for node in names)

@@ -1,0 +1,248 @@
+"""Reducers of objects that a script defines and that neither pickle nor cloudpickle takes: caches, locks, variables.
+
+Functions of a script travel by value, with the globals that they name.  Among these may be objects that are one per
+process by their nature.  Each arrives under its name: a process that has an object of that name and kind in its
+``__main__`` keeps that one, any other makes one, so that two functions that come one after the other share a cache, a
+lock or a context variable as they do where they come from.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import functools
+import sys
+import threading
+import types
+import typing
+import weakref
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any, Final
+
+from cloudpickle import cloudpickle
+
+from rlinf_async._core import main_module
+from rlinf_async._core.main_module import MAIN_NAMES
+
+_FRESH: Final[dict[type, Any]] = {
+    type(threading.Lock()): threading.Lock,
+    type(threading.RLock()): threading.RLock,
+    **{
+        kind: kind
+        for kind in (
+            threading.Condition,
+            threading.Event,
+            threading.local,
+            weakref.WeakKeyDictionary,
+            weakref.WeakValueDictionary,
+        )
+    },
+}
+"""Kinds of which each process has its own, empty or unlocked at first, and how one is made."""
+
+_SENTINELS: Final = tuple(type(vars(dataclasses)[name]) for name in ("MISSING", "KW_ONLY", "_HAS_DEFAULT_FACTORY"))
+
+_VARIABLES: Final = (typing.NewType, typing.ParamSpec, typing.TypeVarTuple)
+
+
+_homes: dict[int, tuple[Any, tuple[ModuleType, str] | None]] = {}
+"""Objects of ``_FRESH`` and context variables, each with the module and name that it is imported by, by id."""
+
+
+def place_of(obj: Any) -> str | None:
+    """Return the name by which a script has an object at its top level or in a class of its, or None."""
+    for module in {id(each): each for each in map(sys.modules.get, MAIN_NAMES)}.values():
+        for name, value in list(vars(module).items()):
+            if value is obj:
+                return name
+            if isinstance(value, type) and value.__module__ in MAIN_NAMES:
+                for inner, item in list(vars(value).items()):
+                    if item is obj:
+                        return f"{name}.{inner}"
+    return None
+
+
+def definition_of(obj: Any) -> str | None:
+    """Return the top-level name of a function of the script, compiled ones among them, or None."""
+    if isinstance(obj, type | types.MethodType) or not callable(obj) or getattr(obj, "__name__", None) is None:
+        return None
+    place = place_of(obj)
+    return None if place is None or "." in place else place
+
+
+def names_in(annotations: dict[str, Any]) -> Iterator[str]:
+    """Yield the names that annotations give as text."""
+    for annotation in annotations.values():
+        yield from _names_in(annotation)
+
+
+def travels_by_value(definition: Any) -> bool:
+    """True if what a definition's ``__module__`` and ``__qualname__`` say cannot be imported elsewhere."""
+    found = cloudpickle._lookup_module_and_qualname(definition)
+    return found is None or cloudpickle._is_registered_pickle_by_value(found[0])
+
+
+def is_dispatcher(function: types.FunctionType) -> bool:
+    """True if ``functools.singledispatch`` has made it."""
+    return "registry" in function.__dict__ and "dispatch" in function.__dict__
+
+
+def reduce_dispatcher(function: Any) -> tuple[Any, ...]:
+    """Reduce a function of ``functools.singledispatch`` to its implementations."""
+    # Those of other types refer to the dispatcher, which exists when they are unpickled: they are its state.
+    others = {kind: each for kind, each in function.registry.items() if kind is not object}
+    return _make_dispatcher, (place_of(function), function.registry[object]), others, None, None, _add_implementations
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_in_text(text: str) -> tuple[str, ...]:
+    try:
+        return compile(text, "<annotation>", "eval").co_names
+    except (SyntaxError, ValueError):
+        return ()
+
+
+def _names_in(annotation: Any) -> Iterator[str]:
+    if type(annotation) is str:
+        yield from _names_in_text(annotation)
+    elif type(annotation) is typing.ForwardRef:
+        yield from _names_in_text(annotation.__forward_arg__)
+    else:
+        for argument in getattr(annotation, "__args__", ()):
+            yield from _names_in(argument)
+
+
+# -- reducers ---------------------------------------------------------------------------------------------------------
+
+
+def _reduce_cached(cached: Any) -> Any:
+    if not hasattr(cached, "cache_parameters") or not travels_by_value(cached):
+        return cached.__reduce__()
+    own = {name: value for name, value in vars(cached).items() if name not in ("__wrapped__", "cache_parameters")}
+    arguments = place_of(cached), cached.__wrapped__, cached.cache_parameters()
+    return _make_cached, arguments, own, None, None, _add_attributes
+
+
+def _home_of(obj: Any) -> tuple[ModuleType, str] | None:
+    """Return module and name of an object that the script has imported, or None."""
+    if id(obj) not in _homes:
+        modules = [each for name, each in sys.modules.copy().items() if name not in MAIN_NAMES]
+        found = (
+            (module, name)
+            for module in modules
+            if isinstance(module, ModuleType)
+            for name, value in list(vars(module).items())
+            if value is obj
+        )
+        _homes[id(obj)] = obj, next(found, None)
+    return _homes[id(obj)][1]
+
+
+def _reduce_fresh(obj: Any) -> Any:
+    place = place_of(obj)
+    if place is None:
+        return obj.__reduce_ex__(5)
+    if home := _home_of(obj):
+        return getattr, home
+    return _make_fresh, (place, _FRESH[type(obj)])
+
+
+def _reduce_context_variable(variable: Any) -> Any:
+    place = place_of(variable)
+    if place is None:
+        return variable.__reduce_ex__(5)
+    if home := _home_of(variable):
+        return getattr, home
+    try:
+        default = {"default": contextvars.Context().run(variable.get)}
+    except LookupError:
+        default = {}
+    return _make_context_variable, (place, variable.name, default)
+
+
+def _reduce_type_variable(variable: Any) -> Any:
+    if not travels_by_value(variable):
+        return variable.__reduce__()
+    arguments = (variable.__supertype__,) if type(variable) is typing.NewType else ()
+    return _make_type_variable, (place_of(variable), type(variable), variable.__name__, *arguments)
+
+
+def _reduce_cached_property(cached: Any) -> Any:
+    # Python 3.11 keeps a lock in it.
+    return functools.cached_property, (cached.func,), {"attrname": cached.attrname, "__doc__": cached.__doc__}
+
+
+def _by_name_of(kind: type) -> Callable[[Any], Any]:
+    """Return the reducer of a kind of sentinel, whose objects are known by identity."""
+    names = {id(value): name for name, value in vars(dataclasses).items() if type(value) is kind}
+    return lambda sentinel: names[id(sentinel)]
+
+
+REDUCERS: Final[dict[Any, Callable[[Any], Any]]] = {
+    type(functools.lru_cache(len)): _reduce_cached,
+    functools.cached_property: _reduce_cached_property,
+    contextvars.ContextVar: _reduce_context_variable,
+    **dict.fromkeys(_FRESH, _reduce_fresh),
+    **dict.fromkeys(_VARIABLES, _reduce_type_variable),
+    **{kind: _by_name_of(kind) for kind in _SENTINELS},
+}
+"""Reducers by exact type."""
+
+
+# -- and back ---------------------------------------------------------------------------------------------------------
+
+
+def _settle(place: str | None, made: Any, is_alike: Callable[[Any], bool] = lambda known: True) -> Any:
+    """Return the object of that name and kind that ``__main__`` has, or the new one, which a worker's is given."""
+    # A class is filled in once: an object in it has come with it.
+    if place is None or "." in place:
+        return made
+    known = main_module.own(place)
+    if type(known) is type(made) and is_alike(known):
+        return known
+    main = sys.modules["__main__"]
+    if type(main) is main_module.MainModule:
+        vars(main)[place] = made
+    return made
+
+
+def _make_cached(place: str | None, function: Any, parameters: dict[str, Any]) -> Any:
+    made = functools.lru_cache(**parameters)(function)
+    code = getattr(function, "__code__", None)
+    return _settle(place, made, lambda known: getattr(known.__wrapped__, "__code__", None) == code)
+
+
+def _make_dispatcher(place: str | None, function: Any) -> Any:
+    code = function.__code__
+
+    def is_alike(known: Any) -> bool:
+        return is_dispatcher(known) and known.registry[object].__code__ == code
+
+    return _settle(place, functools.singledispatch(function), is_alike)
+
+
+def _add_implementations(dispatcher: Any, implementations: dict[type, Any]) -> None:
+    for kind, function in implementations.items():
+        if kind not in dispatcher.registry:
+            dispatcher.register(kind, function)
+
+
+def _add_attributes(obj: Any, attributes: dict[str, Any]) -> None:
+    for name, value in attributes.items():
+        vars(obj).setdefault(name, value)
+
+
+def _make_fresh(place: str, make: Callable[[], Any]) -> Any:
+    return _settle(place, make())
+
+
+def _make_context_variable(place: str, name: str, default: dict[str, Any]) -> Any:
+    made: Any = contextvars.ContextVar(name, **default)
+    return _settle(place, made, lambda known: known.name == name)
+
+
+def _make_type_variable(place: str | None, kind: Any, name: str, *arguments: Any) -> Any:
+    made = kind(name, *arguments)
+    made.__module__ = "__main__"
+    return _settle(place, made, lambda known: getattr(known, "__supertype__", None) == (arguments or (None,))[0])
