@@ -35,12 +35,8 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     OpenStore *         group                                       int             a launch, at the node of rank 0
     Spawn *             group workers env node_env python config    list[list[Any]] a launch
                         seed world_size max_concurrency quiet
-<<<<<<< HEAD
-                        cwd sys_path script supervised
-                        script_env
-=======
                         cwd sys_path script module supervised
->>>>>>> script
+                        script_env
     CloseGroup          group grace                                 None            close() of a group
     Watch *             numbers                                     None            messages: peers that are waited for
     WatchedBy *         endpoints                                   None            messages: peers that are written to
