@@ -16,7 +16,7 @@ from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.requests import Request
 from rlinf_async._cluster.launch_config import LaunchConfig
-from rlinf_async._core import frames, operations
+from rlinf_async._core import frames, operations, surroundings
 from rlinf_async._core.worker_facts import pack_hardware
 from rlinf_async._group.members import Members
 from rlinf_async.address import NodeInfo, WorkerAddress
@@ -209,10 +209,11 @@ def _surroundings(python: str | None) -> dict[str, Any]:
     What belongs to this interpreter is left out for another one, which has its own.
     """
     script = getattr(sys.modules.get("__main__"), "__file__", None)
-    path = [str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path]
+    cwd = surroundings.working_directory()
+    path = [str(Path(entry).absolute()) if entry else cwd for entry in sys.path]
     if python is not None and python != sys.executable:
         path = [entry for entry in path if not _belongs_to_python(entry)]
-    return {"cwd": str(Path.cwd()), "sys_path": path, "script": str(Path(script).absolute()) if script else None}
+    return {"cwd": cwd, "sys_path": path, "script": str(Path(script).absolute()) if script else None}
 
 
 def _belongs_to_python(entry: str) -> bool:
