@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -36,6 +37,11 @@ def check() -> None:
         raise LaunchError(
             f"/proc is that of another pid namespace: it calls this process {own}, which is {os.getpid()}\n"
             "  fix: `mount -t proc proc /proc` in this namespace, or `unshare --mount-proc`"
+        )
+    umask = re.search(r"^Umask:\s+(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    if umask is not None and int(umask[1], 8) & 0o700 and os.geteuid() != 0:
+        raise LaunchError(
+            f"with umask {umask[1]} this user may not enter the folders that it makes\n  fix: `umask 077`"
         )
     call = "memfd_create"
     try:
