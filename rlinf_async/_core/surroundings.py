@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 from rlinf_async.errors import LaunchError
@@ -20,6 +21,10 @@ def open_standard_descriptors() -> None:
     while (fd := os.open("/dev/null", os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:  # as Python leaves it
+            stream = open(number, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
 
 
 def check() -> None:
