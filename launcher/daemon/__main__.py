@@ -67,7 +67,7 @@ def daemon(data: bytes, leave_to_guardian: int) -> int:
 
 
 def _failed(marker: str | None, error: Exception) -> int:
-    """Tell the near side, which has named a marker if it speaks this protocol; the exit code."""
+    """Tell the near side of an error, by stderr where it speaks another protocol; return the exit code."""
     text = f"{type(error).__name__}: {error}"
     if marker is None:
         sys.stderr.write(f"rlinf daemon: {text}\n")

@@ -12,6 +12,7 @@ from typing import Any
 from rlinf_async._wire.node_config import NodeConfig
 from rlinf_async.errors import AuthError, LaunchError
 
+from .guardian import remove
 from .run_logs import RunLogs
 
 
@@ -47,7 +48,7 @@ class Boot:
 
 
 def boot_of(config: NodeConfig, rest_of_stdin: bytes) -> Boot:
-    """Make the folders of a node.
+    """Make the folders of a node; return them with its configuration.
 
     Raises:
         AuthError: the run's folder is not this user's alone.
@@ -79,6 +80,7 @@ def _make_run_dir(prepared: str | None, run: str, node: int) -> Path:
             return base / f"node-{node}"
         except OSError as error:
             refused.insert(0, str(error))
+            remove([str(base / f"node-{node}")])
     raise LaunchError(
         f"no folder can be made for this run: {'; '.join(refused)}\n"
         "  fix: set XDG_RUNTIME_DIR or TMPDIR to a folder in which this user may write"

@@ -57,7 +57,7 @@ def check() -> None:
             call = "pidfd_send_signal"
             signal.pidfd_send_signal(pidfd, 0)
             call = "waitid(P_PIDFD)"
-            with contextlib.suppress(ChildProcessError):  # it knows pidfds, and this process is no child of its own
+            with contextlib.suppress(ChildProcessError):  # the kernel knows pidfds: no process is its own child
                 os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
         finally:
             os.close(pidfd)
