@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 JOBS ?= 3
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test again lint orphans histories faults soak nemesis simulate fuzz museum slurm museum-healthy page stress training bench results docs clean
+.PHONY: run test again lint orphans histories faults soak nemesis simulate fuzz museum slurm environments museum-healthy page stress training bench results docs clean
 
 run: $(READY)
 	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
@@ -20,7 +20,7 @@ run: $(READY)
 # Hundreds of processes that the tests start would each compile the package where the environment forbids to keep it.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: lint
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not orphans and not histories and not training and not stress and not faults and not fuzz and not museum and not slurm and not browser" $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not orphans and not histories and not training and not stress and not faults and not fuzz and not museum and not slurm and not environments and not browser" $(ARGS)
 
 # What has failed in the last run, one after the other; fails too where that run has not come to its tests.
 again: $(READY)
@@ -71,6 +71,10 @@ page: $(READY)
 # of the tests that skip.
 slurm: $(READY)
 	$(BIN)/python -m pytest -m slurm tests/launcher/test_over_slurm.py $(ARGS)
+
+# One program in some sixty environments: namespaces, limits, closed descriptors, ignored signals, odd names.  As root.
+environments: $(READY)
+	$(BIN)/python -m pytest -m environments tests/test_environments.py $(ARGS)
 
 # Half a minute of weights sent without a pause, by every scheme, while four readers look at every value; and receivers
 # that end or stop while large weights are on their way; and two thousand simulated programs of whoever comes and goes.

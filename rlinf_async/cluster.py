@@ -36,7 +36,7 @@ from rlinf_async._cluster.output import show_output
 from rlinf_async._cluster.own_nodes import declared_gpus, start_own_nodes
 from rlinf_async._cluster.supervision import Supervision
 from rlinf_async._cluster.sys_variables import ClusterEnvVar, get_full_env_var_name, get_sys_env_var
-from rlinf_async._core import clock, codec, operations, process
+from rlinf_async._core import clock, codec, operations, process, surroundings
 from rlinf_async._core.descriptors import explained_shortage
 from rlinf_async._core.frames import PROTOCOL
 from rlinf_async._core.names import check_group_name
@@ -62,7 +62,7 @@ from rlinf_async.configuration import (
     get_path_env_merge_mode,
     merge_worker_env_vars,
 )
-from rlinf_async.errors import ClosedError, ConfigError, ForkedProcessError, LoopNotRunning
+from rlinf_async.errors import ClosedError, ConfigError, ForkedProcessError, LaunchError, LoopNotRunning
 from rlinf_async.group import WorkerGroup, public_methods, start_closing
 from rlinf_async.handle import Handle
 from rlinf_async.hardware import load_extension
@@ -180,9 +180,12 @@ class Cluster:
         if context.client is not None:
             self._client = context.client
         else:
-            if running is None:
-                with explained_shortage("this machine", "a cluster", _DRIVER_DESCRIPTORS):
+            with explained_shortage("this machine", "a cluster", _DRIVER_DESCRIPTORS):
+                surroundings.open_standard_descriptors()
+                surroundings.check()
+                if running is None:
                     self._thread = LoopThread()
+            if running is None:
                 atexit.register(self.close)
             loop = running if self._thread is None else self._thread.loop
             assert loop is not None
@@ -234,7 +237,14 @@ class Cluster:
                 "python": ".".join(map(str, sys.version_info[:3])),
                 **self._responder_facts,
             }
-            self._client.attach(connect(path), facts)
+            try:
+                sock = connect(path)
+            except (FileNotFoundError, ConnectionError) as error:
+                raise LaunchError(
+                    f"no daemon listens at RLINF_NODE_SOCKET={path} ({error.strerror}): its run has ended\n"
+                    "  fix: unset RLINF_NODE_SOCKET, or start the script by rlinf-launch"
+                ) from error
+            self._client.attach(sock, facts)
         welcome = await self._client.ready.async_wait(self._start_timeout)
         self._metrics_address = await self._serve_metrics()
         if notes is not None or self._metrics_address:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async import __version__, settings
+from rlinf_async._core import surroundings
 from rlinf_async._wire.terminal import Terminal, TerminalStream
 from rlinf_async.errors import ConfigError, LaunchError, RLinfAsyncError
 
@@ -49,6 +50,9 @@ _MAX_LINES: Final = 20
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs ``rlinf-launch`` with the words after its name; returns the exit code."""
+    surroundings.open_standard_descriptors()
+    # Where a supervisor has this ignored the script's exit code would be lost.  tests/test_environments.py
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     words = sys.argv[1:] if argv is None else list(argv)
     as_json = "--json" in words  # until they are read, and where they are too wrong for that
     try:
@@ -90,6 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"note: {these} {are} after the script, and so for it; rlinf-launch's flags stand before the script"
         )
     try:
+        surroundings.check()
         if options.sweep:
             return asyncio.run(_interruptible(_sweep(nodes, options)))
         if options.check:

@@ -19,7 +19,7 @@ from rlinf_async._wire.local_socket import connect
 from rlinf_async.errors import AuthError, RLinfAsyncError
 
 _RUN_DIR: Final = re.compile(r"rlinf-(?:(?P<user>\d+)-)?(?P<run>[0-9a-f]{8})(?:-\d+)?")
-"""``make_run_dir`` of ``launcher/daemon/node.py`` and of ``launcher/remote/preflight.py`` name directories so."""
+"""``_make_run_dir`` of ``launcher/daemon/boot.py`` and of ``launcher/remote/preflight.py`` name directories so."""
 _NODE_DIR: Final = re.compile(r"node-(\d+)")
 _MAX_LISTED: Final = 10
 """Runs that an error lists: the latest ones."""
@@ -193,7 +193,7 @@ def _add_nodes(found: dict[str, LocalRun], name: str, directory: Path) -> None:
             run.since = min(run.since, status.st_mtime)
             run.sockets[int(node[1])] = path
             run.is_alive = listens(path) or run.is_alive
-            if (entry / "logs").is_dir():  # ``read_boot`` of ``launcher/daemon/boot.py`` has made it
+            if (entry / "logs").is_dir():  # ``boot_of`` of ``launcher/daemon/boot.py`` has made it
                 run.logs = (entry / "logs").resolve()
 
 

@@ -32,21 +32,24 @@ def daemon(data: bytes, leave_to_guardian: int) -> int:
         leave_to_guardian: where it writes which folders the guardian removes if it cannot do so itself.
     """
     from rlinf_async import settings
+    from rlinf_async._wire.node_config import NodeConfig
     from rlinf_async.errors import RLinfAsyncError
 
-    from .boot import read_boot
-    from .node import make_run_dir
+    from .boot import boot_of
     from .templates import Templates
 
+    marker = None
     try:
-        boot = read_boot(data, make_run_dir)
-        settings.adopt(boot.config.env)
+        line, _, rest = data.partition(b"\n")
+        config = NodeConfig.from_json(line)
+        marker = config.marker
+        boot = boot_of(config, rest)
+        os.write(leave_to_guardian, os.fsencode(boot.run_dir))
+        settings.adopt(config.env)
+        _log_to(boot.log_dir, config.node)
     except (RLinfAsyncError, OSError, ValueError, KeyError, TypeError) as error:
-        sys.stderr.write(f"rlinf daemon: {type(error).__name__}: {error}\n")
-        return 1
-    os.write(leave_to_guardian, f"{boot.run_dir}\n".encode())
+        return _failed(marker, error)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    _log_to(boot.log_dir, boot.config.node)
     open_files = _raise_open_files()
     templates = Templates(
         sys.executable,
@@ -64,13 +67,21 @@ def daemon(data: bytes, leave_to_guardian: int) -> int:
         own_logger(__name__).exception("the daemon failed")
         while isinstance(error, ExceptionGroup):  # of the tasks beside it
             error = error.exceptions[0]
-        failed = {"event": "failed", "error": f"{type(error).__name__}: {error}"}
-        os.write(1, (boot.config.marker + json.dumps(failed) + "\n").encode())
-        return 1
+        return _failed(marker, error)
     finally:
         templates.close()
         boot.logs.close()
     return 0
+
+
+def _failed(marker: str | None, error: Exception) -> int:
+    """Tell the near side of an error, by stderr where it speaks another protocol; return the exit code."""
+    text = f"{type(error).__name__}: {error}"
+    if marker is None:
+        sys.stderr.write(f"rlinf daemon: {text}\n")
+    else:
+        os.write(1, (marker + json.dumps({"event": "failed", "error": text}) + "\n").encode())
+    return 1
 
 
 def _raise_open_files() -> int:

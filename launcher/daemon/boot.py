@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rlinf_async._wire.node_config import NodeConfig
+from rlinf_async.errors import AuthError, LaunchError
 
+from .guardian import remove
 from .run_logs import RunLogs
 
 
@@ -45,17 +47,50 @@ class Boot:
         return environment
 
 
-def read_boot(data: bytes, make_run_dir: Callable[[str | None, str, int], Path]) -> Boot:
-    """What the first line of stdin says; ``data`` may hold more of it.
+def boot_of(config: NodeConfig, rest_of_stdin: bytes) -> Boot:
+    """Make the folders of a node; return them with its configuration.
 
     Raises:
-        VersionMismatch, TypeError: as ``NodeConfig.from_json``.
+        AuthError: the run's folder is not this user's alone.
+        LaunchError: there is no place for it.
     """
-    line, _, rest = data.partition(b"\n")
-    config = NodeConfig.from_json(line)
-    run_dir = make_run_dir(config.run_dir, config.run, config.node)
+    run_dir = _make_run_dir(config.run_dir, config.run, config.node)
     logs = RunLogs(config.run, config.log_dir, run_dir / "logs")
     with contextlib.suppress(OSError):  # a full disk: an operator will have to know where the logs are
         if logs.path != run_dir / "logs":
             (run_dir / "logs").symlink_to(logs.path.absolute())
-    return Boot(config, run_dir, logs, rest)
+    return Boot(config, run_dir, logs, rest_of_stdin)
+
+
+def _make_run_dir(prepared: str | None, run: str, node: int) -> Path:
+    """Make the node's own directory, mode 0700, under the run's, in the first place that takes one."""
+    places = [] if prepared is None else [Path(prepared)]
+    refused = []
+    if prepared is None and (runtime := os.environ.get("XDG_RUNTIME_DIR")):
+        places.append(Path(runtime).absolute() / f"rlinf-{run}")  # workers and scripts leave this working directory
+    if prepared is None:
+        try:
+            places.append(Path(tempfile.gettempdir()) / f"rlinf-{os.getuid()}-{run}")
+        except OSError as error:
+            refused.append(str(error))
+    for base in places:
+        try:
+            for directory in (base, base / f"node-{node}"):
+                _make_private(directory)
+            return base / f"node-{node}"
+        except OSError as error:
+            refused.insert(0, str(error))
+            remove([str(base / f"node-{node}")])
+    raise LaunchError(
+        f"no folder can be made for this run: {'; '.join(refused)}\n"
+        "  fix: set XDG_RUNTIME_DIR or TMPDIR to a folder in which this user may write"
+    )
+
+
+def _make_private(directory: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+        directory.chmod(0o700)  # whatever the umask says
+    status = directory.lstat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise AuthError(f"{directory} must be a directory of this user alone (mode 0700)")

@@ -57,9 +57,12 @@ def guard(daemon: Callable[[bytes, int], int]) -> NoReturn:
     """Forks the daemon, waits for its end or the lifeline's, leaves nothing, and exits with the daemon's code.
 
     Args:
-        daemon: gets the first line of stdin (and what came with it), and a descriptor to which it writes the paths
-            that shall not outlive it, one per line.
+        daemon: gets the first line of stdin (and what came with it), and a descriptor to which it writes the path of
+            the folder that shall not outlive it.
     """
+    # A supervisor may have this ignored, and all that it starts inherits that: the kernel would keep no exit status.
+    # tests/test_environments.py
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     line = read_first_line(os.environ.pop(PREPARED_DIR, ""))
     # A subreaper before the fork: what the daemon starts and leaves behind from its first moment on is adopted here,
     # and not by init, where nothing would end it.  The child asks for its parent after PDEATHSIG: a guardian that was
@@ -74,19 +77,19 @@ def guard(daemon: Callable[[bytes, int], int]) -> NoReturn:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != guardian:
             os._exit(1)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         code = daemon(line, tell)
         sweep()
         os._exit(code)
     os.close(tell)
     for number in (*_ENDING, signal.SIGINT):
         signal.signal(number, lambda *_: _signal(pid, signal.SIGTERM))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)  # the preflight, which this was, has held them back
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the preflight, which this was, or its parent has held some back
     # A daemon that is lost, and may have been stopped, is ended at once.
     signal.signal(signal.SIGUSR1, lambda *_: _signal(pid, signal.SIGKILL))
     code, lifeline_cut = _watch(pid)
-    with open(told) as lines:
-        paths = [*lines.read().splitlines(), *made_before(line)]
+    with open(told, "rb") as folder:
+        paths = [path for path in (os.fsdecode(folder.read()), *made_before(line)) if path]
     if lifeline_cut:
         end_scripts(paths)
     remove(paths)
@@ -128,7 +131,7 @@ def end_scripts(paths: list[str]) -> None:
 
     The launcher, whose task this would be, may be gone.
     """
-    marks = {f"RLINF_NODE_SOCKET={path}/node.sock".encode() for path in paths}
+    marks = {os.fsencode(f"RLINF_NODE_SOCKET={path}/node.sock") for path in paths}
     for place in Path("/proc").iterdir():
         with contextlib.suppress(OSError):  # it has ended, or is somebody else's
             if place.name.isdigit() and not marks.isdisjoint((place / "environ").read_bytes().split(b"\0")):

@@ -9,7 +9,6 @@ import os
 import socket
 import sys
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async import settings
@@ -467,26 +466,3 @@ def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
     for error in group.exceptions:
         leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
     return leaves
-
-
-def make_run_dir(path: str | None, run: str, node: int) -> Path:
-    """The node's own directory, mode 0700, under the run's.
-
-    Raises:
-        AuthError: the path exists and is not this user's alone.
-    """
-    if path is not None:
-        base = Path(path)
-    elif runtime := os.environ.get("XDG_RUNTIME_DIR"):
-        base = Path(runtime) / f"rlinf-{run}"
-    else:
-        import tempfile
-
-        base = Path(tempfile.gettempdir()) / f"rlinf-{os.getuid()}-{run}"
-    for directory in (base, base / f"node-{node}"):
-        with contextlib.suppress(FileExistsError):
-            directory.mkdir(mode=0o700)
-        status = directory.lstat()
-        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise AuthError(f"{directory} must be a directory of this user alone (mode 0700)")
-    return base / f"node-{node}"

@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgpack
-
+from rlinf_async._core import frames
 from rlinf_async.errors import LaunchError
 
 from .templates import PACKET_BYTES, template_command
@@ -77,7 +76,7 @@ class ProfiledStarter:
             LaunchError: it could not be started.
         """
         order = {**spec, "open_files": self._open_files, "wrapped": True}
-        packet = msgpack.packb(order, use_bin_type=True, unicode_errors="surrogateescape")
+        packet = frames.pack(order)
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with near, far:
             near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * PACKET_BYTES)

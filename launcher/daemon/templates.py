@@ -21,11 +21,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import msgpack
-
 from rlinf_async import settings
+from rlinf_async._core import frames
 from rlinf_async._core.descriptors import limit_met
-from rlinf_async._core.frames import PROTOCOL
 from rlinf_async.errors import LaunchError
 
 from .exit_status import reap
@@ -151,8 +149,7 @@ class Template:
             raise self._death
         assert self._loop is not None
         spec = {**spec, "open_files": self._open_files}
-        # An environment is bytes; Python's strings of it are not always UTF-8.
-        packet = msgpack.packb(spec, use_bin_type=True, unicode_errors="surrogateescape")
+        packet = frames.pack(spec)
         if len(packet) > PACKET_BYTES:
             raise LaunchError(_too_large(spec, len(packet), PACKET_BYTES))
         answer: _Answer = self._loop.create_future()
@@ -184,8 +181,7 @@ class Template:
                     break  # it is dead; its pidfd says so
                 limit = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)  # as net.core.wmem_max allows
                 self._to_send.popleft()
-                told = msgpack.unpackb(packet, unicode_errors="surrogateescape")
-                answer.set_exception(LaunchError(_too_large(told, len(packet), limit)))
+                answer.set_exception(LaunchError(_too_large(frames.unpack(packet), len(packet), limit)))
                 self._arm_timeout()
                 continue
             self._to_send.popleft()
@@ -205,13 +201,13 @@ class Template:
             assert self._loop is not None
             self._loop.remove_reader(self._socket.fileno())
             return False
-        facts = msgpack.unpackb(packet, raw=False)
+        facts = frames.unpack(packet)
         if facts.get("ready"):
             self.facts = facts
-            if facts.get("protocol") != PROTOCOL:
+            if facts.get("protocol") != frames.PROTOCOL:
                 self._fail(
                     f"the rlinf_async of {self._python} speaks protocol {facts.get('protocol')}, and this node's "
-                    f"{PROTOCOL}: both must be the same version"
+                    f"{frames.PROTOCOL}: both must be the same version"
                 )
                 self._kill()
         else:

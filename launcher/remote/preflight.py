@@ -30,7 +30,6 @@ Read = Callable[[int], bytes]
 Request = Dict[str, Any]
 
 _SIOCGIFADDR = 0x8915
-_MAX_RUN_DIR_BYTES = 80  # a socket's path has 108 characters at most
 _MIN_OPEN_FILES = 4096
 _MIN_FREE_BYTES = 100 << 20
 _BLOCK_BYTES = 1 << 20
@@ -135,6 +134,7 @@ class HostSurvey:
     def look(self) -> None:
         self.look_for_cwd()
         if self.look_at_python():
+            self.look_at_kernel()
             self.look_for_packages()
         self.look_for_script()
         self.look_for_interface()
@@ -148,6 +148,14 @@ class HostSurvey:
         detail = f"{sys.executable} is Python {version_text()}, and the least is {least[0]}.{least[1]}"
         self.miss("Python", detail, "name a newer one: --python PATH, or python=PATH after the host")
         return False
+
+    def look_at_kernel(self) -> None:
+        try:
+            os.close(os.pidfd_open(os.getpid()))
+        except OSError as error:
+            detail = f"Linux {os.uname().release} refuses pidfd_open there: {error.strerror}"
+            fix = "Linux 5.4 or newer; in a container, a runtime and a seccomp profile that allow it"
+            self.miss("kernel", detail, fix)
 
     def mapped(self, path: str) -> Path:
         """Where a path of the near side is here: in the unpacked folder, where it lies in that; else as it is."""
@@ -335,14 +343,13 @@ def make_run_dir(run: str, node: int, wants_exec: bool) -> Path:
     # Compiled modules of a synced folder could not be loaded from a file system that is mounted noexec.
     if runtime and Path(runtime).is_dir() and not (wants_exec and os.statvfs(runtime).f_flag & os.ST_NOEXEC):
         places.insert(0, Path(runtime) / f"rlinf-{run}")
-    trouble = OSError(errno.ENAMETOOLONG, "the path is too long for a socket", str(places[-1]))
+    trouble = OSError(errno.ENOENT, os.strerror(errno.ENOENT), str(places[-1]))
     for place in places:
         for path in (place, place.with_name(f"{place.name}-{node}")):
             try:
-                if len(str(path)) <= _MAX_RUN_DIR_BYTES:
-                    path.mkdir(0o700)
-                    path.chmod(0o700)
-                    return path
+                path.mkdir(0o700)
+                path.chmod(0o700)
+                return path
             except FileExistsError as error:
                 trouble = error
             except OSError as error:

@@ -64,7 +64,11 @@ def answers(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(_ANSWER_TIMEOUT_S)
         try:
-            sock.connect(str(path))
+            folder = os.open(str(path.parent), os.O_PATH | os.O_DIRECTORY)  # its own path may be too long for a socket
+            try:
+                sock.connect(f"/proc/self/fd/{folder}/{path.name}")
+            finally:
+                os.close(folder)
             sock.shutdown(socket.SHUT_WR)
             sock.recv(1)
         except OSError:
@@ -130,7 +134,7 @@ def run_dirs(run: str) -> List[Path]:
     """The run's directories, those of further nodes on this machine among them, where it or this shell has them."""
     bases = {tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", "")}
     for environ in processes_of(run).values():
-        bases |= {each.partition(b"=")[2].decode() for each in environ if each.startswith(_BASES)}
+        bases |= {os.fsdecode(each.partition(b"=")[2]) for each in environ if each.startswith(_BASES)}
     found: Dict[str, Any] = {}
     for base in filter(None, bases):
         for name in (f"rlinf-{os.getuid()}-{run}", f"rlinf-{run}"):

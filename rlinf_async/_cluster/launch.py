@@ -16,7 +16,7 @@ from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.requests import Request
 from rlinf_async._cluster.launch_config import LaunchConfig
-from rlinf_async._core import frames, operations, own_start
+from rlinf_async._core import frames, operations, own_start, surroundings
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.worker_facts import pack_hardware
 from rlinf_async._group.members import Members
@@ -215,11 +215,12 @@ def _surroundings(python: str | None) -> dict[str, Any]:
     main = sys.modules.get("__main__")
     script = getattr(main, "__file__", None)
     module = getattr(getattr(main, "__spec__", None), "name", None)  # of `python -m`
-    path = [str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path]
+    cwd = surroundings.working_directory()
+    path = [str(Path(entry).absolute()) if entry else cwd for entry in sys.path]
     if python is not None and python != sys.executable:
         path = [entry for entry in path if not _belongs_to_python(entry)]
     script = str(Path(script).absolute()) if script and not script.startswith("<") else None  # "<stdin>"
-    return {"cwd": str(Path.cwd()), "sys_path": path, "script": script, "module": module}
+    return {"cwd": cwd, "sys_path": path, "script": script, "module": module}
 
 
 def _belongs_to_python(entry: str) -> bool:

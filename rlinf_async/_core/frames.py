@@ -124,6 +124,9 @@ _FIRST_BUFFER_BYTES: Final = 8192
 msgpack's own, 1.25 MiB, come from the heap once one of their size has been freed, and leave it in pieces.
 """
 
+_UNICODE_ERRORS: Final = "surrogatepass"
+"""Any string of Python travels: a path, and so a line of a traceback, need not be UTF-8."""
+
 LENGTHS: Final[dict[int, int]] = {
     CALL: 8,
     REPLY: 8,
@@ -243,19 +246,21 @@ def wanted(target: Any) -> tuple[int | None, bool, bool, bool]:
 
 
 def new_packer() -> msgpack.Packer:
-    return msgpack.Packer(use_bin_type=True, autoreset=True, buf_size=_FIRST_BUFFER_BYTES)
+    return msgpack.Packer(
+        use_bin_type=True, autoreset=True, buf_size=_FIRST_BUFFER_BYTES, unicode_errors=_UNICODE_ERRORS
+    )
 
 
 def pack(value: Any) -> bytes:
     """msgpack of plain data (what a daemon may read)."""
-    packed: bytes = msgpack.packb(value, use_bin_type=True)
+    packed: bytes = msgpack.packb(value, use_bin_type=True, unicode_errors=_UNICODE_ERRORS)
     return packed
 
 
 def unpack(data: bytes | memoryview) -> Any:
     """Plain data from one msgpack value, under the same caps as frames."""
     try:
-        return msgpack.unpackb(data, raw=False, strict_map_key=False, max_ext_len=0)
+        return msgpack.unpackb(data, raw=False, strict_map_key=False, max_ext_len=0, unicode_errors=_UNICODE_ERRORS)
     except Exception as error:
         raise FrameError(f"not msgpack: {error}") from error
 
@@ -273,6 +278,7 @@ class FrameReader:
             raw=False,
             use_list=True,
             strict_map_key=False,
+            unicode_errors=_UNICODE_ERRORS,
             max_buffer_size=limit,
             max_str_len=1 << 20,
             max_bin_len=8 << 20,

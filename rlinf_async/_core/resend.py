@@ -21,10 +21,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-import msgpack
-
 from rlinf_async._core import frames
-from rlinf_async._core.frames import Frame, FrameError
+from rlinf_async._core.frames import Frame, FrameError, pack, unpack
 from rlinf_async._core.segment import close_fds
 
 MAX_KEPT_BYTES: Final = 64 << 20
@@ -335,13 +333,3 @@ def lost_text(kind: int, nbytes: int) -> str:
         f"{_CARRIES[kind]} of {nbytes / (1 << 20):.1f} MiB was lost with the socket between the two processes: more "
         f"than {MAX_KEPT_BYTES >> 20} MiB, or {_MAX_KEPT_DESCRIPTORS} contents, had been sent there and not received"
     )
-
-
-def pack(frame: Frame) -> bytes:
-    packed: bytes = msgpack.packb(frame, use_bin_type=True)
-    return packed
-
-
-def unpack(data: bytes) -> list[Any]:
-    frame: list[Any] = msgpack.unpackb(data, raw=False, strict_map_key=False)
-    return frame

@@ -182,4 +182,5 @@ def _explain(error: OSError, nbytes: int) -> Exception:
     if error.errno == errno.EMFILE:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return OSError(error.errno, f"no file descriptor for a segment of {size}: this process may open {limit} files")
-    return OSError(error.errno, f"cannot write a segment of {size}: {error.strerror}")
+    hint = " (`ulimit -f` counts for shared memory too)" if error.errno == errno.EFBIG else ""
+    return OSError(error.errno, f"cannot write a segment of {size}: {error.strerror}{hint}")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from rlinf_async.errors import AuthError
+
+_MAX_ADDRESS_BYTES: Final = 107
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
@@ -46,7 +51,8 @@ def connect(path: str | bytes, *, waits: bool = True) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     sock.setblocking(waits)
     try:
-        sock.connect(path)
+        with _short(path) as address:
+            sock.connect(address)
         check_peer(sock)
     except BaseException:
         sock.close()
@@ -58,7 +64,8 @@ def listen(path: str | bytes) -> socket.socket:
     """A listening socket at ``path``, inside a directory of mode 0700; bytes are an abstract address."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        sock.bind(path)
+        with _short(path) as address:
+            sock.bind(address)
         if isinstance(path, str):
             Path(path).chmod(0o600)
         sock.listen(128)
@@ -67,3 +74,18 @@ def listen(path: str | bytes) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+@contextlib.contextmanager
+def _short(path: str | bytes) -> Iterator[bytes]:
+    """The address of a socket: a path that is too long for one goes by a descriptor of its directory."""
+    address = os.fsencode(path)
+    if isinstance(path, bytes) or len(address) <= _MAX_ADDRESS_BYTES:
+        yield address
+        return
+    folder, name = os.path.split(address)
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield b"/proc/self/fd/%d/%s" % (descriptor, name)
+    finally:
+        os.close(descriptor)

@@ -21,12 +21,12 @@ from enum import Enum
 from typing import Final
 
 from rlinf_async._core import frames
-from rlinf_async._core.resend import Sent, Unacknowledged, pack, pieces
+from rlinf_async._core.resend import Sent, Unacknowledged, pieces
 
 MAX_FDS_PER_CALL: Final = 64
 """Descriptors that go with one system call; a receiver takes each when it comes to the frame that it belongs to."""
 _BATCH_BYTES: Final = 256 * 1024
-_RESTART: Final = pack((frames.RESTART, 0))
+_RESTART: Final = frames.pack((frames.RESTART, 0))
 
 # As a plain number: the enum members of `socket` cost microseconds in arithmetic.
 _NOSIGNAL: Final = int(socket.MSG_NOSIGNAL)

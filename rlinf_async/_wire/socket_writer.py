@@ -14,9 +14,9 @@ from typing import Any, Final
 from weakref import WeakMethod
 
 from rlinf_async._core import clock, frames
-from rlinf_async._core.frames import Frame, FrameError, new_packer
+from rlinf_async._core.frames import Frame, FrameError, new_packer, pack
 from rlinf_async._core.own_logger import own_logger
-from rlinf_async._core.resend import Incoming, content_bytes, pack
+from rlinf_async._core.resend import Incoming, content_bytes
 from rlinf_async._wire.owned_socket import OwnedSocket
 from rlinf_async._wire.send_buffer import SendBuffer, State, close_all
 

@@ -17,7 +17,7 @@ from rlinf_async import settings
 from rlinf_async._client import registry
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.loop_thread import LoopThread
-from rlinf_async._core import operations
+from rlinf_async._core import operations, surroundings
 from rlinf_async._core.frames import PROTOCOL
 from rlinf_async._core.worker_facts import read_worker
 from rlinf_async._inspection import responder
@@ -63,6 +63,7 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
         sock = connect(path)
     except OSError as error:
         raise LaunchError(f"worker {address} cannot join: the daemon of its node does not listen: {error}") from error
+    surroundings.open_standard_descriptors()
     thread = LoopThread("rlinf-socket")
     client = NodeClient(thread.loop)
     recorder.attach(client, address.get_name())

@@ -32,6 +32,8 @@ from typing import Any, Final
 
 import msgpack
 
+from rlinf_async._core import frames
+
 _PACKET_BYTES: Final = 512 * 1024
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -69,10 +71,8 @@ def main() -> None:
             f"the worker template has {len(threads)} threads ({names}), and what is forked from it would be broken: "
             "something that is imported at start (a sitecustomize?) starts threads"
         )
-    from rlinf_async._core.frames import PROTOCOL
-
-    ready = {"ready": True, "protocol": PROTOCOL, "seconds": time.monotonic() - since, "torch": _torch_version()}
-    control.send(msgpack.packb(ready))
+    ready = {"ready": True, "protocol": frames.PROTOCOL, "seconds": time.monotonic() - since, "torch": _torch_version()}
+    control.send(frames.pack(ready))
     _serve(control)
 
 
@@ -151,7 +151,7 @@ def _serve(control: socket.socket) -> None:
             for fd in order.fds:
                 os.close(fd)
             answer = {"error": order.error} if order.error is not None else next(answers)
-            control.send(msgpack.packb(answer))
+            control.send(frames.pack(answer))
 
 
 def _receive(control: socket.socket, flags: int) -> Order | None:
@@ -180,7 +180,7 @@ def _receive(control: socket.socket, flags: int) -> Order | None:
         return Order(
             {}, fds, f"the description of a worker is larger than {_PACKET_BYTES} bytes; is its environment huge?"
         )
-    return Order(msgpack.unpackb(packet, raw=False, unicode_errors="surrogateescape"), fds)
+    return Order(frames.unpack(packet), fds)
 
 
 def _refusal(error: OSError) -> str:
@@ -218,7 +218,7 @@ def _fork_twice(control: socket.socket, orders: list[Order]) -> list[dict[str, A
                         for fd in other.fds:
                             os.close(fd)
                 _run_worker(order.spec, order.fds)
-            os.write(write, msgpack.packb(answer))
+            os.write(write, frames.pack(answer))
         os._exit(0)
     os.close(write)
     with open(read, "rb") as reader:

@@ -100,6 +100,13 @@ def test_random_bytes_end_in_frames_or_a_frame_error(data: bytes) -> None:
         pass
 
 
+@given(st.text(st.characters(exclude_categories=())))
+def test_any_string_travels(text: str) -> None:
+    assert frames.unpack(frames.pack(text)) == text
+    frame = [frames.ANSWER, 0, 1, 2, 3, True, text]
+    assert FrameReader().feed(frames.new_packer().pack(frame)) == [frame]
+
+
 def test_plain_data_survives_packing() -> None:
     value = {"a": [1, 2.5, None, "x", b"y"], "b": {"c": True}}
     assert frames.unpack(frames.pack(value)) == value

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from rlinf_async._core import frames, resend
-from rlinf_async._core.frames import FrameError
-from rlinf_async._core.resend import Incoming, Unacknowledged, pack, pieces, unpack
+from rlinf_async._core.frames import FrameError, pack, unpack
+from rlinf_async._core.resend import Incoming, Unacknowledged, pieces
 from rlinf_async._core.segment import write_segment
 
 

@@ -33,3 +33,12 @@ def test_the_kernel_vouches_for_the_peer(private: Path) -> None:
     assert check_peer(far) == os.getpid()
     for sock in (near, far, listener):
         sock.close()
+
+
+@pytest.mark.parametrize("name", ["x" * 100, "\udcff"], ids=["long", "no UTF-8"])
+def test_a_socket_listens_in_any_directory(private: Path, name: str) -> None:
+    folder = private / name
+    folder.mkdir(mode=0o700)
+    path = folder / "node.sock"
+    with listen(str(path)) as listener, connect(str(path)), listener.accept()[0]:
+        assert path.is_socket()

@@ -12,7 +12,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from rlinf_launcher.remote.bootstrap import BOOTSTRAP, shipment
+from tests._support import inherited
 
 CHECKOUT = Path(__file__).parents[3]
 MARKER = "m" * 32
@@ -80,9 +81,11 @@ class Far:
 
 
 @contextmanager
-def preflight(request: dict[str, Any], archive: bytes = b"", **environ: str) -> Iterator[Far]:
+def preflight(
+    request: dict[str, Any], archive: bytes = b"", wrapped: Sequence[str] = (), **environ: str
+) -> Iterator[Far]:
     process = subprocess.Popen(
-        [sys.executable, "-I", "-c", BOOTSTRAP],
+        [*wrapped, sys.executable, "-I", "-c", BOOTSTRAP],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -103,8 +106,8 @@ def preflight(request: dict[str, Any], archive: bytes = b"", **environ: str) -> 
                 process.kill()
 
 
-def look(request: dict[str, Any], archive: bytes = b"", **environ: str) -> dict[str, Any]:
-    with preflight(request, archive, **environ) as far:
+def look(request: dict[str, Any], archive: bytes = b"", wrapped: Sequence[str] = (), **environ: str) -> dict[str, Any]:
+    with preflight(request, archive, wrapped, **environ) as far:
         return far.says()
 
 
@@ -224,11 +227,18 @@ def test_a_runtime_directory_that_is_not_there_is_no_obstacle(tmp_path: Path) ->
     assert answer["run_dir"] == f"{short}/rlinf-{os.getuid()}-0a1b2c3d"
 
 
-def test_a_temporary_directory_whose_name_leaves_no_room_for_a_sockets_is_told(tmp_path: Path) -> None:
-    long = tmp_path / ("x" * 90)
-    long.mkdir()
-    answer = look(a_request(), XDG_RUNTIME_DIR=str(long), TMPDIR=str(long))
-    assert "too long for a socket" in missing(answer)["run directory"]
+def test_a_run_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    taken = f"{tmp_path}/rlinf-{os.getuid()}-0a1b2c3d"
+    for path in (taken, f"{taken}-3"):
+        Path(path).mkdir()
+    answer = look(a_request(), XDG_RUNTIME_DIR=str(tmp_path / "gone"), TMPDIR=str(tmp_path))
+    assert missing(answer)["run directory"] == f"[Errno 17] File exists: '{taken}-3'"
+
+
+def test_a_kernel_without_pidfds_is_told() -> None:
+    answer = look(a_request(), wrapped=[sys.executable, inherited.__file__, "deny", "pidfd_open=ENOSYS", "--"])
+    release = os.uname().release
+    assert missing(answer)["kernel"] == f"Linux {release} refuses pidfd_open there: Function not implemented"
 
 
 def test_a_python_that_is_too_old_is_asked_nothing_else() -> None:

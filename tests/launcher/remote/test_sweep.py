@@ -6,7 +6,6 @@ import json
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,16 +44,23 @@ def test_a_run_that_is_alive_is_swept_by_force_alone_and_its_launcher_says_by_wh
 
 
 @pytest.fixture
-def listener() -> Iterator[socket.socket]:
-    with tempfile.TemporaryDirectory(prefix="rls-") as name, listen(f"{name}/node.sock") as listener:
+def path(tmp_path: Path) -> Path:
+    """A path that is too long for a socket."""
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    return folder / "node.sock"
+
+
+@pytest.fixture
+def listener(path: Path) -> Iterator[socket.socket]:
+    with listen(str(path)) as listener:
         yield listener
 
 
 def test_a_daemon_answers_where_it_closes_what_is_shut_and_not_where_it_is_stopped(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+    path: Path, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweeper, "_ANSWER_TIMEOUT_S", 0.05)
-    path = Path(listener.getsockname())
     assert not sweeper.answers(path)
     assert not sweeper.answers(path.with_name("gone.sock"))
     monkeypatch.setattr(sweeper, "_ANSWER_TIMEOUT_S", 10.0)
