@@ -12,7 +12,6 @@ The module also has the script's ``__file__`` and ``__spec__``, by which spawned
 from __future__ import annotations
 
 import ast
-import logging
 import os
 import re
 import sys
@@ -23,9 +22,10 @@ from types import FunctionType, ModuleType
 from typing import Any, Final
 
 from rlinf_async._core import process
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.unpicklable import summary
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 MAIN_NAMES: Final = ("__main__", "__mp_main__")
 
