@@ -94,14 +94,14 @@ class GroupSpec(Generic[W_co]):
             call_timeout: seconds that each call of the group may take once the workers are constructed; by default
                 ``RLINF_CALL_TIMEOUT_S``, 0 for no deadline.  Then it fails with ``DeadlineExceeded`` and is cancelled:
                 coroutines get ``CancelledError``, a ``def`` method that has begun runs to its end, and what it answers
-                is dropped; the error waits for what daemons say of the ranks (``RLINF_WAIT_ANSWER_S``).  Of a stream it
-                is the time that its consumer waits for the next item.
+                is dropped; the error waits for what daemons say of the ranks (``RLINF_WAIT_ANSWER_S``).  A stream has
+                this long for each item.
 
             restart: what is started again when a worker has died: ``"rank"``, that one; ``"group"``, all ranks;
                 ``"never"``.  It comes back under its rank, with the same address, devices, environment and constructor
-                arguments, of which the driver keeps a copy.  What was called and not answered fails with
-                ``WorkerDied``; what is called meanwhile waits, and so do messages to and from it.  By default what
-                the configuration's ``cluster.supervision`` says for this group or component, else ``"never"``.
+                arguments, of which the driver keeps a copy.  Calls that it had not answered fail with ``WorkerDied``;
+                later calls wait until it is back, and so do messages to and from it.  The default is the policy that
+                the configuration's ``cluster.supervision`` has for this group or component, else ``"never"``.
             max_restarts: of a rank, or of the group, within the window (3); with one more death it is lost.  Before
                 each there is a pause, 0.1 s, and twice as long each time, up to 10 s, for a rank that has not lived for
                 10 s.
