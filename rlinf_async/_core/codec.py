@@ -19,6 +19,7 @@ from weakref import WeakSet
 
 import cloudpickle
 
+from rlinf_async._core import exception_parts
 from rlinf_async._core.encoded import COPY_MAX_BYTES, Encoded, OutOfBandBytes, split
 from rlinf_async._core.unpicklable import ATOMS, cannot_travel, summary
 from rlinf_async.errors import SerializationError
@@ -251,7 +252,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         try:
             reduce = self._reducers[kind]
         except KeyError:
-            reduce = self._reducers[kind] = _find_reducer(kind)
+            is_error = issubclass(kind, BaseException)
+            reduce = self._reducers[kind] = exception_parts.reduce if is_error else _find_reducer(kind)
         if reduce is not None:
             reduced = reduce(obj, self._state)
             if reduced is not NotImplemented:

@@ -15,7 +15,7 @@ from rlinf_async import Channel, Cluster, NodePlacementStrategy, Worker, WorkerG
 
 
 class OddError(Exception):
-    """Dumps and does not load: its constructor takes two arguments."""
+    """An exception whose constructor does not take its ``args``."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")
