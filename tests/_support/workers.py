@@ -187,6 +187,14 @@ class Plain(Worker):
         finally:
             self.log.append("closed")
 
+    async def fail_when_closed(self) -> Any:
+        self.log.append("begun")
+        try:
+            yield 0
+            await asyncio.sleep(600)
+        finally:
+            raise ValueError("the file cannot be closed")
+
     async def count_slowly(self, seconds: float) -> Any:
         yield 0
         await asyncio.sleep(seconds)

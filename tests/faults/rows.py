@@ -303,7 +303,7 @@ ROWS = (
     Row(
         "C1",
         "a method raises an exception whose constructor does not take its `args`, or whose class the caller lacks",
-        "the caller gets the exception itself; of a class that it lacks a RemoteError with its type, text and traceback",
+        "the caller gets the exception itself; of a class that it lacks a RemoteError with type, text and traceback",
         "",
         (
             "tests/test_failures.py::test_an_exception_whose_constructor_takes_something_else_arrives_as_itself",
