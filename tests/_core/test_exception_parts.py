@@ -215,7 +215,7 @@ def test_an_exception_is_the_same_whatever_its_constructor_takes(error: Exceptio
 def test_whatever_a_class_is_made_of_nothing_is_lost(
     way: Any, base: Any, arguments: list[Any], attributes: dict[str, Any], slots: dict[str, Any]
 ) -> None:
-    def construct(self: Any, *, only_by_name: int) -> None:
+    def construct(self: Any, *, _only_by_name: int) -> None:
         pass
 
     made = type("Made", (base,), {"__slots__": list(slots), "__init__": construct, "__module__": "__main__"})
