@@ -10,15 +10,18 @@ on its way.  Who keeps one for several waiters therefore hands out copies::
 
 from __future__ import annotations
 
+import copy
 from typing import TypeVar, cast
 
-from rlinf_async._core.exception_parts import make, parts_of, restore, set_cause
+from rlinf_async._core.exception_parts import is_of_an_extension, make, parts_of, restore, set_cause
 
 _Error = TypeVar("_Error", bound=BaseException)
 
 
 def copy_of(error: _Error) -> _Error:
     """Return the same error as another object, of the same type and without calling its constructor."""
+    if is_of_an_extension(type(error)):
+        return copy.copy(error)
     parts = parts_of(error)
     found = cast(_Error, restore(make(type(error), *parts[0]), parts))
     if "__notes__" in vars(error):

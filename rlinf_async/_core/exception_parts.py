@@ -46,11 +46,14 @@ def parts_of(error: BaseException) -> Parts:
     return arguments, attributes
 
 
+def is_of_an_extension(kind: type[BaseException]) -> bool:
+    """True if an extension allocates the exceptions of a class: it may hide any state in them, and only it knows."""
+    return _allocator_of(kind).__module__ != "builtins"
+
+
 def make(kind: type[BaseException], *arguments: Any) -> BaseException:
     """Allocate an exception of exactly this class by the builtin ``__new__`` that it has inherited."""
-    base: Any = kind
-    while not isinstance(vars(base).get("__new__"), types.BuiltinFunctionType):
-        base = base.__base__
+    base = _allocator_of(kind)
     error: BaseException = base.__new__(kind, *arguments)
     # OSError(2, "...") makes a FileNotFoundError.
     return error if type(error) is kind else base.__new__(kind)
@@ -76,12 +79,12 @@ def set_cause(error: BaseException, cause: BaseException | None, hides_context: 
 
 
 def pickles_itself(kind: type[BaseException]) -> bool:
-    """True if a class, or ``copyreg``, says how its objects are pickled."""
+    """True if a class, an extension that it is derived from, or ``copyreg`` says how its objects are pickled."""
     builtin: Any = kind
     while builtin.__flags__ & _IS_HEAP_TYPE:
         builtin = builtin.__base__
     own = any(getattr(kind, name, None) is not getattr(builtin, name, None) for name in _PICKLING)
-    return own or kind in copyreg.dispatch_table
+    return own or kind in copyreg.dispatch_table or is_of_an_extension(kind)
 
 
 def reduce(error: BaseException, _: Any) -> Any:
@@ -90,6 +93,13 @@ def reduce(error: BaseException, _: Any) -> Any:
         return NotImplemented
     parts = parts_of(error)
     return make, (type(error), *parts[0]), parts, None, None, restore
+
+
+def _allocator_of(kind: type[BaseException]) -> Any:
+    base: Any = kind
+    while not isinstance(vars(base).get("__new__"), types.BuiltinFunctionType):
+        base = base.__base__
+    return base
 
 
 def _members_of(kind: type[BaseException]) -> dict[str, types.MemberDescriptorType]:

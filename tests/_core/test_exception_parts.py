@@ -249,6 +249,14 @@ def test_a_class_that_pickles_itself_is_asked(way: Callable[[Any], Any]) -> None
     assert str(way(Registered("x"))) == "x, as registered"
 
 
+@WAYS
+def test_an_extension_that_allocates_its_exceptions_is_asked(way: Callable[[Any], Any]) -> None:
+    core = pytest.importorskip("pydantic_core")
+    error = core.ValidationError.from_exception_data("Config", [{"type": "missing", "loc": ("lr",), "input": {}}])
+    again = way(error)
+    assert (type(again), str(again), again.errors()) == (type(error), str(error), error.errors())
+
+
 @pytest.mark.parametrize("kind", [LoadsAsText, DoesNotLoad, FailsInReduce])
 def test_a_class_that_pickles_itself_wrongly_is_not_asked(kind: type[Exception]) -> None:
     error = kind("a", 3)
