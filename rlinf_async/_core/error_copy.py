@@ -19,11 +19,18 @@ _Error = TypeVar("_Error", bound=BaseException)
 
 
 def copy_of(error: _Error) -> _Error:
-    """Return the same error as another object, of the same type and without calling its constructor."""
+    """Return the same error as another object, of the same type and without calling its constructor.
+
+    One that an extension has made, and that it does not copy, is returned itself.
+    """
     if is_of_an_extension(type(error)):
-        return copy.copy(error)
-    parts = parts_of(error)
-    found = cast(_Error, restore(make(type(error), *parts[0]), parts))
+        try:
+            found = copy.copy(error)
+        except Exception:
+            return error
+    else:
+        parts = parts_of(error)
+        found = cast(_Error, restore(make(type(error), *parts[0]), parts))
     if "__notes__" in vars(error):
         vars(found)["__notes__"] = list(error.__notes__)
     set_cause(found, error.__cause__, error.__suppress_context__)

@@ -48,7 +48,7 @@ def parts_of(error: BaseException) -> Parts:
 
 def is_of_an_extension(kind: type[BaseException]) -> bool:
     """True if an extension allocates the exceptions of a class: it may hide any state in them, and only it knows."""
-    return _allocator_of(kind).__module__ != "builtins"
+    return bool(_allocator_of(kind).__module__ != "builtins")
 
 
 def make(kind: type[BaseException], *arguments: Any) -> BaseException:
