@@ -30,7 +30,7 @@ from rlinf_async.configuration import did_you_mean
 from rlinf_async.errors import ClosedError, ConfigError, NodeLost
 from rlinf_async.handle import Handle
 from rlinf_async.outcome import CallDeadline
-from rlinf_async.stream import Stream
+from rlinf_async.stream import Stream, StreamCall
 from rlinf_async.work import NoneOrWork, Work, blocking
 
 P = ParamSpec("P")
@@ -268,11 +268,11 @@ class WorkerGroup(Generic[W_co]):
             codec.encode_arguments(*share, describe=describe, root=("args", "kwargs"))
             for share in (((args, kwargs),) if shares is None else shares)
         ]
-        handler: Handle | Stream = Stream(self._callee, method) if streams else Handle(self._callee, method)
+        handler: Handle | StreamCall = (StreamCall if streams else Handle)(self._callee, method)
         if repeats:  # it may be sent again later, when what it was made of has changed
             encoded = [each if isinstance(each, bytes) else each.to_bytes() for each in encoded]
         self._members.call(self._callee, handler, method, encoded, same=shares is None, repeats=repeats)
-        return handler
+        return Stream(handler) if isinstance(handler, StreamCall) else handler
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -27,22 +27,15 @@ from rlinf_async.work import Work
 logger = own_logger(__name__)
 
 
-class Stream(Generic[R]):
-    """The items that an ``async def`` generator method yields on every rank, merged as they arrive.
+class StreamCall:
+    """A call of an async generator method, which the client keeps until every rank has ended.
 
-    Each rank may run at most a window of items ahead of the consumer.  Leaving the loop, however it is left, closes
-    the remote generators (their ``finally`` blocks run).
-
-    Example:
-        async for rank, item in group.rollout():
-            if enough(item):
-                break
+    Its user has a ``Stream``, or an iterator, and these are gone once nobody can come for an item any more.
     """
 
     _targets: Sequence[int] = ()
 
     def __init__(self, callee: Callee, method: str) -> None:
-        """Not for users: a call of an async generator method of a ``WorkerGroup`` gives one."""
         self._callee = callee
         self._method = method
         self._pid = process.pid
@@ -58,6 +51,8 @@ class Stream(Generic[R]):
         self._closed = False
         self._iterated = False
         self._is_reported = False
+        self._was_dropped = False
+        """Closed before anybody asked for an item: its errors are told as those of calls that nothing awaits."""
         self._cancel_sent = False
         self._departed = False
         self._ended: Work[None] = Work()
@@ -66,7 +61,10 @@ class Stream(Generic[R]):
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{self._tally.missing} ranks open, {len(self._items)} items here"
-        return f"<Stream {self._callee.name}.{self._method}() [{state}]>"
+        return f"<Stream {self._title()} [{state}]>"
+
+    def _title(self) -> str:
+        return f"{self._callee.name}.{self._method}()"
 
     def _begin(self, call: int) -> None:
         self._call, self._targets = call, self._callee.targets
@@ -88,7 +86,8 @@ class Stream(Generic[R]):
             if step is TallyStep.CANCEL_OTHERS:
                 self._callee.call_failed(self)
                 self._cancel_open()
-            if step in (TallyStep.CANCEL_OTHERS, TallyStep.FINISH) and not self._closed and not self._is_reported:
+            is_wanted = self._was_dropped or not self._closed
+            if step in (TallyStep.CANCEL_OTHERS, TallyStep.FINISH) and is_wanted and not self._is_reported:
                 self._arrive()
         self._wake()
         if not self._tally.missing:
@@ -101,8 +100,7 @@ class Stream(Generic[R]):
         """The error is here: unobserved until the consumer has come to it; who iterates does."""
         if failed := self._tally.failures():
             self._is_reported = True
-            what = f"{self._callee.name}.{self._method}()"
-            error = unobserved(self._callee, self._method, what, failed, awaited=self._iterated)
+            error = unobserved(self._callee, self._method, self._title(), failed, awaited=self._iterated)
             self._callee.client.unobserved.arrived(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -143,7 +141,7 @@ class Stream(Generic[R]):
             ForkedProcessError: in a forked child: what comes goes to its parent.
         """
         if self._pid != process.pid:
-            raise process.forked(f"stream {self._callee.name}.{self._method}()", self._pid)
+            raise process.forked(f"stream {self._title()}", self._pid)
         with self._lock:
             if not self._items:
                 if self._error is not None:
@@ -174,17 +172,7 @@ class Stream(Generic[R]):
             raise RuntimeError(f"{self!r} has been iterated over before; call {self._method}() again for a new stream")
         self._iterated = True
 
-    def __aiter__(self) -> AsyncIterator[tuple[int, R]]:
-        self._begin_iterating()
-        return _Items(self)
-
-    def __iter__(self) -> Iterator[tuple[int, R]]:
-        """The same without a running loop; blocks the thread between items."""
-        self._begin_iterating()
-        return _BlockingItems(self)
-
     def close(self) -> None:
-        """Closes the remote generators without waiting for it.  Any thread; idempotent."""
         self._closed = True
         if self._pid != process.pid:
             return
@@ -196,15 +184,12 @@ class Stream(Generic[R]):
         """The same, from a finalizer: without locks.  Ranks are told by the loop; what has come is let go of now."""
         if not self._closed and self._pid == process.pid:
             self._closed = True
+            self._was_dropped = not self._iterated
             self._items.clear()
             if self._tally.missing:
                 self._callee.client.later(0, self.close)
 
     async def aclose(self) -> None:
-        """Closes the remote generators and waits until their ``finally`` blocks have run.
-
-        A rank that does not end within ``abort_grace`` (it may be frozen) is named in a warning and left alone.
-        """
         self.close()
         try:
             await self._ended.async_wait(settings.ABORT_GRACE_S())
@@ -212,7 +197,47 @@ class Stream(Generic[R]):
             slots = self._tally.unanswered()
             have = "has" if len(slots) == 1 else "have"
             stuck = name_ranks(self._callee.ranks[slot] for slot in slots)
-            logger.warning("%s %s not closed %s.%s()", stuck, have, self._callee.name, self._method)
+            logger.warning("%s %s not closed %s", stuck, have, self._title())
+
+
+class Stream(Generic[R]):
+    """The items that an ``async def`` generator method yields on every rank, merged as they arrive.
+
+    Each rank may run at most a window of items ahead of the consumer.  Leaving the loop, however it is left, closes
+    the remote generators (their ``finally`` blocks run), and so does dropping a stream that no loop has begun to read.
+
+    Example:
+        async for rank, item in group.rollout():
+            if enough(item):
+                break
+    """
+
+    def __init__(self, call: StreamCall) -> None:
+        """Not for users: a call of an async generator method of a ``WorkerGroup`` gives one."""
+        self._streaming = call
+
+    def __repr__(self) -> str:
+        return repr(self._streaming)
+
+    def __aiter__(self) -> AsyncIterator[tuple[int, R]]:
+        self._streaming._begin_iterating()
+        return _Items(self._streaming)
+
+    def __iter__(self) -> Iterator[tuple[int, R]]:
+        """The same without a running loop; blocks the thread between items."""
+        self._streaming._begin_iterating()
+        return _BlockingItems(self._streaming)
+
+    def close(self) -> None:
+        """Close the remote generators without waiting for their end.  Any thread; idempotent."""
+        self._streaming.close()
+
+    async def aclose(self) -> None:
+        """Close the remote generators and wait until their ``finally`` blocks have run.
+
+        A rank that does not end within ``abort_grace`` (it may be frozen) is named in a warning and left alone.
+        """
+        await self._streaming.aclose()
 
     async def __aenter__(self) -> Stream[R]:
         return self
@@ -224,17 +249,20 @@ class Stream(Generic[R]):
 
         def __await__(self) -> Any:
             raise TypeError(
-                f"{self._callee.name}.{self._method}() is an async generator: iterate over it with "
-                "`async for rank, item in ...`"
+                f"{self._streaming._title()} is an async generator: iterate over it with `async for rank, item in ...`"
             )
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_") or not hasattr(Handle, name):
                 raise AttributeError(f"'Stream' object has no attribute {name!r}", name=name, obj=self)
             raise AttributeError(
-                f"{self._callee.name}.{self._method}() is an async generator, and its Stream has no {name}(): loop "
+                f"{self._streaming._title()} is an async generator, and its Stream has no {name}(): loop "
                 "over it with `async for rank, item in ...`, or `for` in plain code"
             )
+
+    def __del__(self) -> None:
+        if not self._streaming._iterated:  # else its iterator does so
+            self._streaming._close_later()
 
 
 class _NextItem(Work[None]):
@@ -242,7 +270,7 @@ class _NextItem(Work[None]):
 
     _kind = "stream"
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: StreamCall) -> None:
         super().__init__()
         self._stream = stream
 
@@ -255,7 +283,7 @@ class _NextItem(Work[None]):
     def _describe(self) -> str:
         stream = self._stream
         have = "has" if len(stream._unanswered()) == 1 else "have"
-        return f"the next item of {stream._callee.name}.{stream._method}(), {self._whom()} {have} not ended"
+        return f"the next item of {stream._title()}, {self._whom()} {have} not ended"
 
     def _user_loop(self) -> asyncio.AbstractEventLoop | None:
         return self._stream._callee.client.user_loop
@@ -276,7 +304,7 @@ class _NextItem(Work[None]):
 class _Items(AsyncIterator[tuple[int, Any]]):
     """One loop over a stream; when the loop is left this goes, and takes the stream with it."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: StreamCall) -> None:
         self._stream = stream
 
     async def __anext__(self) -> tuple[int, Any]:
@@ -293,7 +321,7 @@ class _Items(AsyncIterator[tuple[int, Any]]):
 
 
 class _BlockingItems(Iterator[tuple[int, Any]]):
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: StreamCall) -> None:
         self._stream = stream
 
     def __next__(self) -> tuple[int, Any]:

@@ -6,8 +6,8 @@ import asyncio
 import threading
 from asyncio import _get_running_loop as running_loop  # None where there is none, and no exception
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
-from typing import Any, Generic, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from rlinf_async._core import clock, process
 from rlinf_async._core.own_logger import own_logger
@@ -20,6 +20,9 @@ from rlinf_async.errors import DeadlineExceeded, ForkedProcessError, UnobservedF
 logger = own_logger(__name__)
 
 T = TypeVar("T")
+
+_DUE_S: Final = 0.001
+"""A deadline that is no further away has passed: loops' timers fire early by less."""
 
 
 class Work(Coroutine[Any, Any, T], Generic[T]):
@@ -43,7 +46,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     """An unobserved error ends a plain ``wait()`` for it, where ``fail_fast`` is set."""
     _loop: asyncio.AbstractEventLoop | None = None
     _timeout: float | None = None
-    """Seconds from ``_since`` on, by the monotonic clock, after which it is given up; None for no deadline."""
+    """Seconds from ``_since`` on, by the monotonic clock, after which it is given up; None for no deadline, neither of
+    its own nor, where it is a ``Whole``, of a part."""
     _since = 0.0
     _was_awaited = False
     """A wait for it has ended without the result."""
@@ -222,7 +226,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             else:
                 wakeups.add(future)
 
-        timer: asyncio.TimerHandle | None = None
+        timers: list[asyncio.TimerHandle] | None = None
         watch = None if loop is loop_watch.only or not loop_watch.is_needed else loop_watch.watch(self, loop)
         with self._lock:
             if self._done:
@@ -232,7 +236,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             watch.check_on(loop, future)
         try:
             if self._timeout is not None:
-                timer = loop.call_later(self._remaining() or 0.0, self._expire)
+                timers = []
+                timers.append(loop.call_later(self._remaining() or 0.0, self._meet_deadline, loop, timers))
             rows[future] = (self, clock.monotonic())
             if not wakeups.waits.armed:
                 wakeups.waits.arm()
@@ -250,10 +255,17 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             raise
         finally:
             rows.pop(future, None)
-            if timer is not None:
-                timer.cancel()
+            if timers:
+                timers[0].cancel()
             if watch is not None:
                 watch.cancel()
+
+    def _meet_deadline(self, loop: asyncio.AbstractEventLoop, timers: list[asyncio.TimerHandle]) -> None:
+        left = self._remaining()
+        if left is not None and left <= _DUE_S:
+            self._expire()
+        elif left is not None:  # the part with the first deadline has ended in time
+            timers[:] = (loop.call_later(left, self._meet_deadline, loop, timers),)
 
     def __await__(self) -> Generator[Any, Any, T]:
         if not self._done:
@@ -307,27 +319,19 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             )
         if loop_watch.is_needed and (loop := self._user_loop()) is not None:
             loop_watch.check_open(loop, self._describe)
-        remaining = None if self._timeout is None else self._remaining()
-        is_own = remaining is not None and (timeout is None or remaining <= timeout)
-        if is_own:
-            timeout = remaining
-        if timeout is not None:
-            timeout = min(timeout, threading.TIMEOUT_MAX)
         gate = new_gate()
         began = clock.monotonic()
         with self._lock:
             if self._done:
                 return
             self._waiters.append(gate.open)
-        soon = slow_waits.REGISTER_AFTER_S if timeout is None else max(0.0, min(timeout, slow_waits.REGISTER_AFTER_S))
+        left = self._time_to(began, timeout)
+        soon = slow_waits.REGISTER_AFTER_S if left is None else min(left, slow_waits.REGISTER_AFTER_S)
         try:
-            if timeout is None and unobserved_errors.ending_waits and self._ends_with_others:
+            if left is None and unobserved_errors.ending_waits and self._ends_with_others:
                 self._wait_unless_others_fail(gate)
-            elif not gate.wait(soon) and not slow_waits.wait_on(self, gate, timeout):
-                if not is_own:
-                    raise self._late(timeout)
-                self._expire()
-                slow_waits.wait_on(self, gate, None)  # until the error is explained
+            elif not gate.wait(soon):
+                self._wait_until_due(gate, began, timeout)
         except BaseException as error:
             self._was_awaited = True
             if not self._forget_waiter(gate.open):
@@ -336,6 +340,26 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
                 told = slow_waits.told_since(began, clock.monotonic())
                 error.add_note(f"while waiting for {self._describe()}, {told}{unobserved_errors.word()}")
             raise
+
+    def _time_to(self, began: float, timeout: float | None) -> float | None:
+        """Seconds to its deadline or the caller's, whichever comes first; not below 0."""
+        own = None if self._timeout is None else self._remaining()
+        if timeout is None:
+            return own
+        left = max(0.0, began + timeout - clock.monotonic())
+        return left if own is None else min(own, left)
+
+    def _wait_until_due(self, gate: Gate, began: float, timeout: float | None) -> None:
+        left = self._time_to(began, timeout)
+        while not slow_waits.wait_on(self, gate, None if left is None else left + slow_waits.REGISTER_AFTER_S):
+            own = None if self._timeout is None else self._remaining()
+            if own is not None and own <= _DUE_S:
+                self._expire()
+                left = None  # until the error is explained
+                continue
+            left = self._time_to(began, timeout)
+            if left is not None and left <= _DUE_S:
+                raise self._late(timeout)
 
     def _wait_unless_others_fail(self, gate: Gate) -> None:
         def end() -> None:
@@ -513,7 +537,31 @@ def _wakeups_of(loop: asyncio.AbstractEventLoop) -> _Wakeups:
     return wakeups
 
 
-class _Following(Work[Any]):
+class Whole(Work[T]):
+    """A work that ends with others: who waits for it waits for them, and sees to their deadlines.
+
+    A part's deadline ends the part while somebody waits for that, and nobody does but by way of the whole:
+    tests/test_deadlines.py::test_every_composed_operation_keeps_its_deadline
+    """
+
+    def _open_parts(self) -> Sequence[Work[Any]]:
+        """The works whose ends it waits for now."""
+        raise NotImplementedError
+
+    def _needs(self) -> slow_waits.Needs:
+        return needs_of(self._open_parts())
+
+    def _remaining(self) -> float | None:
+        left = [part._remaining() for part in self._open_parts() if part._timeout is not None]
+        return min((seconds for seconds in left if seconds is not None), default=None)
+
+    def _expire(self) -> None:
+        for part in self._open_parts():
+            if part._timeout is not None and (left := part._remaining()) is not None and left <= _DUE_S:
+                part._expire()
+
+
+class _Following(Whole[Any]):
     """What ``then`` returns.
 
     Attributes:
@@ -523,10 +571,11 @@ class _Following(Work[Any]):
     def __init__(self, first: Work[Any]) -> None:
         super().__init__()
         self.first: Work[Any] | None = first
+        self._timeout = first._timeout
 
-    def _needs(self) -> slow_waits.Needs:
+    def _open_parts(self) -> Sequence[Work[Any]]:
         first = self.first
-        return ([], True) if first is None else first._needs()
+        return () if first is None else (first,)
 
 
 class Part(Work[T]):

@@ -203,9 +203,9 @@ def test_a_stream_is_limited_without_a_loop_too(two: Any) -> None:
 
 def test_an_item_that_comes_while_daemons_are_asked_ends_no_stream(two: Any) -> None:
     stream = two.every(0.05, 2, 0)
-    waited_for = stream._next()
+    waited_for = stream._streaming._next()
     waited_for.wait()
-    stream._expire(waited_for, "")  # the daemons' answer
+    stream._streaming._expire(waited_for, "")  # the daemons' answer
     assert sorted(stream) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 

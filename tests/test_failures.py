@@ -26,7 +26,7 @@ from rlinf_async import (
     handle as handles,
 )
 from tests._support.mortal_workers import Mortal
-from tests._support.workers import Plain, SeedWorker, Stillborn
+from tests._support.workers import OddError, Plain, SeedWorker, Stillborn
 
 pytestmark = pytest.mark.shared_cluster
 
@@ -62,10 +62,10 @@ def test_several_failures_are_one_error_and_the_others_are_notes(four: Any) -> N
     assert "other failures of the same call" in "\n".join(caught.value.__notes__)
 
 
-def test_an_exception_that_cannot_travel_becomes_a_remote_error(four: Any) -> None:
-    with pytest.raises(RemoteError, match="OddError: this and that") as caught:
+def test_an_exception_whose_constructor_takes_something_else_arrives_as_itself(four: Any) -> None:
+    with pytest.raises(OddError, match="this and that") as caught:
         four[0].fail_oddly().wait()
-    assert "raise OddError" in caught.value.remote_traceback
+    assert "raise OddError" in caught.value.__notes__[-1]
 
 
 @pytest.mark.parametrize(("method", "text"), [("leave", "SystemExit: 3"), ("interrupt", "KeyboardInterrupt")])

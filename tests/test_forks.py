@@ -275,6 +275,12 @@ def test_what_a_process_has_read_ahead_is_not_handed_out_in_its_child_too(channe
     assert [channel.get() for _ in range(180)] == list(range(20, 200))
 
 
+def test_a_stream_that_a_child_drops_goes_on_in_its_parent(plain: Any) -> None:
+    streams = [plain.count(3)]
+    in_child({"drop": streams.clear})
+    assert list(streams[0]) == [(0, 0), (0, 1), (0, 2)]
+
+
 def test_a_channel_of_one_process_does_not_pass_for_one_of_two() -> None:
     channel = Channel.create("local", local=True)
     channel.put(1)
@@ -289,7 +295,7 @@ def test_locks_that_other_threads_held_at_the_fork_hold_up_no_child(cluster: Clu
     leave = threading.Event()
 
     def hold() -> None:
-        with cluster._client._arbiter.lock, call._lock, stream._lock:  # as the thread that handles frames takes them
+        with cluster._client._arbiter.lock, call._lock, stream._streaming._lock:  # as frames are handled
             held.set()
             leave.wait(PATIENCE)
 

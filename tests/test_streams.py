@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +18,7 @@ from tests._support.workers import Plain
 
 pytestmark = pytest.mark.shared_cluster
 
+CHECKOUT = Path(__file__).resolve().parents[1]
 WINDOW = 6
 
 
@@ -79,10 +85,75 @@ async def test_a_stream_made_in_the_loop_header_closes_when_the_loop_is_left(gro
 async def test_a_loop_that_is_left_lets_go_of_what_has_come_before_anything_else_runs(group: Any) -> None:
     stream = group[0].count(3)
     items = aiter(stream)
-    await stream._ended.async_wait(timeout=3)
-    assert len(stream._items) == 3
+    await stream._streaming._ended.async_wait(timeout=3)
+    assert len(stream._streaming._items) == 3
     del items
-    assert not stream._items
+    assert not stream._streaming._items
+
+
+async def _until_all(group: Any, condition: Callable[[list[Any]], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not all(map(condition, await group.noted())):
+            pass
+
+
+def _drop(streams: list[Any]) -> None:
+    streams.clear()
+
+
+def _drop_in_a_circle(streams: list[Any]) -> None:
+    circle: list[Any] = [*streams]
+    circle.append(circle)
+    streams.clear()
+    del circle
+    collecting = threading.Thread(target=gc.collect)
+    collecting.start()
+    collecting.join()
+
+
+@pytest.mark.parametrize("drop", [_drop, _drop_in_a_circle])
+async def test_streams_that_are_dropped_unread_are_closed(group: Any, drop: Callable[[list[Any]], None]) -> None:
+    streams = [group.count(100) for _ in range(10)]
+    await _until_all(group, lambda log: log.count(0) == 10)
+    drop(streams)
+    await _until_all(group, lambda log: log.count("closed") == 10)
+
+
+async def test_a_stream_that_is_dropped_before_its_group_is_there_never_begins(cluster: Cluster) -> None:
+    group: Any = Plain.create_group().launch(cluster, placement=NodePlacementStrategy([0]), name="early")
+    group.count(100)
+    await group.count(1).aclose()
+    await group.hello()
+    await _until_all(group, _is_closed)
+    group.close()
+
+
+async def test_an_error_of_a_stream_that_was_dropped_unread_is_told(
+    group: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = group[0].fail_when_closed()
+    await _until_all(group[0], lambda log: log == ["begun"])
+    del stream
+    async with asyncio.timeout(10):
+        while "ValueError: the file cannot be closed" not in caplog.text:
+            await asyncio.sleep(0.05)
+    assert "failed, and is not awaited yet: stream.fail_when_closed()" in caplog.text
+
+
+def test_a_stream_that_a_script_still_has_at_its_end_does_no_harm() -> None:
+    script = """
+from rlinf_async import Cluster, NodePlacementStrategy
+from tests._support.workers import Plain
+cluster = Cluster(num_nodes=1, log_to_driver=False)
+group = Plain.create_group().launch(cluster, NodePlacementStrategy([0]), name="g").wait_ready()
+streams = [group.count(100), iter(group.count(100))]
+streams.append(streams)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=CHECKOUT, capture_output=True, text=True, timeout=60, check=False
+    )
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("rlinf run")]
+    assert (done.returncode, lines) == (0, [])
 
 
 async def test_cleaning_up_after_a_break_is_not_interrupted(group: Any) -> None:

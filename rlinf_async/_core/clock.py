@@ -10,3 +10,8 @@ from collections.abc import Callable
 
 monotonic: Callable[[], float] = time.monotonic
 """Seconds from an arbitrary moment; never goes back."""
+
+
+def rest(timeout: float | None, begun: float) -> float | None:
+    """Return the seconds that are left of a timeout since ``begun``, to the millisecond; None for no timeout."""
+    return None if timeout is None else max(0.0, round(float(timeout) - (monotonic() - begun), 3))

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final
 
 import cloudpickle
 
-from rlinf_async._core import definitions, main_module, script_objects
+from rlinf_async._core import definitions, exception_parts, main_module, script_objects
 from rlinf_async._core.encoded import COPY_MAX_BYTES, Encoded, OutOfBandBytes, split
 from rlinf_async._core.unpicklable import ATOMS, cannot_travel, find_guilty, nested_too_deeply, summary
 from rlinf_async.errors import SerializationError
@@ -305,7 +305,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         try:
             reduce = self._reducers[kind]
         except KeyError:
-            reduce = _find_reducer(kind)
+            reduce = exception_parts.reduce if issubclass(kind, BaseException) else _find_reducer(kind)
             if _by_name and any(type(each) is kind for _, each in _by_name.values()):
                 reduce = _reduce_by_name
             self._reducers[kind] = reduce

@@ -11,23 +11,27 @@ on its way.  Who keeps one for several waiters therefore hands out copies::
 from __future__ import annotations
 
 import copy
-from typing import TypeVar
+from typing import TypeVar, cast
+
+from rlinf_async._core.exception_parts import is_of_an_extension, make, parts_of, restore, set_cause
 
 _Error = TypeVar("_Error", bound=BaseException)
 
 
 def copy_of(error: _Error) -> _Error:
-    """The same error as another object, of the same type, also where its type cannot be made of its ``args``."""
-    try:
-        found = copy.copy(error)
-    except Exception:
-        found = None
-    if type(found) is not type(error):  # it cannot be made by what it was made of
-        found = type(error).__new__(type(error), *error.args)
-        found.args = error.args
-        found.__dict__.update(error.__dict__)
-    assert found is not None
-    if hasattr(error, "__notes__"):
-        found.__notes__ = list(error.__notes__)
-    found.__cause__, found.__suppress_context__ = error.__cause__, error.__suppress_context__
+    """Return the same error as another object, of the same type and without calling its constructor.
+
+    One that an extension has made, and that it does not copy, is returned itself.
+    """
+    if is_of_an_extension(type(error)):
+        try:
+            found = copy.copy(error)
+        except Exception:
+            return error
+    else:
+        parts = parts_of(error)
+        found = cast(_Error, restore(make(type(error), *parts[0]), parts))
+    if "__notes__" in vars(error):
+        vars(found)["__notes__"] = list(error.__notes__)
+    set_cause(found, error.__cause__, error.__suppress_context__)
     return found

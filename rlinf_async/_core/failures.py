@@ -1,7 +1,8 @@
 """Exceptions across processes: captured as text and pickle (``Failure``), packed, and rebuilt at the caller.
 
-Where it happens, an exception is captured: in words, which always travel, and as a pickle where it has one.  The caller
-rebuilds it as itself, so that ``except ValueError`` works, or else as a ``RemoteError`` that tells the same story.
+Where it happens, an exception is captured: in words, which always travel, and in parts, each of them a pickle of its
+own.  The caller rebuilds it as itself, so that ``except ValueError`` works; a note names the parts that cannot travel.
+Where the class itself cannot, the caller gets a ``RemoteError`` that tells the same story.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import time
 import traceback
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgpack
 
-from rlinf_async._core import codec
+from rlinf_async._core import codec, exception_parts
 from rlinf_async.errors import ConfigError, RemoteError, SerializationError
 
 _MAX_TEXT_CHARS: Final = 64 * 1024
@@ -29,6 +30,11 @@ _MAX_NOTES: Final = 64
 _MAX_PICKLE_BYTES: Final = 1024 * 1024
 _MAX_CHAIN: Final = 64
 """Causes, contexts and members of groups that a traceback shows; where there are more it shows none."""
+
+_MAX_PARTS_BYTES: Final = _MAX_PICKLE_BYTES * 3 // 4
+"""Size of all parts of an exception, its causes and members; texts of these may take the rest."""
+_MAX_NESTED: Final = 16
+"""Depth of causes and members that travel as exceptions."""
 
 _WHEN: Final = "_rlinf_when"
 """Attribute of a rebuilt exception: when it was captured.  Who has it comes from another process."""
@@ -43,7 +49,7 @@ class Failure:
         text: its ``str()``.
         traceback: as formatted where it happened, with causes and contexts.
         notes: its notes.
-        pickled: the exception itself; None where it cannot travel, or must not be raised as itself elsewhere.
+        pickled: the exception in parts; None where it cannot travel, or must not be raised as itself elsewhere.
         when: seconds since the epoch by the clock of the machine.
         where: ``group``, ``rank``, ``node`` and ``pid`` of the worker.
         relayed: it came from another process before, and its notes say from which.
@@ -83,7 +89,7 @@ def capture(exception: BaseException, where: Mapping[str, Any]) -> Failure:
         text=text,
         traceback=_format(exception, type_name, text),
         notes=_notes_of(exception),
-        pickled=_pickle(exception),
+        pickled=_Sender().take_apart(exception) if _is_raisable(exception) else None,
         when=time.time(),
         where=dict(where),
         relayed=when_of(exception) < math.inf,
@@ -135,14 +141,13 @@ def rebuild(failure: Failure) -> Exception:
 
     This unpickles: only for failures from authenticated peers.
     """
-    error = _load(failure)
-    if error is None:
-        error = RemoteError.from_facts(failure.type_name, failure.text, failure.traceback)
-    here = _notes_of(error)
-    for note in (*failure.notes, origin_of(failure)):
-        if note not in here:
-            add_note(error, note)
+    error = _rebuild(failure)
+    if not _is_raisable(error):
+        error = _rebuild(replace(failure, pickled=None))
+    if (origin := origin_of(failure)) not in _notes_of(error):
+        add_note(error, origin)
     vars(error)[_WHEN] = failure.when
+    assert isinstance(error, Exception)
     return error
 
 
@@ -165,6 +170,134 @@ def origin_of(failure: Failure) -> str:
 def identity_of(failure: Failure) -> str:
     """The same for every copy of what was captured once, and for nothing else."""
     return f"{failure.where.get('node')}:{failure.where.get('pid')}:{failure.when!r}"
+
+
+# -- in parts -----------------------------------------------------------------------------------------------------
+
+
+class _Sender:
+    """Takes an exception apart, with its causes and members, within ``_MAX_PARTS_BYTES``."""
+
+    def __init__(self) -> None:
+        self._left = _MAX_PARTS_BYTES
+        self._above: list[BaseException] = []
+        """The exceptions whose cause or member this one is: a circle of causes ends there."""
+
+    def take_apart(self, exception: BaseException) -> bytes | None:
+        """Return the parts; None where not even the class travels."""
+        missing: list[str] = []
+        parts: dict[str, Any] = {"missing": missing}
+        self._above.append(exception)
+        try:
+            arguments, attributes = exception_parts.parts_of(exception)
+            attributes.pop("__notes__", None)  # travel as text
+            parts["class"] = self._encode(type(exception), "the class")
+            if isinstance(exception, BaseExceptionGroup):
+                parts["members"] = [self._nested(member) for member in arguments[1]]
+                arguments = arguments[:1]
+            if exception_parts.pickles_itself(type(exception)):
+                parts["own"] = self._try_to_encode(exception, "the exception", [])
+            parts["arguments"] = self._try_to_encode(arguments, "args", missing)
+            encoded = {name: self._try_to_encode(value, name, missing) for name, value in attributes.items()}
+            parts["attributes"] = {name: body for name, body in encoded.items() if body is not None}
+            cause = exception.__cause__
+            if cause is not None and len(self._above) < _MAX_NESTED and all(cause is not each for each in self._above):
+                parts["cause"] = self._nested(cause)
+            packed: bytes = msgpack.packb(parts)
+            return packed
+        except Exception:
+            return None
+        finally:
+            self._above.pop()
+
+    def _nested(self, exception: BaseException) -> bytes:
+        type_name, text = type_name_of(type(exception)), text_of(exception)
+        apart = self.take_apart(exception) if len(self._above) < _MAX_NESTED else None
+        told = "" if apart else _format(exception, type_name, text)  # else the traceback of the whole has it
+        return pack(Failure(type_name, text, told, _notes_of(exception), apart))
+
+    def _try_to_encode(self, value: Any, name: str, missing: list[str]) -> bytes | None:
+        try:
+            return self._encode(value, name)
+        except SerializationError as error:
+            missing.append(_cut(str(error)))
+            return None
+
+    def _encode(self, value: Any, name: str) -> bytes:
+        try:
+            encoded = codec.encode(value, describe=f"'{name}'", root=name)
+        except SerializationError:
+            raise
+        except BaseException as error:  # a SystemExit of a __reduce__ is not meant for this process
+            raise SerializationError(f"'{name}' cannot travel: {type_name_of(type(error))}") from error
+        if encoded.nbytes > self._left:
+            raise SerializationError(
+                f"'{name}' cannot travel: it has {encoded.nbytes} bytes, and an exception may hold {_MAX_PARTS_BYTES}"
+            )
+        self._left -= encoded.nbytes
+        return encoded.to_bytes()
+
+
+def _rebuild(failure: Failure) -> BaseException:
+    """Return the exception with its own notes, or a ``RemoteError``."""
+    notes = list(failure.notes)
+    error: BaseException | None = None
+    if failure.pickled is not None:
+        try:
+            parts = msgpack.unpackb(failure.pickled)
+            error = _by_its_own_method(parts)
+            if error is None:
+                error, missing = _put_together(parts, failure.text)
+                if missing:
+                    notes.append("\n    ".join(("left behind in the other process, and missing here:", *missing)))
+            if "cause" in parts:
+                exception_parts.set_cause(error, _rebuild(unpack(parts["cause"])))
+        except Exception:  # its class is not here, or makes something odd
+            error = None
+    if error is None:
+        error = RemoteError.from_facts(failure.type_name, failure.text, failure.traceback)
+    here = _notes_of(error)
+    for note in notes:
+        if note not in here:
+            add_note(error, note)
+    return error
+
+
+def _by_its_own_method(parts: Mapping[str, Any]) -> BaseException | None:
+    try:
+        error = codec.decode(parts["own"]) if parts.get("own") else None
+    except SerializationError:
+        return None
+    return error if isinstance(error, BaseException) else None
+
+
+def _put_together(parts: Mapping[str, Any], text: str) -> tuple[BaseException, Sequence[str]]:
+    """Return the exception, and a line for each part that is missing."""
+    missing: list[str] = list(parts["missing"])
+
+    def load(name: str, body: bytes | None, default: Any) -> Any:
+        try:
+            return default if body is None else codec.decode(body)
+        except SerializationError as error:
+            missing.append(f"'{name}': {error}")
+            return default
+
+    kind = codec.decode(parts["class"])
+    arguments = load("args", parts["arguments"], (text,))
+    if "members" in parts:
+        arguments = (*arguments, [_rebuild(unpack(member)) for member in parts["members"]])
+    attributes = {name: load(name, body, _MISSING) for name, body in parts["attributes"].items()}
+    attributes = {name: value for name, value in attributes.items() if value is not _MISSING}
+    error = exception_parts.restore(exception_parts.make(kind, *arguments), (arguments, attributes))
+    if missing and text_of(error) != text:
+        # Its __str__ reads what is missing.  To log it must not fail, and ``except`` must find it all the same.
+        facts = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__str__": lambda _: text}
+        kind = type(kind.__name__, (kind,), facts)
+        error = exception_parts.restore(exception_parts.make(kind, *arguments), (arguments, attributes))
+    return error, missing
+
+
+_MISSING: Final = object()
 
 
 # -- looking at an exception that may not want to be looked at ----------------------------------------------------
@@ -202,16 +335,6 @@ def when_of(exception: BaseException) -> float:
         return math.inf
 
 
-def _pickle(exception: BaseException) -> bytes | None:
-    if not _is_raisable(exception):
-        return None
-    try:
-        encoded = codec.encode(exception)
-        return encoded.to_bytes() if encoded.nbytes <= _MAX_PICKLE_BYTES else None
-    except BaseException:
-        return None
-
-
 def _is_raisable(exception: Any) -> bool:
     """Whether it may be raised elsewhere without being taken for something else.
 
@@ -221,21 +344,11 @@ def _is_raisable(exception: Any) -> bool:
     return isinstance(exception, Exception) and not isinstance(exception, StopIteration | StopAsyncIteration)
 
 
-def _load(failure: Failure) -> Exception | None:
-    if failure.pickled is None:
-        return None
-    try:
-        error = codec.decode(failure.pickled)
-    except SerializationError:
-        return None
-    return error if _is_raisable(error) else None
-
-
 def add_note(error: Exception | BaseException, note: str) -> None:
     """Adds a note, whatever the exception has made of its notes."""
     try:
         BaseException.add_note(error, note)
-    except TypeError:  # its __notes__ is something else
+    except Exception:  # its __notes__ is something else, or it is a frozen dataclass
         vars(error)["__notes__"] = [note]
 
 

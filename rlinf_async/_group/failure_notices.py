@@ -14,9 +14,9 @@ from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import clock
 from rlinf_async.handle import Handle
-from rlinf_async.stream import Stream
+from rlinf_async.stream import StreamCall
 
-CallHandle = Handle | Stream
+CallHandle = Handle | StreamCall
 
 _QUIET_S: Final = 1.0
 """After a failure, before anybody is told; at most half of ``collective_timeout``."""

@@ -30,14 +30,14 @@ from rlinf_async.errors import ClosedError, ForkedProcessError, told_log
 from rlinf_async.handle import Handle
 from rlinf_async.outcome import CallDeadline, death_cause, describe_failure, loss_cause
 from rlinf_async.placement import Placement
-from rlinf_async.stream import Stream
+from rlinf_async.stream import StreamCall
 from rlinf_async.work import Work
 
 logger = own_logger(__name__)
 
 _CALL: Final = EventKind.CALL
 
-CallHandle = Handle | Stream
+CallHandle = Handle | StreamCall
 
 Bodies = Sequence[tuple[bytes | int, Sequence[int]]]
 """What travels, with its descriptors: one for all ranks, or one for each."""
@@ -306,7 +306,7 @@ class Members:
         if self.deadline is None:
             return None
         for handler in (*list(self.open.values()), *(waiting[1] for waiting in list(self._pending))):
-            if isinstance(handler, Stream) or handler.done() or handler._expired:
+            if isinstance(handler, StreamCall) or handler.done() or handler._expired:
                 continue
             left = max(handler._since, self._counts_from) + self.deadline.seconds - clock.monotonic()
             if left > 0:
@@ -382,7 +382,7 @@ class Members:
         return handle
 
     def _send(self, callee: Callee, handler: CallHandle, method: str, bodies: Bodies, same: bool) -> None:
-        credit = handler._window if isinstance(handler, Stream) else 0
+        credit = handler._window if isinstance(handler, StreamCall) else 0
         self.open[id(handler)] = handler
         if self.deadline is not None and self._timer.acquire(blocking=False):
             self.client.later(self.deadline.seconds, self._look_at_deadlines)

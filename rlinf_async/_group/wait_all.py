@@ -11,7 +11,7 @@ from rlinf_async._core.failures import add_note
 from rlinf_async._core.root_cause import summary_of
 from rlinf_async._waits import slow_waits
 from rlinf_async.errors import ClosedError
-from rlinf_async.work import Work, blocking, needs_of
+from rlinf_async.work import Whole, Work, blocking
 
 
 def wait_all(*works: Work[Any]) -> Any:
@@ -40,7 +40,7 @@ def wait_all(*works: Work[Any]) -> Any:
     return blocking(every)
 
 
-class _All(Work[list[Any]]):
+class _All(Whole[list[Any]]):
     """The end of all of them, or of the first failure and of what is cancelled because of it."""
 
     _kind = "calls"
@@ -48,6 +48,7 @@ class _All(Work[list[Any]]):
     def __init__(self, works: Sequence[Work[Any]]) -> None:
         super().__init__()
         self._works = works
+        self._timeout = next((work._timeout for work in works if work._timeout is not None), None)
         self._callbacks: list[Any] = []
         self._open = set(range(len(works)))
         self._first: int | None = None
@@ -65,21 +66,18 @@ class _All(Work[list[Any]]):
             self._settle()
 
     def _describe(self) -> str:
-        return f"all of {len(self._works)} works: {fold(work._describe() for work in self._unfinished())}"
+        return f"all of {len(self._works)} works: {fold(work._describe() for work in self._open_parts())}"
 
     def _whom(self) -> str:
-        return fold(dict.fromkeys(filter(None, (work._whom() for work in self._unfinished()))))
+        return fold(dict.fromkeys(filter(None, (work._whom() for work in self._open_parts()))))
 
     def _far_side(self) -> slow_waits.FarSide | None:
-        return next((asked for work in self._unfinished() if (asked := work._far_side()) is not None), None)
-
-    def _needs(self) -> slow_waits.Needs:
-        return needs_of(self._unfinished())
+        return next((asked for work in self._open_parts() if (asked := work._far_side()) is not None), None)
 
     def _user_loop(self) -> asyncio.AbstractEventLoop | None:
-        return next((loop for work in self._unfinished() if (loop := work._user_loop()) is not None), None)
+        return next((loop for work in self._open_parts() if (loop := work._user_loop()) is not None), None)
 
-    def _unfinished(self) -> list[Work[Any]]:
+    def _open_parts(self) -> list[Work[Any]]:
         return [self._works[place] for place in sorted(self._open)]
 
     # -- in whichever thread something ends ---------------------------------------------------------------------

@@ -15,7 +15,7 @@ from rlinf_async._core.error_copy import copy_of
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._messaging.collective_options import CollectiveGroupOptions
 from rlinf_async._messaging.device_content import DevicePayload, encode_on
-from rlinf_async._messaging.group_rosters import Roster
+from rlinf_async._messaging.group_rosters import Names, Roster
 from rlinf_async._messaging.mailbox import Mailbox
 from rlinf_async._messaging.message_content import KINDS, Content, Payload, encode
 from rlinf_async._messaging.operation import Operation, Receiving, Sending
@@ -228,7 +228,7 @@ class Exchange:
 
         Those who ask for one group are answered in the order in which they asked.
         """
-        work = _Finding(self._client, group)
+        work = _Finding(self._client, group, self._mailbox.names)
 
         def found(roster: Roster | None, error: Exception | None) -> None:
             if roster is None:
@@ -400,10 +400,15 @@ class _Finding(Work[int]):
 
     _kind = "name"
 
-    def __init__(self, client: NodeClient, group: str) -> None:
+    def __init__(self, client: NodeClient, group: str, names: Names) -> None:
         super().__init__()
         self._client = client
         self._group = group
+        self._names = names
+
+    def _expire(self) -> None:
+        assert self._timeout is not None
+        self._names.late(self._group, self._timeout, lambda error: self._settle(error=error))
 
     def _describe(self) -> str:
         return f"a group named '{self._group}'"

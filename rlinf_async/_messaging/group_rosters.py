@@ -131,7 +131,7 @@ class Names:
         with self._lock:
             self._rosters.pop(group, None)
 
-    def late(self, group: str, seconds: float, on_roster: Callable[[Exception], None], lookup: int = -1) -> None:
+    def late(self, group: str, seconds: float, on_roster: Callable[[Exception], object], lookup: int = -1) -> None:
         """Calls back with an error that says that there was no such group, and which there are.
 
         Args:

@@ -6,19 +6,22 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from rlinf_async._waits import slow_waits
-from rlinf_async.work import Work, needs_of
+from rlinf_async.work import Whole, Work
 
 
-class AsyncRouteWork(Work[Any]):
+class AsyncRouteWork(Whole[Any]):
     """What ``send_to`` and ``recv_from`` return: done when all parts are, and failed with the first that fails.
 
     What arrives is put together in the thread of its waiter.
+
+    Args:
+        timeout: seconds that it has as a whole, from now on.
     """
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, timeout: float | None = None) -> None:
         super().__init__()
         self._what = what
+        self._limit(timeout)
         self._parts: Sequence[Work[Any]] = ()
         self._missing = 0
         self._given_up = False
@@ -28,8 +31,20 @@ class AsyncRouteWork(Work[Any]):
     def _describe(self) -> str:
         return self._what
 
-    def _needs(self) -> slow_waits.Needs:
-        return needs_of(part for part in list(self._parts) if not part.done())
+    def _open_parts(self) -> Sequence[Work[Any]]:
+        return [part for part in self._parts if not part._done]
+
+    def wait_for(self, size: Work[int]) -> None:
+        """Begin with a part that has to end before it is known which others there are."""
+        self._share_time((size,))
+        self._parts = (size,)
+        # At once, for a work that asked for the same group before may wait for longer.
+        size._follow(lambda: None if size._error is None else self.fail(size._error))
+
+    def _share_time(self, parts: Sequence[Work[Any]]) -> None:
+        if self._timeout is not None:
+            for part in parts:
+                part._timeout, part._since = self._timeout, self._since
 
     def begin(self, parts: Sequence[Work[Any]], finalize: Callable[[list[Any]], Any] | None = None) -> None:
         """These are its parts.
@@ -37,6 +52,7 @@ class AsyncRouteWork(Work[Any]):
         Args:
             finalize: makes the result out of the parts' results, once; by default the result is None.
         """
+        self._share_time(parts)
         self._parts = parts
         self._finalize = finalize
         self._missing = len(parts)

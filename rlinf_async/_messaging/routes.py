@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rlinf_async._channels.arguments import seconds
 from rlinf_async._messaging.collective_options import CollectiveGroupOptions
 from rlinf_async._messaging.exchange import Exchange
 from rlinf_async._messaging.route_work import AsyncRouteWork
@@ -66,9 +67,12 @@ class Route:
     def check(self, enable_p2p: bool) -> None:
         """Raises:
         ConfigError: this cannot be meant.
+        TypeError, ValueError: the timeout is no number of seconds.
         """
         if self.decoupled and enable_p2p:
             raise ConfigError("enable_p2p is not supported in decoupled_mode: any rank may serve any other there")
+        if self.timeout is not None:
+            seconds(self.timeout, f"what goes to or comes from '{self.group}'")
         if self.channel is None and not enable_p2p:
             raise ConfigError(f"a channel is needed for what goes to or comes from '{self.group}', or enable_p2p=True")
 
@@ -90,7 +94,7 @@ class Routes:
     # -- out ----------------------------------------------------------------------------------------------------
 
     def send(self, route: Route, data: Any, split_fn: SplitFn | None) -> AsyncRouteWork:
-        work = AsyncRouteWork(f"send_to() to '{route.group}'")
+        work = AsyncRouteWork(f"send_to() to '{route.group}'", route.timeout)
 
         def start(world_size: int) -> None:
             parts = self._shards(route, data, split_fn or split_batch, world_size)
@@ -157,7 +161,7 @@ class Routes:
     # -- in -----------------------------------------------------------------------------------------------------
 
     def receive(self, route: Route, merge_fn: MergeFn | None, size_fn: SizeFn | None) -> AsyncRouteWork:
-        work = AsyncRouteWork(f"recv_from() from '{route.group}'")
+        work = AsyncRouteWork(f"recv_from() from '{route.group}'", route.timeout)
         merge = merge_fn or merge_batches
         must_fit = merge_fn is None or size_fn is not None
 
@@ -249,6 +253,7 @@ class Routes:
     def _begin(self, group: str, work: AsyncRouteWork, start: Callable[[int], None]) -> None:
         """Starts it with the group's world size, after everything that waits for that already."""
         size = self._exchange.find_group(group)
+        work.wait_for(size)
         self._waiting.setdefault(group, deque()).append((size, work, start))
         try:
             loop = asyncio.get_running_loop()
@@ -266,6 +271,8 @@ class Routes:
         waiting = self._waiting[group]
         while waiting and waiting[0][0].done():
             size, work, start = waiting.popleft()
+            if work.done():
+                continue  # given up: it must not begin to send now
             try:
                 start(size._result())
             except Exception as error:

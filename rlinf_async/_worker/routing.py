@@ -69,7 +69,7 @@ class Routing:
             options: as of ``send``.
             decoupled_mode: whoever is free takes it; see above.
             send_queue_size: into how many shards the whole batch is cut there; 0 for as few as possible.
-            timeout: seconds that each part has.
+            timeout: seconds, the wait for the group included; then what has not been taken of it is withdrawn.
 
         Returns:
             None; in a coroutine, and with ``async_op``, a ``Work``.

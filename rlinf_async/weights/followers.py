@@ -184,7 +184,7 @@ class Followers:
         await self._changes.wait_until(
             lambda: bool(self._failures) or None not in self._sizes.values(), timeout, f"the groups of {what}"
         )
-        patience = self._patience if timeout is None else max(0.0, timeout - (clock.monotonic() - begun))
+        patience = self._patience if timeout is None else clock.rest(timeout, begun)
         await self._changes.wait_until(lambda: bool(self._failures) or not self._missing(), patience, what)
         self.check()
         if missing := self._missing():

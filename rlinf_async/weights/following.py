@@ -145,8 +145,7 @@ class Following(Scope):
     async def _wait_version(self, version: int, timeout: float | None) -> None:
         begun = clock.monotonic()
         await self._met.async_wait(timeout)
-        rest = None if timeout is None else max(0.0, timeout - (clock.monotonic() - begun))
-        await self._subscriber.wait_version(version, rest)
+        await self._subscriber.wait_version(version, clock.rest(timeout, begun))
 
     def _on_loop(self, callback: Callable[[], None]) -> None:
         try:

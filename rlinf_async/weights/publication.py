@@ -182,7 +182,7 @@ class Publication(Scope):
         begun = clock.monotonic()
         await self._followers.gather(timeout)
         assert self._publisher is not None
-        return await self._report(_rest(timeout, begun))
+        return await self._report(clock.rest(timeout, begun))
 
     async def _report(self, timeout: float | None = None) -> SyncReport:
         """What has become of the version sent last, also at those who have come since, but for those who have left."""
@@ -200,7 +200,7 @@ class Publication(Scope):
         # A rank that has died of it and is started again follows anew, and is asked as one that has come since.
         acks: dict[Any, Ack] = {name: ack for name, ack in report.per_worker.items() if not _comes_back(ack.error)}
         if late := [name for name in publisher.worker_ids if name not in acks]:
-            acks |= await publisher.catch_up(late, self._patience if timeout is None else _rest(timeout, begun))
+            acks |= await publisher.catch_up(late, self._patience if timeout is None else clock.rest(timeout, begun))
         self._is_told = True
         there = {name: ack for name, ack in acks.items() if not isinstance(ack.error, ClosedError)}
         report = dataclasses.replace(report, per_worker=there)
@@ -224,7 +224,3 @@ class Publication(Scope):
 
 def _comes_back(error: BaseException | None) -> bool:
     return isinstance(error, PeerLost) and error.returns
-
-
-def _rest(timeout: float | None, begun: float) -> float | None:
-    return None if timeout is None else max(0.0, timeout - (clock.monotonic() - begun))

@@ -20,7 +20,7 @@ from rlinf_async._messaging.route_work import AsyncRouteWork
 from rlinf_async._waits import slow_waits
 from rlinf_async.channel import Channel
 from rlinf_async.handle import Handle
-from rlinf_async.stream import Stream
+from rlinf_async.stream import StreamCall
 from rlinf_async.work import Part, Work, needs_of
 
 
@@ -89,7 +89,7 @@ async def test_a_call_needs_the_ranks_that_have_not_answered() -> None:
 
 
 def test_the_next_item_of_a_stream_needs_one_of_the_ranks_that_go_on() -> None:
-    stream = Stream(callee(11, 12, 13), "rollout")
+    stream = StreamCall(callee(11, 12, 13), "rollout")
     stream._begin(5)
     stream._answer(1, Status.END, b"")
     tick = stream._next()

@@ -15,7 +15,7 @@ from rlinf_async import Channel, Cluster, NodePlacementStrategy, Worker, WorkerG
 
 
 class OddError(Exception):
-    """Dumps and does not load: its constructor takes two arguments."""
+    """An exception whose constructor does not take its ``args``."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")
@@ -186,6 +186,14 @@ class Plain(Worker):
                 yield i
         finally:
             self.log.append("closed")
+
+    async def fail_when_closed(self) -> Any:
+        self.log.append("begun")
+        try:
+            yield 0
+            await asyncio.sleep(600)
+        finally:
+            raise ValueError("the file cannot be closed")
 
     async def count_slowly(self, seconds: float) -> Any:
         yield 0

@@ -302,21 +302,22 @@ ROWS = (
     # -- calls and data
     Row(
         "C1",
-        "a method raises an exception that dumps and does not load",
-        "the caller gets a RemoteError with its type, text and traceback",
+        "a method raises an exception whose constructor does not take its `args`, or whose class the caller lacks",
+        "the caller gets the exception itself; of a class that it lacks a RemoteError with type, text and traceback",
         "",
         (
-            "tests/test_failures.py::test_an_exception_that_cannot_travel_becomes_a_remote_error",
-            "tests/_core/test_failures.py::test_what_does_not_dump_or_load_becomes_a_remote_error_with_the_whole_story",
+            "tests/test_failures.py::test_an_exception_whose_constructor_takes_something_else_arrives_as_itself",
+            "tests/_core/test_exception_parts.py::test_an_exception_is_the_same_whatever_its_constructor_takes",
+            "tests/_core/test_exception_parts.py::test_a_class_or_attribute_that_is_not_here_costs_only_itself",
         ),
     ),
     Row(
         "C2",
         "an exception holds a lock, fails in `__reduce__` or `__str__`, has 10 MB of text or 10 000 causes",
-        "it is told all the same, with its text cut to 64 KiB and its causes to 64",
+        "it arrives all the same, less what cannot travel, which a note names; text is cut to 64 KiB, causes to 64",
         "",
         (
-            "tests/_core/test_failures.py::test_what_does_not_dump_or_load_becomes_a_remote_error_with_the_whole_story",
+            "tests/_core/test_exception_parts.py::test_what_cannot_travel_is_named_and_the_rest_arrives",
             "tests/_core/test_failures.py::test_an_exception_whose_str_fails_is_told_without_it",
             "tests/_core/test_failures.py::test_a_message_of_ten_megabytes_is_cut_in_the_middle",
             "tests/_core/test_failures.py::test_a_chain_of_ten_thousand_causes_is_left_out",

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 class Rollout(Worker):
     cancelled = False
+    open_streams = 0
 
     async def double(self, number: int) -> int:
         return 2 * number
@@ -61,6 +63,17 @@ class Rollout(Worker):
 
     def was_cancelled(self) -> bool:
         return self.cancelled
+
+    async def count(self, most: int) -> AsyncIterator[int]:
+        self.open_streams += 1
+        try:
+            for number in range(most):
+                yield number
+        finally:
+            self.open_streams -= 1
+
+    async def how_many(self) -> int:
+        return self.open_streams
 
     async def environment(self) -> tuple[int, str | None]:
         return self._rank, os.environ.get("RANK")
@@ -102,6 +115,20 @@ def test_a_concurrent_method_overtakes_one_that_blocks() -> None:
             return seconds
 
     assert SimCluster(nodes=2, seed=3).run(main) < 2
+
+
+def test_streams_that_are_dropped_unread_are_closed() -> None:
+    async def main() -> list[list[int]]:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = launch(cluster, [0, 1])
+            streams = [group.count(100) for _ in range(5)]
+            await asyncio.sleep(1)
+            before = await group.how_many()
+            streams.clear()
+            await asyncio.sleep(1)
+            return [before, await group.how_many()]
+
+    assert SimCluster(nodes=2, seed=4).run(main) == [[5, 5], [0, 0]]
 
 
 def test_each_process_has_an_environment_and_context_of_its_own() -> None:

@@ -398,7 +398,7 @@ class WeightReceiver:
 async def _begin(subscriber: Subscriber, timeout: float | None) -> None:
     begun = clock.monotonic()
     await subscriber.connect(timeout)
-    await subscriber.wait_version(1, None if timeout is None else max(0.0, timeout - (clock.monotonic() - begun)))
+    await subscriber.wait_version(1, clock.rest(timeout, begun))
 
 
 async def _close(*ends: Any) -> None:

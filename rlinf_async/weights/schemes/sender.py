@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from rlinf_async._core import clock
 from rlinf_async.errors import ClosedError, DeadlineExceeded, WeightMismatch
 from rlinf_async.weights.model.gather import gathers_here
 from rlinf_async.weights.model.gather_calls import Call, Calls
@@ -266,7 +267,9 @@ class WeightSender(Roster):
 
     async def _once_complete(self, send: Callable[..., Coroutine[Any, Any, Any]], wanted: tuple[Any, ...]) -> Any:
         timeout = wanted[-1]
+        begun = clock.monotonic()
         await self._find_workers(self._scheme.options.ack_timeout if timeout is None else timeout)
+        wanted = *wanted[:-1], clock.rest(timeout, begun)
         return await send(self._prepare(*wanted))
 
     async def _publish(self, wanted: Wanted) -> SyncHandle:
@@ -413,6 +416,7 @@ class WeightSender(Roster):
     async def _connect(self, timeout: float | None) -> None:
         if only_helps(self._weights(None)):
             return
+        begun = clock.monotonic()
         await self._find_workers(timeout)
         targets = self._targets(None)
         links = {each: transport for each, transport in targets.items() if isinstance(transport, LinkTransport)}
@@ -425,11 +429,12 @@ class WeightSender(Roster):
                 for transport in links.values():
                     transport.announce(publisher.version)
                     stack.enter_context(transport.watching())
-                await publisher.connect(timeout, source=source)
+                await publisher.connect(clock.rest(timeout, begun), source=source)
         for each in self._transports.values():
             connect = getattr(each, "connect", None)
             if connect is not None:
-                await finish(connect(timeout=timeout), timeout, f"the connection to {each!r}")
+                left = clock.rest(timeout, begun)
+                await finish(connect(timeout=left), left, f"the connection to {each!r}")
 
     def close(self) -> Any:
         """Gives up what is pending and closes all transports; in a coroutine a ``Work``.

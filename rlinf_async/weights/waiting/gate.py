@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from rlinf_async._core import clock
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
 from rlinf_async.errors import DeadlineExceeded
@@ -50,12 +51,13 @@ class Reading:
         self.is_open = False
 
     async def __aenter__(self) -> int:
+        begun = clock.monotonic()
         if self._first is not None:
             await self._first.async_wait(self._timeout)
         turn = self._ask()
         if turn is not None:
             try:
-                await turn.async_wait(self._timeout)
+                await turn.async_wait(clock.rest(self._timeout, begun))
             except BaseException:
                 self._gate._withdraw(turn)
                 raise
@@ -65,12 +67,13 @@ class Reading:
         self.__exit__()
 
     def __enter__(self) -> int:
+        begun = clock.monotonic()
         if self._first is not None:
             self._first.wait(self._timeout)
         turn = self._ask()
         if turn is not None:
             try:
-                turn.wait(self._timeout)
+                turn.wait(clock.rest(self._timeout, begun))
             except BaseException:
                 self._gate._withdraw(turn)
                 raise

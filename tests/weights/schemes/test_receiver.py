@@ -192,3 +192,20 @@ def test_a_receiver_of_a_torch_job_is_of_no_use_in_a_process_that_is_forked_once
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         for scheme in ends.schemes:
             scheme.close()
+
+
+async def test_connections_to_several_workers_share_one_deadline() -> None:
+    class Slow:
+        given = 0.0
+
+        async def connect(self, timeout: float) -> None:
+            self.given = timeout
+            await asyncio.sleep(0.1)
+
+    sender = MultiProcessWeightSyncScheme().create_sender()
+    sender._source_model = Tied(1.0)
+    transports = sender._transports = {0: Slow(), 1: Slow()}  # type: ignore[dict-item]
+    with pytest.raises(DeadlineExceeded):
+        await sender._connect(0.15)
+    assert transports[0].given == pytest.approx(0.15, abs=0.02)
+    assert transports[1].given <= 0.05

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from rlinf_async._core import clock
 from rlinf_async.errors import DeadlineExceeded
-from rlinf_async.weights.waiting.gate import ReadingGate
+from rlinf_async.weights.waiting.gate import Reading, ReadingGate
+from rlinf_async.work import Work
 
 
 async def test_readers_share_and_get_the_version() -> None:
@@ -46,6 +48,18 @@ async def test_a_writer_waits_for_readers_and_keeps_later_ones_out() -> None:
         assert order == ["early"]
         leave.set()
     assert order == ["early", "writer", "late"]
+
+
+@pytest.mark.parametrize("in_thread", [True, False])
+async def test_the_wait_for_the_first_version_and_for_the_turn_share_one_deadline(in_thread: bool) -> None:
+    gate, first = ReadingGate(lambda: 1), Work[None]()
+    reading = Reading(gate, 0.4, first)
+    async with gate.writing():
+        asyncio.get_running_loop().call_later(0.3, first._settle)
+        began = clock.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            await (asyncio.to_thread(reading.__enter__) if in_thread else reading.__aenter__())
+        assert clock.monotonic() - began < 0.65
 
 
 async def test_a_reader_within_a_reader_passes_a_waiting_writer() -> None:
