@@ -20,6 +20,7 @@ from rlinf_async._core.root_cause import name_ranks
 from rlinf_async._core.segment import close_fds
 from rlinf_async._core.worker_facts import read_worker
 from rlinf_async._group.failure_notices import Failure, FailureNotices
+from rlinf_async._group.restart_rounds import Restart
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async._trace import recorder
@@ -98,7 +99,7 @@ class Members:
         self.restarts = [0] * size
         self.placements: list[Placement] = []
         self.supervisor: Supervisor | None = None
-        self.on_restart: list[Callable[[list[int]], object]] = []
+        self.on_restart: list[Callable[[Restart], object]] = []
         self.version = 0
         """Goes up whenever a rank has another endpoint."""
         self._lock = threading.Lock()
@@ -378,6 +379,7 @@ class Members:
         """A call in front of all that waits."""
         callee = self.callee(ranks)
         handle: Handle = Handle(callee, method)
+        handle._since = clock.monotonic()
         self._send(callee, handle, method, [pack_body(encoded)], same=True)
         return handle
 
