@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -21,11 +21,14 @@ from rlinf_async._group.members import Members
 from rlinf_async._group.restart_budget import RestartBudget
 from rlinf_async._group.restart_rounds import Restart, RestartRounds
 from rlinf_async._group.substitutes import Resident, Substitutes
+from rlinf_async._inspection.state.run_report import Activity, State, Wait
+from rlinf_async._inspection.state.wait_graph import RESTART, supervision
 from rlinf_async._waits.unobserved_errors import UnobservedError
 from rlinf_async._worker.methods import MOVE_STORE, ON_RESTART
 from rlinf_async.configuration import ACCELERATOR
 from rlinf_async.errors import ClosedError, DeadlineExceeded, LaunchError, NodeLost, PeerLost, WorkerDied, told_log
 from rlinf_async.group import info_from
+from rlinf_async.handle import Handle
 from rlinf_async.outcome import Outcome, death_cause
 from rlinf_async.placement import Placement
 from rlinf_async.work import Work
@@ -189,14 +192,27 @@ class Supervision:
 
     async def _bring_back(self) -> None:
         """Starts the ranks that are away now; what dies, or fails, meanwhile is away again afterwards."""
-        what = f"the restart of {name_ranks(sorted(self._away))} of group '{self._members.name}'"
-        self._client.restarts[what] = clock.monotonic()
-        try:
+        with self._told(f"the restart of {name_ranks(sorted(self._away))} of group '{self._members.name}'"):
             back = await self._start_all()
-        finally:
-            self._client.restarts.pop(what, None)
         if back:
             await self._construct_all(back)
+
+    @contextlib.contextmanager
+    def _told(self, what: str, call: Handle[Any] | None = None) -> Iterator[None]:
+        """Account for what the block does to whoever asks: without a call it ends by itself."""
+        since, name = clock.monotonic(), supervision(self._members.name)
+
+        def tell() -> Activity:
+            age = clock.monotonic() - since
+            targets = [] if call is None else call._needs()[0]
+            state = State.WAITING if targets else State.RUNNING
+            return Activity(name, state, age, wait=Wait(RESTART, what, age, targets))
+
+        self._client.restarts[self._members.name] = tell
+        try:
+            yield
+        finally:
+            del self._client.restarts[self._members.name]
 
     async def _start_all(self) -> list[int]:
         """Starts the processes of the ranks that are away, after their pause; those that are there."""
@@ -394,7 +410,8 @@ class Supervision:
         outcomes = call.outcomes()
         outcomes._follow(lambda: self._client.later(0, self._changed.set))
         try:
-            await self._until(lambda: outcomes.done() or bool(self._away))
+            with self._told(f"on_restart() on {len(living)} ranks of group '{members.name}'", call):
+                await self._until(lambda: outcomes.done() or bool(self._away))
             if not outcomes.done():
                 assert members.endpoints is not None
                 rank, report = next(iter(self._away.items()))

@@ -528,6 +528,13 @@ class Callee:
         returns = self._members.supervisor is not None and death.get("returns", True)
         return returns, "" if returns else death.get("reason", "")
 
+    def holds(self, call: CallHandle, slot: int) -> bool:
+        """True if the call leaves for this rank, for the first time or again, once ranks that are away are back."""
+        members = self._members
+        if members._started or members.endpoints is None:
+            return False
+        return not call._call or any(each is call and at == slot for _, each, at in list(members._repeats))
+
     def repeats(self, call: Handle, slot: int, status: int, report: bytes) -> bool:
         return self._members.repeats(self, call, slot, status, report)
 
