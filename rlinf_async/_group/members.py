@@ -421,11 +421,14 @@ class Members:
             return False
         handler._note_death(slot, facts)
         self._repeats.append((callee, handler, slot))
-        if self._started:
-            if self.infos[rank].pid == facts["pid"]:  # it had died before anybody listened to its end
-                self.supervisor.rank_died(rank, facts)
-            else:  # it is back, and the daemon has heard of the call only now
-                self.client.later(0, self._repeat_now)
+        if self.endpoints is None:
+            return True
+        # Also while others are away: no hook of these would hear from it.
+        # tests/simulation/test_sim_restarts.py::test_a_death_at_the_launch_is_heard_of_while_another_rank_is_away
+        if self.infos[rank].pid == facts["pid"] and not self._is_given_up(rank):  # nobody has listened to its end
+            self.supervisor.rank_died(rank, facts)
+        elif self._started:  # it is back, and the daemon has heard of the call only now
+            self.client.later(0, self._repeat_now)
         return True
 
     def _repeat_now(self) -> None:

@@ -54,10 +54,16 @@ class EndableWaits:
     def __enter__(self) -> EndableWaits:
         self._make = _here.make
         wait_at(lambda: _EndableGate(self, self._make()))
+        _here.endable = self
         return self
 
     def __exit__(self, *exc: Any) -> None:
+        _here.endable = None
         wait_at(self._make)
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise copy_of(self._error)
 
     def end(self, error: Exception) -> None:
         # In this order: a wait enters itself before it looks for the error, so that one of the two sees the other.
@@ -97,14 +103,15 @@ class _EndableGate:
         finally:
             with waits._lock:
                 waits._gates.discard(self)
-        if waits._error is not None and not self._is_open:
-            raise copy_of(waits._error)
+        if not self._is_open:
+            waits.check()
         return self._is_open
 
 
 class _Here(threading.local):
     make: Callable[[], Gate] = LockGate
     reads = False
+    endable: EndableWaits | None = None
 
 
 _here = _Here()
@@ -124,6 +131,12 @@ def may_wait() -> bool:
     """Whether this thread may wait here: no loop runs on it, and it is not handling what it has read, on which others
     wait."""
     return running_loop() is None and not _here.reads
+
+
+def check_ended() -> None:
+    """Raise the error with which the waits of this thread have been ended."""
+    if _here.endable is not None:
+        _here.endable.check()
 
 
 def reads(does: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_async import ClosedError, Cluster, NodePlacementStrategy, PeerLost, Restart, Worker, WorkerDied
+from rlinf_async import ClosedError, Cluster, NodePlacementStrategy, PeerLost, Restart, Worker, WorkerDied, idempotent
 from rlinf_async.testing import SimCluster, monotonic, sleep
 
 NOTES: list[tuple[int, int, str]] = []
@@ -33,6 +33,7 @@ class Ring(Worker):
             raise
         NOTES.append((self._rank, restart.attempt, "met"))
 
+    @idempotent
     def who(self) -> int:
         return self._rank
 
@@ -157,3 +158,54 @@ def test_a_restart_ends_when_its_group_is_closed(seconds: float) -> None:
             return monotonic() - began
 
     assert SimCluster(nodes=2, seed=1).run(main) < 5
+
+
+def test_a_death_at_the_launch_is_heard_of_while_another_rank_is_away() -> None:
+    """Only the constructor's call tells of it: nobody had listened to its end."""
+    sim = SimCluster(nodes=2, seed=529)
+
+    async def main() -> list[int]:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = launch(cluster, AsyncRing)
+            while not sim.kill("ring", 2):
+                await asyncio.sleep(0.0001)
+            sim.cut(1, 3.0)
+            await asyncio.sleep(0.12)
+            sim.kill("ring", 1)
+            async with asyncio.timeout(30):
+                return await group.who()
+
+    assert sim.run(main) == [0, 1, 2]
+
+
+class Late(Ring):
+    """Its hook of rank 2 is busy while a death ends it, and receives afterwards."""
+
+    def on_restart(self, restart: Restart) -> None:
+        if self._rank == 0:
+            self.send(restart.attempt, "ring", 2)
+        if self._rank == 1 and restart.attempt == 1:
+            sleep(3600)
+        if self._rank == 2:
+            if restart.attempt == 1:
+                sleep(20)
+            NOTES.append((2, restart.attempt, str(self.recv("ring", 0))))
+
+
+def test_a_hook_that_has_ended_takes_no_message_of_the_next_attempt() -> None:
+    sim = SimCluster(nodes=2, seed=1)
+    NOTES.clear()
+
+    async def main() -> None:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = launch(cluster, Late)
+            await group.who()
+            for _ in range(2):
+                sim.kill("ring", 1)
+                await asyncio.sleep(1)
+            async with asyncio.timeout(60):
+                await group.who()
+
+    sim.run(main)
+    # The message of the first attempt is still there: the hook that it was for has ended before it took it.
+    assert NOTES == [(2, 2, "1")]
