@@ -57,7 +57,7 @@ class EndableWaits:
         _here.endable = self
         return self
 
-    def __exit__(self, *exc: Any) -> None:
+    def __exit__(self, *_: Any) -> None:
         _here.endable = None
         wait_at(self._make)
 
