@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_async import Cluster, NodeLost, NodePlacementStrategy, PackedPlacementStrategy
+from rlinf_async import Cluster, NodeLost, NodePlacementStrategy, PackedPlacementStrategy, Restart
 from rlinf_async._cluster import supervision
 from tests._support.mortal_workers import Mortal, Pupil, Teacher, Together
 
