@@ -385,8 +385,9 @@ class Supervision:
         outcomes = await self._call_hooks(living, restart) if self._hook else []
         self._look_for_deaths(outcomes)
         if not rounds.end():
-            who = name_ranks(sorted(self._away))
-            logger.warning("on_restart() of group '%s' has ended unfinished: %s died meanwhile", members.name, who)
+            if self._hook:
+                who = name_ranks(sorted(self._away))
+                logger.warning("on_restart() of group '%s' has ended unfinished: %s died meanwhile", members.name, who)
             return
         for outcome in outcomes:
             if outcome.error is not None and not isinstance(outcome.error, PeerLost):
