@@ -10,6 +10,7 @@ from rlinf_async._public_names import lazy_names
 if TYPE_CHECKING:
     from rlinf_async._group.each import each as each
     from rlinf_async._group.idempotent import idempotent as idempotent
+    from rlinf_async._group.restart_rounds import Restart as Restart
     from rlinf_async._group.wait_all import wait_all as wait_all
     from rlinf_async._trace.tracer import Tracer as Tracer
     from rlinf_async._worker.methods import concurrent as concurrent

@@ -25,6 +25,7 @@ from rlinf_async._core.worker_facts import read_worker
 from rlinf_async._group.each import per_rank
 from rlinf_async._group.idempotent import is_idempotent
 from rlinf_async._group.members import Members
+from rlinf_async._group.restart_rounds import Restart
 from rlinf_async.address import WorkerInfo
 from rlinf_async.configuration import did_you_mean
 from rlinf_async.errors import ClosedError, ConfigError, NodeLost
@@ -309,10 +310,12 @@ class WorkerGroup(Generic[W_co]):
         done: NoneOrWork = blocking(supervisor.restart(self.execute_on(*ranks)._ranks if ranks else self._ranks))
         return done
 
-    def on_restart(self, callback: Callable[[list[int]], object]) -> None:
-        """Calls back with the ranks that were started again, once they are back and before calls that have waited go.
+    def on_restart(self, callback: Callable[[Restart], object]) -> None:
+        """Calls back once ranks were started again and ``on_restart`` of all workers has ended, before calls that have
+        waited go.
 
-        On the thread of the cluster's loop, where it must not block.
+        It gets what the workers' hooks got: ``restart.ranks`` are those that have come back.  On the thread of the
+        cluster's loop, where it must not block.
         """
         self._members.on_restart.append(callback)
 

@@ -119,8 +119,12 @@ class Handle(Work[list[R]]):
         return self._answers_of(self._tally.unanswered()), True
 
     def _answers_of(self, slots: Sequence[int]) -> list[Target]:
-        """The answers of these slots, as what a wait needs; none before it has a number."""
-        return [Target(TargetKind.CALL, self._callee.targets[slot], self._call) for slot in slots if self._call]
+        """The answers of these slots, as what a wait needs, or the restart before which it does not leave; none before
+        it has a number."""
+        held = {slot for slot in slots if self._callee.holds(self, slot)}
+        sent = [slot for slot in slots if self._call and slot not in held]
+        found = [Target(TargetKind.CALL, self._callee.targets[slot], self._call) for slot in sent]
+        return [*found, *([Target(TargetKind.RESTART, name=self._callee.name)] if held else [])]
 
     def _user_loop(self) -> asyncio.AbstractEventLoop | None:
         return self._callee.client.user_loop

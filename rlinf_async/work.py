@@ -14,7 +14,7 @@ from rlinf_async._core.own_logger import own_logger
 from rlinf_async._inspection.state.run_report import Target
 from rlinf_async._recorder import recording
 from rlinf_async._waits import loop_watch, slow_waits, unobserved_errors
-from rlinf_async._waits.thread_gate import Gate, may_wait, new_gate
+from rlinf_async._waits.thread_gate import Gate, check_ended, may_wait, new_gate
 from rlinf_async.errors import DeadlineExceeded, ForkedProcessError, UnobservedFailure
 
 logger = own_logger(__name__)
@@ -672,6 +672,9 @@ def blocking(work: Work[T]) -> Any:
     if not may_wait():
         return work
     try:
+        # Before the result: a receive that is done already would take a message of whoever comes after these waits.
+        # tests/simulation/test_sim_restarts.py::test_a_hook_that_has_ended_takes_no_message_of_the_next_attempt
+        check_ended()
         return work.wait()
     except BaseException:
         work._lose_interest()

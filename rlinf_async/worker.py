@@ -12,6 +12,7 @@ from rlinf_async._client import registry
 from rlinf_async._core import operations
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._group.each import PerRank
+from rlinf_async._group.restart_rounds import Restart
 from rlinf_async._recorder.user_metrics import METRICS, Metrics
 from rlinf_async._worker import context
 from rlinf_async._worker.accelerator_util import AcceleratorUtil
@@ -205,15 +206,20 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
     def __repr__(self) -> str:
         return f"{self._group_name}(rank={self._rank})"
 
-    def on_restart(self, restarts: list[int]) -> None:
+    def on_restart(self, restart: Restart) -> None:
         """Called on every rank once ranks of its group were started again, before the calls that have waited.
 
         To be overridden, by ``def`` or ``async def``; as it stands it does nothing.  Here a group makes anew what the
-        ranks have together: ``torch.distributed.destroy_process_group()``, where it was, and
+        ranks have together: ``torch.distributed.destroy_process_group()``, where one was made, and
         ``init_process_group()``.
 
+        A death outranks the hooks: where a rank dies while they run, they end, a coroutine by its cancellation, any
+        other method because what it waits for raises ``PeerLost``, whose ``returns`` is true, or torch's error; once
+        that rank is back they are called again, on all ranks.  The deadline of a hook is that of the group's calls.
+
         Args:
-            restarts: of each rank of the group, how often it was started again.
+            restart: how often each rank was started again, the ranks that are back, and the number of this attempt,
+                which keys and names that the ranks agree on are made of.
         """
 
     # -- groups -------------------------------------------------------------------------------------------------

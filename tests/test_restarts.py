@@ -16,7 +16,16 @@ from typing import Any
 
 import pytest
 
-from rlinf_async import Channel, ClosedError, Cluster, ConfigError, NodePlacementStrategy, WorkerDied, WorkerGroup
+from rlinf_async import (
+    Channel,
+    ClosedError,
+    Cluster,
+    ConfigError,
+    NodePlacementStrategy,
+    Restart,
+    WorkerDied,
+    WorkerGroup,
+)
 from tests._support.mortal_workers import Mortal, Pupil, Teacher, Together
 
 pytestmark = pytest.mark.shared_cluster
@@ -226,12 +235,12 @@ def test_who_comes_back_follows_and_has_the_current_weights(cluster: Cluster) ->
 
 def test_the_driver_hears_of_every_rank_also_of_those_that_were_back_while_others_were_away(cluster: Cluster) -> None:
     with started(cluster) as group:
-        told: list[list[int]] = []
+        told: list[Restart] = []
         heard = threading.Event()
 
-        def hear(ranks: list[int]) -> None:
-            told.append(ranks)
-            if {rank for each in told for rank in each} == {0, 1, 2}:
+        def hear(restart: Restart) -> None:
+            told.append(restart)
+            if {rank for each in told for rank in each.ranks} == {0, 1, 2}:
                 heard.set()
 
         group.on_restart(hear)
@@ -242,16 +251,20 @@ def test_the_driver_hears_of_every_rank_also_of_those_that_were_back_while_other
         assert heard.wait(10), told
 
 
-def test_ranks_make_their_process_group_anew_in_on_restart(cluster: Cluster) -> None:
-    told: list[list[int]] = []
-    with started(cluster, cls=Together) as group:
+@pytest.mark.parametrize("doomed", [{}, {1: 1, 2: 0}], ids=["one death", "three deaths in a row"])
+def test_ranks_make_their_process_group_anew_as_the_readme_says(cluster: Cluster, doomed: dict[int, int]) -> None:
+    """Whoever is in torch's rendezvous when a rank dies meets the next one of that rank."""
+    told: list[Restart] = []
+    with started(cluster, doomed, cls=Together) as group:
         group.on_restart(told.append)
         assert group.total().wait() == [6.0] * 3
         with pytest.raises(WorkerDied):
-            group[1].die().wait()
-        assert group.total().wait(60) == [6.0] * 3
-        assert group.told().wait() == [[0, 1, 0]] * 3
-        assert told == [[1]]
+            group[2].die().wait()
+        assert group.total().wait(20) == [6.0] * 3  # before the time that a collective has to end by itself
+        counts = tuple((2, *doomed.values()).count(rank) for rank in range(3))
+        last = Restart(counts, tuple(sorted({2, *doomed.values()})), len(doomed) + 1)
+        assert [hooks[-1] for hooks in group.told().wait()] == [last] * 3
+        assert told == [last]
 
 
 # -- between two steps ------------------------------------------------------------------------------------------------
@@ -416,9 +429,9 @@ def test_on_restart_is_run_although_another_rank_is_given_up_meanwhile(cluster: 
     deaths = tmp_path / "deaths"
     deaths.write_text("")
     with started(cluster, 0, str(deaths), placement=TWO, max_restarts=1) as group:
-        told: list[list[int]] = []
+        told: list[Restart] = []
         heard = threading.Event()
-        group.on_restart(lambda ranks: (told.append(ranks), heard.set()))
+        group.on_restart(lambda restart: (told.append(restart), heard.set()))
         pids = [pid for _, _, pid in group.who().wait()]
         os.kill(pids[0], signal.SIGKILL)
         time.sleep(0.1)
@@ -428,7 +441,7 @@ def test_on_restart_is_run_although_another_rank_is_given_up_meanwhile(cluster: 
         while _returns(group) and time.monotonic() < deadline:
             pass
         assert heard.wait(5)
-        assert len({rank for ranks in told for rank in ranks}) == 1
+        assert len({rank for restart in told for rank in restart.ranks}) == 1
 
 
 def _returns(group: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_async import Cluster, NodeLost, NodePlacementStrategy, PackedPlacementStrategy
+from rlinf_async import Cluster, NodeLost, NodePlacementStrategy, PackedPlacementStrategy, Restart
 from rlinf_async._cluster import supervision
 from tests._support.mortal_workers import Mortal, Pupil, Teacher, Together
 
@@ -115,7 +115,7 @@ def test_a_process_group_is_made_anew_though_the_store_was_on_the_lost_node() ->
         with pytest.raises(NodeLost):
             group[0].who().wait()
         assert group.total().wait() == [6.0] * 3
-        assert group.told().wait() == [[1, 0, 0]] * 3
+        assert group.told().wait() == [[Restart((1, 0, 0), (0,), 1)]] * 3
 
 
 def test_ranks_with_devices_go_to_a_spare_node_and_are_lost_without_one() -> None:

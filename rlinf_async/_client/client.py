@@ -34,6 +34,7 @@ from rlinf_async._core.operations import Answer, Operation
 from rlinf_async._core.payload import Body, open_body
 from rlinf_async._core.pool import pool
 from rlinf_async._core.segment import close_fds, copy_fds
+from rlinf_async._inspection.state.run_report import Activity
 from rlinf_async._waits import loop_watch
 from rlinf_async._waits.unobserved_errors import UnobservedErrors
 from rlinf_async._wire.direct_sockets import DirectSockets
@@ -94,7 +95,8 @@ class NodeClient:
         self._closed: Exception | None = None
         self._tasks = Tasks(loop, self._on_loop)
         self.events = Events()
-        self.restarts: dict[str, float] = {}
+        self.restarts: dict[str, Callable[[], Activity]] = {}
+        """By group, an account of the restart of its ranks that goes on."""
         self.unobserved = UnobservedErrors(self._send_operation if inbox is None else None, self.later)
         self.on_ended: Callable[[NodeClient], None] = lambda client: None
         _clients.add(self)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.tasks import Task
 from rlinf_async._cluster.launch import Plan, open_store, spawn
@@ -15,15 +16,20 @@ from rlinf_async._cluster.launch_config import LaunchConfig
 from rlinf_async._core import clock, codec, frames, operations
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.root_cause import name_ranks
+from rlinf_async._group.failure_notices import Failure
 from rlinf_async._group.members import Members
 from rlinf_async._group.restart_budget import RestartBudget
+from rlinf_async._group.restart_rounds import Restart, RestartRounds
 from rlinf_async._group.substitutes import Resident, Substitutes
+from rlinf_async._inspection.state.run_report import Activity, State, Wait
+from rlinf_async._inspection.state.wait_graph import RESTART, supervision
 from rlinf_async._waits.unobserved_errors import UnobservedError
-from rlinf_async._worker.methods import MOVE_STORE
+from rlinf_async._worker.methods import MOVE_STORE, ON_RESTART
 from rlinf_async.configuration import ACCELERATOR
-from rlinf_async.errors import ClosedError, LaunchError, NodeLost, PeerLost, WorkerDied, told_log
+from rlinf_async.errors import ClosedError, DeadlineExceeded, LaunchError, NodeLost, PeerLost, WorkerDied, told_log
 from rlinf_async.group import info_from
-from rlinf_async.outcome import death_cause
+from rlinf_async.handle import Handle
+from rlinf_async.outcome import Outcome, death_cause
 from rlinf_async.placement import Placement
 from rlinf_async.work import Work
 
@@ -46,8 +52,8 @@ class Supervision:
     """Brings back the ranks of one group.
 
     died ──► calls wait ──► pause ──► spawn ──► every node is told ──► constructor ──► on_restart ──► calls go on
-      ▲                                                                      │ it raises, or the rank dies again
-      └──────────────────────────────────────────────────────────────────────┘
+      ▲                                                                      │              │
+      └──────────────────────────── it raises, or the rank dies again ───────┘   any rank dies, which ends the hooks
 
     A rank whose node is lost is started on another one (``Substitutes``), once what ran on its own has ended.
 
@@ -90,14 +96,12 @@ class Supervision:
         """The store is on another node than the living ranks know."""
         self.port = 0
         self._budget = RestartBudget(plan.policy)
-        self._away: dict[int, dict[str, Any]] = {}
-        """Exit reports of ranks that have died and are not back."""
+        self._rounds = RestartRounds()
+        self._away = self._rounds.away
         self._free: set[int] = set()
         """Ranks that were ended on purpose: their next restart is not counted."""
         self._causes: dict[int, list[str]] = {}
         """By rank, the deaths and failures that were followed by a restart, oldest first."""
-        self._back: set[int] = set()
-        """Ranks that are there again, of which nothing has been told yet: others were still away."""
         self._changed = asyncio.Event()
         self._working: Task | None = None
 
@@ -110,7 +114,7 @@ class Supervision:
     def rank_died(self, rank: int, facts: dict[str, Any]) -> None:
         """A rank has died; from the thread that handles frames."""
         # In this order: who lets the calls go sets the group free first, and looks for ranks that are away afterwards.
-        self._away[rank] = facts
+        self._rounds.died(rank, facts)
         self._members.hold()
         self._client.later(0, self._look)
 
@@ -127,6 +131,7 @@ class Supervision:
         """The group is being closed: nothing is started any more."""
         if self._working is not None:
             self._working.cancel()
+        self._client.later(0, self._changed.set)  # for a restart by hand, which waits for deaths that are told no more
 
     def restart(self, ranks: Sequence[int]) -> Work[None]:
         what = f"the restart of {name_ranks(ranks)} of group '{self._plan.name}'"
@@ -141,7 +146,7 @@ class Supervision:
         members.hold()
         for rank in ranks:
             if rank in members.deaths:
-                self._away.setdefault(rank, members.deaths[rank])
+                self._rounds.missed(rank, members.deaths[rank])
         try:
             await self._kill((rank for rank in ranks if rank not in self._away), "restarted by hand")
         finally:
@@ -164,12 +169,11 @@ class Supervision:
 
     async def _bring_all_back(self) -> None:
         try:
-            while self._away or self._back or self._has_moved:
+            while self._has_moved or not self._rounds.is_over:
                 if self._away:
                     await self._bring_back()
                 else:
-                    returned, self._back = sorted(self._back - set(self._members.deaths)), set()
-                    await self._run_hooks(returned)
+                    await self._run_hooks()
         except BaseException as error:
             if not isinstance(error, asyncio.CancelledError | ClosedError) and self._client.closed is None:
                 logger.exception("ranks of group '%s' could not be started again", self._plan.name)
@@ -188,15 +192,27 @@ class Supervision:
 
     async def _bring_back(self) -> None:
         """Starts the ranks that are away now; what dies, or fails, meanwhile is away again afterwards."""
-        what = f"the restart of {name_ranks(sorted(self._away))} of group '{self._members.name}'"
-        self._client.restarts[what] = clock.monotonic()
-        try:
+        with self._told(f"the restart of {name_ranks(sorted(self._away))} of group '{self._members.name}'"):
             back = await self._start_all()
-        finally:
-            self._client.restarts.pop(what, None)
         if back:
-            self._back.update(back)
             await self._construct_all(back)
+
+    @contextlib.contextmanager
+    def _told(self, what: str, call: Handle[Any] | None = None) -> Iterator[None]:
+        """Account for what the block does to whoever asks: without a call it ends by itself."""
+        since, name = clock.monotonic(), supervision(self._members.name)
+
+        def tell() -> Activity:
+            age = clock.monotonic() - since
+            targets = [] if call is None else call._needs()[0]
+            state = State.WAITING if targets else State.RUNNING
+            return Activity(name, state, age, wait=Wait(RESTART, what, age, targets))
+
+        self._client.restarts[self._members.name] = tell
+        try:
+            yield
+        finally:
+            del self._client.restarts[self._members.name]
 
     async def _start_all(self) -> list[int]:
         """Starts the processes of the ranks that are away, after their pause; those that are there."""
@@ -229,7 +245,7 @@ class Supervision:
             return False
         assert members.endpoints is not None
         was = members.endpoints[rank]
-        report = self._away.pop(rank)
+        report = self._rounds.returned(rank)
         self._free.discard(rank)
         self._paid.discard(rank)
         members.replace(rank, entry["endpoint"], info_from(entry["info"], entry["pid"]), entry["log"])
@@ -324,11 +340,11 @@ class Supervision:
 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DEATH_TIMEOUT_S):
-                await self._until(lambda: not silent())
+                await self._until(lambda: members.closed or not silent())
         for rank in silent():
             info = members.infos[rank]
             unknown = {"pid": info.pid, "verdict": "was not told dead", "node": info.node_name}
-            self._away.setdefault(rank, {"group": members.name, "rank": rank, **unknown})
+            self._rounds.missed(rank, {"group": members.name, "rank": rank, **unknown})
 
     async def _construct_all(self, ranks: list[int]) -> None:
         """Runs the constructors; a rank whose constructor has failed is ended, and is away again."""
@@ -338,14 +354,24 @@ class Supervision:
         for rank, error in failed.items():
             self._note(rank, f"the constructor of rank {rank} failed: {type(error).__name__}: {error}")
         await self._kill((rank for rank in failed if rank not in self._away), "could not be constructed again")
-        # One that has died before its endpoint was known here is told by nothing else.
-        for rank, error in raised.items():
-            if isinstance(error, WorkerDied) and error.pid == self._members.infos[rank].pid:
-                self._away.setdefault(rank, vars(error))
+        self._look_for_deaths(outcomes)
 
-    async def _run_hooks(self, ranks: list[int]) -> None:
-        """Tells the workers and the driver that these ranks are back."""
-        members = self._members
+    def _look_for_deaths(self, outcomes: Iterable[Outcome]) -> None:
+        """Note the deaths that a call of this supervision was answered with.
+
+        A rank that has died before its endpoint was known here is told by nothing else, and any other death may be
+        told later than the answer.
+        """
+        for outcome in outcomes:
+            error = outcome.error
+            if isinstance(error, WorkerDied) and error.pid == self._members.infos[outcome.rank].pid:
+                self._rounds.missed(outcome.rank, vars(error))
+            elif isinstance(error, NodeLost):
+                self._members.look_for_loss(outcome.rank)
+
+    async def _run_hooks(self) -> None:
+        """Tell the workers and the driver who is back; a death of a worker ends that untold."""
+        members, rounds = self._members, self._rounds
         living = [rank for rank in range(members.size) if rank not in members.deaths]
         if self._has_moved:
             self._has_moved = False
@@ -355,20 +381,48 @@ class Supervision:
             # this process calls later comes later there.
             moving = members.call_now(living, MOVE_STORE, body).outcomes().async_wait()
             self._client.run(moving, what=f"the store of group '{members.name}' on another node")
-        if self._hook:
-            body = codec.encode(((list(members.restarts),), {}), describe="argument of on_restart()", root="args")
-            for outcome in await members.call_now(living, "on_restart", body).outcomes():
-                if outcome.error is not None and not isinstance(outcome.error, PeerLost):
-                    logger.error("on_restart() of rank %d of group '%s' failed", outcome.rank, members.name)
-                    self._report(f"on_restart() of rank {outcome.rank}", f"{outcome.error!r}")
+        restart = rounds.begin(members.restarts)
+        outcomes = await self._call_hooks(living, restart) if self._hook else []
+        self._look_for_deaths(outcomes)
+        if not rounds.end():
+            if self._hook:
+                who = name_ranks(sorted(self._away))
+                logger.warning("on_restart() of group '%s' has ended unfinished: %s died meanwhile", members.name, who)
+            return
+        for outcome in outcomes:
+            if outcome.error is not None and not isinstance(outcome.error, PeerLost):
+                logger.error("on_restart() of rank %d of group '%s' failed", outcome.rank, members.name)
+                self._report(f"on_restart() of rank {outcome.rank}", f"{outcome.error!r}")
+        ranks = restart.ranks
         if not ranks:  # only the store has moved
             return
         for callback in members.on_restart:
             try:
-                callback(ranks)
+                callback(restart)
             except Exception:
                 logger.exception("a callback of on_restart() of group '%s' failed", members.name)
         logger.warning("%s of group '%s' %s back", name_ranks(ranks), members.name, "is" if not ranks[1:] else "are")
+
+    async def _call_hooks(self, living: list[int], restart: Restart) -> list[Outcome]:
+        """Run the workers' hooks, until all have ended or a rank dies: what its hook owes the others never comes."""
+        members = self._members
+        body = codec.encode(((restart,), {}), describe="argument of on_restart()", root="args")
+        call = members.call_now(living, ON_RESTART, body)
+        outcomes = call.outcomes()
+        outcomes._follow(lambda: self._client.later(0, self._changed.set))
+        try:
+            with self._told(f"on_restart() on {len(living)} ranks of group '{members.name}'", call):
+                await self._until(lambda: outcomes.done() or bool(self._away))
+            if not outcomes.done():
+                assert members.endpoints is not None
+                rank, report = next(iter(self._away.items()))
+                text = f"rank {rank} of group '{members.name}' {report['verdict']} while on_restart() ran"
+                members.notices.end(call, Failure(rank, members.endpoints[rank], call._call, lambda: text))
+                with contextlib.suppress(DeadlineExceeded):  # one that computes or sleeps ends when it likes
+                    await outcomes.async_wait(settings.ABORT_GRACE_S())
+        finally:
+            call.cancel()
+        return outcomes.wait() if outcomes.done() else []
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -377,7 +431,7 @@ class Supervision:
         members = self._members
         assert members.endpoints is not None
         for rank in ranks:
-            report = {**self._away.pop(rank), "returns": False, "reason": reason}
+            report = {**self._rounds.given_up(rank), "returns": False, "reason": reason}
             members.deaths[rank] = report
             self._free.discard(rank)
             self._paid.discard(rank)

@@ -115,7 +115,15 @@ class FailureNotices:
         if later:
             self._arm(min(later))
 
-    def _notify_ranks(self, concern: FailureConcern, now: float) -> None:
+    def end(self, handler: Handle, failure: Failure) -> None:
+        """Cancel a call because a rank has died, and have what its other ranks wait for in it fail at once.
+
+        The call is not given up: it is done once these ranks have answered.
+        """
+        self._notify_ranks(FailureConcern(handler, failure, is_own=True), clock.monotonic(), ends=True)
+        handler._cancel_open()
+
+    def _notify_ranks(self, concern: FailureConcern, now: float, *, ends: bool = False) -> None:
         handler, failure = concern.handler, concern.failure
         facts = {
             "rank": failure.rank,
@@ -124,6 +132,7 @@ class FailureNotices:
             "text": failure.describe(),
             "seconds_ago": now - failure.at,
             "is_own": concern.is_own,
+            "ends": ends,
         }
         targets = (handler._targets[slot] for slot in handler._unanswered())
         self._client.tell_failure(handler._call, [target for target in targets if target != failure.endpoint], facts)

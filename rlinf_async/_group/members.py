@@ -20,6 +20,7 @@ from rlinf_async._core.root_cause import name_ranks
 from rlinf_async._core.segment import close_fds
 from rlinf_async._core.worker_facts import read_worker
 from rlinf_async._group.failure_notices import Failure, FailureNotices
+from rlinf_async._group.restart_rounds import Restart
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async._trace import recorder
@@ -98,7 +99,7 @@ class Members:
         self.restarts = [0] * size
         self.placements: list[Placement] = []
         self.supervisor: Supervisor | None = None
-        self.on_restart: list[Callable[[list[int]], object]] = []
+        self.on_restart: list[Callable[[Restart], object]] = []
         self.version = 0
         """Goes up whenever a rank has another endpoint."""
         self._lock = threading.Lock()
@@ -378,6 +379,7 @@ class Members:
         """A call in front of all that waits."""
         callee = self.callee(ranks)
         handle: Handle = Handle(callee, method)
+        handle._since = clock.monotonic()
         self._send(callee, handle, method, [pack_body(encoded)], same=True)
         return handle
 
@@ -419,11 +421,14 @@ class Members:
             return False
         handler._note_death(slot, facts)
         self._repeats.append((callee, handler, slot))
-        if self._started:
-            if self.infos[rank].pid == facts["pid"]:  # it had died before anybody listened to its end
-                self.supervisor.rank_died(rank, facts)
-            else:  # it is back, and the daemon has heard of the call only now
-                self.client.later(0, self._repeat_now)
+        if self.endpoints is None:
+            return True
+        # Also while others are away: no hook of these would hear from it.
+        # tests/simulation/test_sim_restarts.py::test_a_death_at_the_launch_is_heard_of_while_another_rank_is_away
+        if self.infos[rank].pid == facts["pid"] and not self._is_given_up(rank):  # nobody has listened to its end
+            self.supervisor.rank_died(rank, facts)
+        elif self._started:  # it is back, and the daemon has heard of the call only now
+            self.client.later(0, self._repeat_now)
         return True
 
     def _repeat_now(self) -> None:
@@ -525,6 +530,13 @@ class Callee:
         death = self._members.deaths.get(self.ranks[slot], {})
         returns = self._members.supervisor is not None and death.get("returns", True)
         return returns, "" if returns else death.get("reason", "")
+
+    def holds(self, call: CallHandle, slot: int) -> bool:
+        """True if the call leaves for this rank, for the first time or again, once ranks that are away are back."""
+        members = self._members
+        if members._started or members.endpoints is None:
+            return False
+        return not call._call or any(each is call and at == slot for _, each, at in list(members._repeats))
 
     def repeats(self, call: Handle, slot: int, status: int, report: bytes) -> bool:
         return self._members.repeats(self, call, slot, status, report)

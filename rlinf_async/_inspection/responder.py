@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rlinf_async._client.client import NodeClient
-from rlinf_async._core import clock, operations
+from rlinf_async._core import operations
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._inspection import stack_pipe
 from rlinf_async._inspection.loop_witness import LoopWitness
 from rlinf_async._inspection.own_activities import own_activities
 from rlinf_async._inspection.served_calls import ServedCall
-from rlinf_async._inspection.state.run_report import Activity, State, Wait, to_data
+from rlinf_async._inspection.state.run_report import to_data
 from rlinf_async._inspection.wait_ages import WaitAges
 
 logger = own_logger(__name__)
@@ -72,14 +72,7 @@ class _Responder:
         try:
             with self._lock:
                 activities = own_activities(self._calls, self._ages, blocked)
-            activities += map(_restarting, list(self._client.restarts.items()))
+            activities += [told() for told in list(self._client.restarts.values())]
             self._client.request(operations.Inspected(round_, [to_data(activity) for activity in activities]))
         except Exception:
             logger.debug("this process cannot tell what it does", exc_info=True)
-
-
-def _restarting(restart: tuple[str, float]) -> Activity:
-    """The framework's own part, which ends by itself: a pause, another node, a new process."""
-    what, since = restart
-    age = clock.monotonic() - since
-    return Activity("supervision", State.RUNNING, age, wait=Wait("restart", what, age, []))

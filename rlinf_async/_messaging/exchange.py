@@ -327,6 +327,7 @@ class Exchange:
                 operation.missing = member
                 before = self._mailbox.peers.named(*member)
                 after = before.endpoint if before is not None and before.returns else 0
+                operation.is_away = bool(after)
                 if operation._timeout is not None and not after:
                     operation.explain = functools.partial(
                         names.late, member.group, operation._timeout, operation.give_up

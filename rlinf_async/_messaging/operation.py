@@ -27,12 +27,14 @@ class Operation(Work[T]):
         peer: as a text, or something that makes one, as far as it is known.
         others: those whom it is for, where they are several.
         missing: whose group is looked for.
+        is_away: that one has died, and is started again.
         withdraw: undoes what has been done for it; None before anything was.
         explain: called in place of failing at the deadline: there is more to say than that it was late.
     """
 
     others: Sequence[Peer] = ()
     missing: Member | None = None
+    is_away = False
 
     def __init__(self, what: str, peer: object, timeout: float | None) -> None:
         super().__init__()
@@ -58,7 +60,7 @@ class Operation(Work[T]):
 
     def _needs(self) -> slow_waits.Needs:
         if (missing := self.missing) is not None:
-            return [Target(TargetKind.NAME, name=missing.group)], True
+            return [Target(TargetKind.RESTART if self.is_away else TargetKind.NAME, name=missing.group)], True
         return [Target(TargetKind.MESSAGE, peer.endpoint) for peer in self._known_peers()], True
 
     def _known_peers(self) -> Sequence[Peer]:

@@ -157,6 +157,19 @@ def abort(pending: list[Pending]) -> None:
         threading.Thread(target=_abort_groups, args=(groups,), name="rlinf-abort", daemon=True).start()
 
 
+def forget_half_made() -> None:
+    """Take back the number that an ``init_process_group`` which failed has given to its group.
+
+    torch numbers default groups from 0, counts before it connects them, and begins anew only where it destroys one that
+    was made.  The next group would have number 1 here and 0 in a process that has just been started, and their keys in
+    the store would never meet.
+    tests/test_restarts.py::test_ranks_make_their_process_group_anew_as_the_readme_says
+    """
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is not None and not c10d.is_initialized():
+        c10d._world.group_count = 0
+
+
 def takes_part(pending: Pending, rank: int, world_size: int) -> bool:
     """Whether a rank of a worker group is known to belong to the operation's process group.
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
+
+from rlinf_async._core.error_copy import copy_of
 
 
 class Gate(Protocol):
@@ -34,9 +36,82 @@ class LockGate:
         return self._lock.acquire(timeout=seconds)
 
 
+class EndableWaits:
+    """Blocking waits of one thread within a block, which any thread can end with an error.
+
+    Example:
+        with EndableWaits() as waits:      # the thread that waits
+            work.wait()
+        waits.end(PeerLost("rank 1 has died"))      # another one: each wait raises a copy, and each that begins later
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._gates: set[_EndableGate] = set()
+        self._error: Exception | None = None
+        self._make: Callable[[], Gate] = LockGate
+
+    def __enter__(self) -> EndableWaits:
+        self._make = _here.make
+        wait_at(lambda: _EndableGate(self, self._make()))
+        _here.endable = self
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        _here.endable = None
+        wait_at(self._make)
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise copy_of(self._error)
+
+    def end(self, error: Exception) -> None:
+        # In this order: a wait enters itself before it looks for the error, so that one of the two sees the other.
+        self._error = error
+        with self._lock:
+            gates = list(self._gates)
+        for gate in gates:
+            gate.wake()
+
+
+class _EndableGate:
+    """A gate of another kind, whose wait ends with the error of its ``EndableWaits`` as well."""
+
+    def __init__(self, waits: EndableWaits, inner: Gate) -> None:
+        self._waits = waits
+        self._inner = inner
+        self._is_open = self._is_awake = False
+
+    def open(self) -> None:
+        self._is_open = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Open the inner gate, which may be opened once only."""
+        with self._waits._lock:
+            is_first, self._is_awake = not self._is_awake, True
+        if is_first:
+            self._inner.open()
+
+    def wait(self, seconds: float) -> bool:
+        waits = self._waits
+        with waits._lock:
+            waits._gates.add(self)
+        try:
+            if waits._error is None:
+                self._inner.wait(seconds)
+        finally:
+            with waits._lock:
+                waits._gates.discard(self)
+        if not self._is_open:
+            waits.check()
+        return self._is_open
+
+
 class _Here(threading.local):
     make: Callable[[], Gate] = LockGate
     reads = False
+    endable: EndableWaits | None = None
 
 
 _here = _Here()
@@ -56,6 +131,12 @@ def may_wait() -> bool:
     """Whether this thread may wait here: no loop runs on it, and it is not handling what it has read, on which others
     wait."""
     return running_loop() is None and not _here.reads
+
+
+def check_ended() -> None:
+    """Raise the error with which the waits of this thread have been ended."""
+    if _here.endable is not None:
+        _here.endable.check()
 
 
 def reads(does: bool) -> None:

@@ -41,6 +41,7 @@ class Watched:
         rank, endpoint: of the rank that failed first.
         text: how: ``"rank 3 of group 'actor' failed in step() (ValueError: no)"``.
         is_own: it failed in this very call.
+        ends: the call is over for its caller, and is made again: what it waits for is ended at once.
         failed_call: the number of the call in which it failed.
         failed_at: when, by ``clock.monotonic()``.
         is_aborted: its process groups have been aborted, and its grace is not over.
@@ -54,6 +55,7 @@ class Watched:
     is_own: bool
     failed_call: int
     failed_at: float
+    ends: bool = False
     is_aborted: bool = False
     second_half: PythonProbe | None = None
 
@@ -79,8 +81,9 @@ class CollectiveWatch:
         """A rank of the group has failed while this call was open here.  Any thread."""
         failed_at = clock.monotonic() - facts["seconds_ago"]
         watched = Watched(
-            call, facts["rank"], facts["endpoint"], facts["text"], facts["is_own"], facts["call"], failed_at
-        )
+            call, facts["rank"], facts["endpoint"], facts["text"], facts["is_own"], facts["call"], failed_at,
+            ends=facts.get("ends", False),
+        )  # fmt: skip
         call.failure = facts["text"]
         self._client.later(0, lambda: self._watch(watched))
 
@@ -91,7 +94,7 @@ class CollectiveWatch:
     def _watch(self, watched: Watched) -> None:
         key = watched.call.source, watched.call.call
         known = self._watched.get(key)
-        if known is None or (watched.is_own and not known.is_own):
+        if known is None or watched.ends or (watched.is_own and not known.is_own):
             self._watched[key] = watched
         self._look_after(_TOGETHER_S)
 
@@ -113,12 +116,12 @@ class CollectiveWatch:
         if not self._watched:
             return
         now = clock.monotonic()
-        first = min(watched.failed_at for watched in self._watched.values()) + self._timeout
+        first = min(watched.failed_at + self._patience(watched) for watched in self._watched.values())
         if first > now:  # nothing is due: the recorder, which is slow, is not asked
             self._collectives.sample()
             self._look_after(first - now)
             return
-        due = self._timeout
+        due = min(self._patience(watched) or self._grace for watched in self._watched.values())
         for watched, operation in self._stuck():
             rest = self._rest(watched, operation)
             if rest > 0:
@@ -132,8 +135,12 @@ class CollectiveWatch:
                 self._ask_whether_it_may_come(watched)
         self._look_after(due)
 
+    def _patience(self, watched: Watched) -> float:
+        """Return the seconds that an operation may pend after the failure."""
+        return 0.0 if watched.ends else self._timeout
+
     def _rest(self, watched: Watched, operation: Pending) -> float:
-        return max(watched.failed_at, operation.since) + self._timeout - clock.monotonic()
+        return max(watched.failed_at, operation.since) + self._patience(watched) - clock.monotonic()
 
     def _stuck(self) -> list[tuple[Watched, Pending]]:
         """The watched calls whose methods run, with the operations that pend."""

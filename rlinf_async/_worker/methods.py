@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Coroutine
 from enum import Enum, auto
 from types import FunctionType
 from typing import Any, Final, TypeVar
 
+from rlinf_async._transports import process_groups
+
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 CONSTRUCT: Final = "__init__"
+ON_RESTART: Final = "on_restart"
 MOVE_STORE: Final = "__store__"
 """The supervision's call: rank 0 is on another node, and the store of the process groups with it."""
 _MARK: Final = "_rlinf_concurrent"
@@ -112,8 +116,15 @@ class Methods:
             kind = Kind.COROUTINE
         else:
             kind = Kind.DEF
+        if method == ON_RESTART:
+            function = functools.partial(_run_hook, function)
         self._known[method] = (kind, function)
         return kind, function
+
+
+def _run_hook(hook: Callable[..., Any], *args: Any) -> Any:
+    process_groups.forget_half_made()
+    return hook(*args)
 
 
 def _no_object(*args: Any, **kwargs: Any) -> None:

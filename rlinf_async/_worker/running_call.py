@@ -7,7 +7,9 @@ from enum import Enum, auto
 
 from rlinf_async._core.payload import Body
 from rlinf_async._trace.state.spans import Span
+from rlinf_async._waits.thread_gate import EndableWaits
 from rlinf_async._wire.unix import Connection
+from rlinf_async.errors import PeerLost
 
 
 class State(Enum):
@@ -40,6 +42,8 @@ class Call:
         "span",
         "state",
         "task",
+        "void",
+        "waits",
     )
 
     def __init__(self, source: int, slot: int, call: int, method: str, credit: int, body: Body) -> None:
@@ -63,6 +67,10 @@ class Call:
         """The way that all its answers take; None: by way of the daemon."""
         self.failure: str | None = None
         """Of another rank of the group, while this call was open."""
+        self.void: PeerLost | None = None
+        """Of an ``on_restart``: a rank has died meanwhile, and the hooks are called again."""
+        self.waits: EndableWaits | None = None
+        """Of an ``on_restart`` that blocks the main thread."""
         self.came_directly = False
         """The daemon is told of it by the caller."""
         self.came_at = 0.0

@@ -35,15 +35,18 @@ from rlinf_async._inspection.served_calls import ServedCall
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async._trace import recorder
+from rlinf_async._transports import process_groups
+from rlinf_async._waits.thread_gate import EndableWaits
 from rlinf_async._wire.unix import Connection
 from rlinf_async._worker import context
 from rlinf_async._worker.collective_watch import CollectiveWatch, advice
 from rlinf_async._worker.concurrent_calls import ConcurrentCalls
 from rlinf_async._worker.direct_callers import DirectCallers
 from rlinf_async._worker.failure_log import FailureLog
-from rlinf_async._worker.methods import CONSTRUCT, Kind, Methods, concurrent_names
+from rlinf_async._worker.methods import CONSTRUCT, ON_RESTART, Kind, Methods, concurrent_names
 from rlinf_async._worker.rendezvous_store import MasterStore
 from rlinf_async._worker.running_call import ENDED, QUEUED, RUNNING, Call
+from rlinf_async.errors import PeerLost
 
 logger = own_logger(__name__)
 
@@ -164,6 +167,11 @@ class Runtime:
     def _on_failed_elsewhere(self, source: int, number: int, facts: Any) -> None:
         call = self._open.get((source, number))
         if call is not None:
+            if facts.get("ends"):
+                call.void = PeerLost(facts["text"])
+                call.void.returns = True
+                if call.waits is not None:
+                    call.waits.end(call.void)
             if self._collectives is None:
                 self._collectives = CollectiveWatch(self.client, self._open, self._identity.world_size)
             self._collectives.failed(call, facts)
@@ -315,12 +323,19 @@ class Runtime:
                 self._answer(call, _ERROR, self._constructor_error)
                 return
             args, kwargs = self._arguments(call)
-            value = function(*args, **kwargs)
+            value = self._run_hook(call, function, *args) if call.method == ON_RESTART else function(*args, **kwargs)
         except BaseException as error:
             self._answer_error(call, error)
         else:
             self._answer_blocking(call, value)
         asyncio.set_event_loop(self._loop)  # an asyncio.run() in the method has taken it away
+
+    def _run_hook(self, call: Call, function: Callable[..., Any], *args: Any) -> Any:
+        """Run an ``on_restart`` whose waits end when a rank dies meanwhile: it could not be cancelled otherwise."""
+        with EndableWaits() as call.waits:
+            if call.void is not None:  # set before its waits were known to who sets it
+                call.waits.end(call.void)
+            return function(*args)
 
     def _answer_blocking(self, call: Call, value: Any) -> None:
         """What a ``def`` method has returned."""
@@ -459,8 +474,13 @@ class Runtime:
         if (call.cancelled or self._stopping) and isinstance(error, asyncio.CancelledError):
             self._answer(call, Status.CANCELLED, b"")
             return
+        if call.void is not None:
+            logger.info("%s() has ended with %r, and is called again: %s", call.method, error, call.void)
+            self._answer(call, Status.CANCELLED, b"")
+            return
         if call.failure is not None and isinstance(error, RuntimeError):  # torch's: a process group was aborted
             failures.add_note(error, advice(call.failure))
+            process_groups.forget_half_made()
         failure = self._capture(error)
         self._failures.add(call.method, error, failure)
         packed = failures.pack(failure)

@@ -42,7 +42,7 @@ def callee(*targets: int) -> Any:
     client = SimpleNamespace(user_loop=None, cancel=lambda *args: None)
     return SimpleNamespace(
         name="rollout", ranks=range(len(targets)), targets=list(targets), client=client, deadline=None,
-        call_finished=lambda *args, **kwargs: None, describe_slot=str,
+        call_finished=lambda *args, **kwargs: None, describe_slot=str, holds=lambda call, slot: False,
     )  # fmt: skip
 
 
@@ -88,6 +88,17 @@ async def test_a_call_needs_the_ranks_that_have_not_answered() -> None:
         await waiting
 
 
+def test_a_call_that_leaves_after_a_restart_needs_that() -> None:
+    whom = callee(11, 12)
+    handle = Handle(whom, "step")
+    whom.holds = lambda call, slot: not call._call or slot == 1
+    restart = Target(TargetKind.RESTART, name="rollout")
+    assert handle._needs() == ([restart], True)
+    handle._begin(5)
+    assert handle._needs() == ([Target(TargetKind.CALL, 11, 5), restart], True)
+    assert handle[1]._needs() == ([restart], True)
+
+
 def test_the_next_item_of_a_stream_needs_one_of_the_ranks_that_go_on() -> None:
     stream = StreamCall(callee(11, 12, 13), "rollout")
     stream._begin(5)
@@ -106,6 +117,8 @@ def test_a_message_needs_its_peers_or_the_name_of_a_group_that_is_looked_for() -
     receiving: Receiving[Any] = Receiving("recv() from", Member("actor", 0), None, payload)
     receiving.missing = Member("actor", 0)
     assert receiving._needs() == ([Target(TargetKind.NAME, name="actor")], True)
+    receiving.is_away = True
+    assert receiving._needs() == ([Target(TargetKind.RESTART, name="actor")], True)
     receiving.missing, receiving.peer = None, Peer(9)
     assert receiving._needs() == ([Target(TargetKind.MESSAGE, 9)], True)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from rlinf_async._client.events import Events
-from rlinf_async._core import clock, operations
+from rlinf_async._core import operations
 from rlinf_async._inspection import responder
 from rlinf_async._inspection.served_calls import ServedCall
 from rlinf_async._inspection.state.run_report import Activity, State, from_data
@@ -21,7 +22,7 @@ class Client:
 
     def __init__(self) -> None:
         self.events = Events()
-        self.restarts: dict[str, float] = {}
+        self.restarts: dict[str, Callable[[], Activity]] = {}
         self.sent: list[operations.Inspected] = []
         self.user_loop: asyncio.AbstractEventLoop | None = None
         self.flushed: queue.Queue[int] = queue.Queue()
@@ -49,11 +50,10 @@ def test_each_round_is_answered_with_data_and_a_closed_client_has_no_pipe() -> N
 def test_ranks_that_are_started_again_are_told_by_their_owner() -> None:
     client: Any = Client()
     responder.attach(client)
-    client.restarts["the restart of rank 0 of group 'env'"] = clock.monotonic() - 3
+    client.restarts["env"] = lambda: Activity("supervision of 'env'", State.RUNNING, 3.0)
     client.events.announce("inspect", {"round": 5})
     *_, told = (from_data(Activity, each) for each in client.sent[0].activities)
-    assert (told.state, told.wait and told.wait.what) == (State.RUNNING, "the restart of rank 0 of group 'env'")
-    assert 3 <= (told.age or 0) < 13
+    assert told == Activity("supervision of 'env'", State.RUNNING, 3.0)
     client.events.announce("closed", {})
 
 

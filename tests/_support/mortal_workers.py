@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
+import textwrap
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from rlinf_async import Worker, follow, idempotent, publish
+from rlinf_async import Restart, Worker, follow, idempotent, publish
 from rlinf_async._worker.runtime import Runtime
 
 
@@ -137,31 +141,44 @@ class Mortal(Worker):
         die()
 
 
-class Together(Mortal):
-    """Ranks with a process group of torch's, made anew when one has come back."""
+def _recipe() -> Callable[[Worker, Restart], None]:
+    """Return the hook that the README shows."""
+    page = (Path(__file__).parents[2] / "README.md").read_text()
+    (code,) = re.findall(r"^    def on_restart.*?\n(?=\n)", page, re.MULTILINE | re.DOTALL)
+    scope: dict[str, Any] = {"os": os, "dist": dist}
+    exec(textwrap.dedent(code), scope)
+    recipe: Callable[[Worker, Restart], None] = scope["on_restart"]
+    return recipe
 
-    def __init__(self) -> None:
+
+class Together(Mortal):
+    """Ranks with a process group of torch's, made anew when one has come back.
+
+    Args:
+        doomed: by attempt, the rank whose hook dies once the others wait for it.
+    """
+
+    def __init__(self, doomed: Mapping[int, int] = MappingProxyType({})) -> None:
         super().__init__()
-        self.restarts_told: list[int] = []
+        self._doomed = dict(doomed)
+        self._told: list[Restart] = []
         if not self._restarts:
             dist.init_process_group("gloo")
 
-    def on_restart(self, restarts: list[int]) -> None:
-        self.restarts_told = restarts
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        attempt = sum(restarts)
-        store = dist.TCPStore(self._master_address, self._master_port, is_master=False)
-        store = dist.PrefixStore(f"attempt {attempt}", store)
-        dist.init_process_group("gloo", store=store, rank=self._rank, world_size=self._world_size)
+    def on_restart(self, restart: Restart) -> None:
+        self._told.append(restart)
+        if self._doomed.get(restart.attempt) == self._rank:
+            time.sleep(0.3)
+            die()
+        _recipe()(self, restart)
 
     def total(self) -> float:
         tensor = torch.tensor([float(self._rank + 1)])
         dist.all_reduce(tensor)
         return float(tensor)
 
-    def told(self) -> list[int]:
-        return self.restarts_told
+    def told(self) -> list[Restart]:
+        return self._told
 
 
 class Teacher(Worker):

@@ -57,7 +57,7 @@ class Soak:
         self.pair = Mortal.create_group().launch(self._cluster, NodePlacementStrategy([0, 1]), name="pair")
         self.channel = await Channel.create("items", cluster=self._cluster, node_rank=1, maxsize=64)
         await asyncio.gather(self.pupils, self.teacher, self.pair)
-        self.pupils.on_restart(lambda ranks: [self._returned.put_nowait(rank) for rank in ranks])
+        self.pupils.on_restart(lambda restart: [self._returned.put_nowait(rank) for rank in restart.ranks])
         for rank in range(4):
             self._returned.put_nowait(rank)
         await self.teacher.begin("pupils")

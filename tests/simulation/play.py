@@ -85,6 +85,11 @@ class Play:
                 self.groups[name] = Subject.create_group().launch(
                     cluster, NodePlacementStrategy(list(nodes)), name=name, **options
                 )
+            if ring := self.program.ring:
+                cls = subject.BlockingRing if self.program.ring_blocks else subject.Ring
+                self.groups["ring"] = cls.create_group().launch(
+                    cluster, NodePlacementStrategy(list(ring)), name="ring", restart="rank", max_restarts=1000
+                )
             began = loop.time()
             for step in self.program.steps:
                 if (left := began + step.at - loop.time()) > 0:

@@ -38,6 +38,8 @@ class Program:
         placement: by group, the node of each rank.
         restart: by group, ``rank``, ``group`` or None.
         drift: of the nodes' clocks.
+        ring: the node of each rank of a group whose ``on_restart`` receives from the rank before; empty for none.
+        ring_blocks: that is a ``def``.
     """
 
     nodes: int
@@ -45,9 +47,12 @@ class Program:
     restart: dict[str, str | None] = field(hash=False)
     drift: float = 0.0
     steps: tuple[Step, ...] = ()
+    ring: tuple[int, ...] = ()
+    ring_blocks: bool = False
 
     def __str__(self) -> str:
-        head = f"{self.nodes} nodes, groups {self.placement}, restart {self.restart}, drift {self.drift}"
+        ring = f", ring {self.ring} {'def' if self.ring_blocks else 'async'}" if self.ring else ""
+        head = f"{self.nodes} nodes, groups {self.placement}, restart {self.restart}, drift {self.drift}{ring}"
         return "\n".join([head, *(f"  {step}" for step in self.steps)])
 
 
@@ -81,7 +86,22 @@ def write(seed: int) -> Program:
         (kind,) = rng.choices(list(kinds), list(kinds.values()))
         steps.append(Step(round(at, 4), kind, _facts(rng, kind, nodes, placement)))
     drift = rng.choice((0.0, 0.0, 0.01))
-    return Program(nodes, placement, restart, drift, tuple(sorted(steps, key=lambda step: step.at)))
+    ring: tuple[int, ...] = ()
+    if seed % 10 == 9:  # behind all that is drawn, and not by chance: the other programs stay as they were
+        ring = tuple(sorted(rng.randrange(nodes) for _ in range(rng.choice((2, 3)))))
+        steps += _deaths_in_a_ring(rng, spread, len(ring))
+    blocks = rng.random() < 0.5
+    in_order = tuple(sorted(steps, key=lambda step: step.at))
+    return Program(nodes, placement, restart, drift, in_order, ring, blocks)
+
+
+def _deaths_in_a_ring(rng: random.Random, spread: float, size: int) -> list[Step]:
+    """Deaths soon after each other, some while the hooks of an earlier one run, and a call behind them."""
+    at, found = rng.uniform(0, spread), []
+    for _ in range(rng.choice((1, 2, 3, 4))):
+        found.append(Step(round(at, 4), "kill", (("ring", rng.randrange(size)),)))
+        at += rng.choice((0.01, 0.12, 0.25, 0.4, 0.6))
+    return [*found, Step(round(at, 4), "call", (("ring", rng.randrange(size)), "async", 100, 1))]
 
 
 def _phrase(

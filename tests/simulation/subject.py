@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from rlinf_async import Channel, Worker, WorkerGroup, idempotent
+from rlinf_async import Channel, Restart, Worker, WorkerGroup, idempotent
+from rlinf_async.testing import sleep
 from rlinf_async.weights import follow as follow_weights, publish
 from tests.faults.journal import Counters, Operation, all_of
 
@@ -197,6 +198,29 @@ class Subject(Worker):
                     numbers = sorted({float(number) for tensor in model.values() for number in tensor.unique()})
                     begin(self.name, "version", version, numbers)
                 await asyncio.sleep(pause)
+
+
+class Ring(Subject):
+    """Passes the number of the attempt around the ring of its ranks when one has come back, each after a while."""
+
+    async def on_restart(self, restart: Restart) -> None:
+        before, after = self._neighbours()
+        await asyncio.sleep(0.1 * self._rank)
+        await self.send(restart.attempt, "ring", after)
+        while await self.recv("ring", before) != restart.attempt:
+            pass  # of an attempt that a death has ended
+
+    def _neighbours(self) -> tuple[int, int]:
+        return (self._rank - 1) % self._world_size, (self._rank + 1) % self._world_size
+
+
+class BlockingRing(Ring):
+    def on_restart(self, restart: Restart) -> None:  # type: ignore[override]
+        before, after = self._neighbours()
+        sleep(0.1 * self._rank)
+        self.send(restart.attempt, "ring", after)
+        while self.recv("ring", before) != restart.attempt:
+            pass
 
 
 def _model(version: int) -> dict[str, torch.Tensor]:

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from typing import Final
 
 from rlinf_async._core.root_cause import fold_ranks
+from rlinf_async._inspection.state.collectives import is_rendezvous
 from rlinf_async._inspection.state.descriptions import join, names_of, state_of
 from rlinf_async._inspection.state.entanglement import Core
 from rlinf_async._inspection.state.liveness import Liveness
@@ -34,7 +35,8 @@ def advice_on(liveness: Liveness, core: Core) -> list[str]:
         alike = folded.setdefault((need.target.kind, need.target.name, group, state), {})
         alike[0 if process is None else process.endpoint] = (node, need)
     lines = dict.fromkeys(_line(liveness, list(alike.values()), states) for alike in folded.values())
-    if core.is_circle and any(need.target.kind is TargetKind.CALL for _, need in core.needs):
+    kinds = {need.target.kind for _, need in core.needs}
+    if core.is_circle and TargetKind.CALL in kinds and TargetKind.RESTART not in kinds:
         lines[_ONE_AT_A_TIME] = None
     lines |= dict.fromkeys((*_exits(liveness), *on_blocked_loops(core.nodes)))
     return list(lines)[:_MAX_ADVICE]
@@ -50,12 +52,19 @@ def _line(liveness: Liveness, alike: list[tuple[Node, Need]], states: dict[int, 
             return f"{who} should have answered, but {state}"
         case TargetKind.MESSAGE:
             return f"{who} should have sent or received, but {state}"
+        case TargetKind.COLLECTIVE if is_rendezvous(target.name) and first.arrived:
+            return (
+                f"all ranks have come to {target.name.partition('#')[0]}() and do not meet: "
+                "do all give it the same store, prefix, world size and number of earlier process groups?"
+            )
         case TargetKind.COLLECTIVE:
             return f"{who} should have come to {target.name.partition('#')[0]}, but {state}"
         case TargetKind.QUEUE:
             return _channel(liveness, target.name, liveness.graph.queues(target))
         case TargetKind.NAME:
             return f"somebody should have made a group or channel named '{target.name}'"
+        case TargetKind.RESTART:
+            return f"group '{target.name}' should have gone on after a restart, but on_restart() has not ended there"
         case TargetKind.LOCK:
             if first.process is None:
                 return f"somebody should have released {target.name}"

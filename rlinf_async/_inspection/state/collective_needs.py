@@ -6,15 +6,19 @@ plausible: a trainer's rank 0 and all rollouts may make a process group of their
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Final
 
-from rlinf_async._inspection.state.collectives import can_meet, is_point_to_point
+from rlinf_async._inspection.state.collectives import can_meet, is_point_to_point, is_rendezvous
 from rlinf_async._inspection.state.needs import Need, action_of, is_in_collective, needs_of
 from rlinf_async._inspection.state.run_report import ProcessReport, Target, TargetKind, Wait
 from rlinf_async._inspection.state.wait_graph import Node, WaitGraph
+
+RENDEZVOUS_S: Final = 10.0
+"""Age from which on ranks that are all in a rendezvous do not meet: each waits for other keys of the store."""
 
 _NUMBERED_BY_TORCH: Final = re.compile(r"\d*|[0-9a-f]{40}")
 """Names of process groups that torch.distributed makes by itself; others may have ranks of their own."""
@@ -66,7 +70,7 @@ class Needs:
         if node not in self._found:
             self._found[node] = needs_of(self.graph, node)
             if (inside := self._inside.get(node)) is not None:
-                self._found[node] += self._of_collective(inside)
+                self._found[node] += self._of_collective(inside, node.age)
         return self._found[node]
 
     def _enter(self, process: ProcessReport, wait: Wait) -> _Inside:
@@ -82,7 +86,7 @@ class Needs:
             or not inside.others <= self.graph.members.get(inside.process.group, {}).keys()
         )
 
-    def _of_collective(self, inside: _Inside) -> list[Need]:
+    def _of_collective(self, inside: _Inside, age: float | None) -> list[Need]:
         """The arrivals of the members that have not arrived."""
         process, target = inside.process, Target(TargetKind.COLLECTIVE, name=inside.name)
         if process.role != "worker" or not process.group or inside.group in self._foreign:
@@ -90,6 +94,11 @@ class Needs:
         late = [rank for rank in self._late_for(inside) if rank != process.rank]
         # Of a send or receive the partner is not known where there are several ranks.
         is_with_one = is_point_to_point(inside.name.partition("#")[0]) and len(inside.members) > 2
+        if not late and is_rendezvous(inside.name):
+            if (age or 0.0) < RENDEZVOUS_S:
+                return [Need(target, coming="all have arrived, and exchange their addresses")]
+            others = sorted(inside.members - {process.rank})
+            return [dataclasses.replace(self._arrival(inside, rank), arrived=True) for rank in others]
         if not late or (is_with_one and len(late) < len(inside.members) - 1):
             return [Need(target, coming="all have arrived, and data is under way")]
         arrivals = [self._arrival(inside, rank) for rank in late]

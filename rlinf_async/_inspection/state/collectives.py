@@ -60,6 +60,11 @@ def is_point_to_point(name: str) -> bool:
     return _family(name) in (_SENDING, _RECEIVING, _EITHER)
 
 
+def is_rendezvous(name: str) -> bool:
+    """True if it sets up a process group: it exchanges addresses, and no data that may be long under way."""
+    return _family(name.partition("#")[0]) == _SETTING_UP
+
+
 @cache
 def can_meet(one: str, other: str) -> bool:
     """Whether two ranks inside these operations may be each other's partners.

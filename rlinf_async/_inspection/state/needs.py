@@ -31,6 +31,7 @@ class Need:
         anyone: or any activity of the run.
         coming: reason why it will happen whatever these do; empty if there is none.
         ended: how the process that had to act has ended; empty if it lives.
+        arrived: it is in the same collective, and does not meet the one that waits.
     """
 
     target: Target
@@ -39,6 +40,7 @@ class Need:
     anyone: bool = False
     coming: str = ""
     ended: str = ""
+    arrived: bool = False
 
 
 def needs_of(graph: WaitGraph, node: Node) -> list[Need]:
@@ -81,6 +83,9 @@ def _of_target(graph: WaitGraph, target: Target, node: Node, wait: Wait) -> Need
             return _of_activity(graph, target, node)
         case TargetKind.NAME:
             return Need(target, anyone=True)
+        case TargetKind.RESTART:
+            nodes = graph.supervisions(target.name)
+            return Need(target, nodes[0].process if nodes else None, nodes, anyone=not nodes)
         case _:
             return Need(target, coming="the framework works on it")
 

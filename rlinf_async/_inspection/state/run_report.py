@@ -58,6 +58,8 @@ class TargetKind(StrEnum):
     """``endpoint`` releases the lock ``name``."""
     WEIGHTS = "weights"
     """Somebody publishes a version of the model ``name``; or ``endpoint`` applies it."""
+    RESTART = "restart"
+    """The owner of the group ``name`` brings back the ranks that are away, and has ``on_restart`` run."""
     DAEMON = "daemon"
     """The framework answers ``name``: it works on it."""
     LOCAL = "local"

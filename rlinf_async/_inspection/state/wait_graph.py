@@ -25,6 +25,9 @@ from rlinf_async._inspection.state.run_report import (
 MAIN_THREAD: Final = "thread MainThread"
 """Activity that runs a worker's ``def`` methods, one at a time; meanwhile its loop stands still."""
 
+RESTART: Final = "restart"
+"""Kind of the wait of an activity that brings ranks of a group back."""
+
 BEGINS_WITHIN_S: Final = 2.0
 """Age from which on a call that has not begun is held up by other calls."""
 
@@ -129,6 +132,10 @@ class WaitGraph:
         """The queues of a channel, on all nodes."""
         return [queue for queue in self.report.queues if queue.number == target.number]
 
+    def supervisions(self, group: str) -> tuple[Node, ...]:
+        """Return the activities that bring ranks of a group back."""
+        return tuple(node for node in self.nodes if is_supervision(node.activity) and node.name == supervision(group))
+
     # -- calls --------------------------------------------------------------------------------------------------
 
     def serving(self, process: ProcessReport, source: int, number: int) -> list[Node]:
@@ -165,9 +172,19 @@ def is_stopped(process: ProcessReport) -> bool:
     return any(part.startswith("stopped") for part in process.trouble.split(", "))
 
 
+def supervision(group: str) -> str:
+    """Return the name of the activity that brings ranks of a group back, in the process of its owner."""
+    return f"supervision of '{group}'"
+
+
+def is_supervision(activity: Activity | None) -> bool:
+    return activity is not None and activity.wait is not None and activity.wait.kind == RESTART
+
+
 def is_in_its_users_hands(process: ProcessReport) -> bool:
     """Whether it is a driver that does nothing and waits for nothing: a notebook between two cells."""
-    return process.role == "driver" and all(activity.state is State.IDLE for activity in process.activities)
+    of_user = (activity for activity in process.activities if not is_supervision(activity))
+    return process.role == "driver" and all(activity.state is State.IDLE for activity in of_user)
 
 
 def _names_of_others(activity: Activity) -> list[str]:

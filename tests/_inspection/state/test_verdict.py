@@ -262,12 +262,63 @@ def test_a_message_of_a_rank_that_is_being_started_again_may_come() -> None:
     run.does("env:1", WAITING, wait, serves=run.driver_calls("step", "env:1"))
     assert run.verdict().kind is Kind.NOBODY_LEFT
     restart = Wait("restart", "the restart of rank 0 of group 'env'", 4.0, [])
-    run.does(DRIVER, RUNNING, restart, task="supervision", age=4.0, line=None)
+    run.does(DRIVER, RUNNING, restart, task="supervision of 'env'", age=4.0, line=None)
     verdict = run.verdict()
     assert (verdict.kind, verdict.headline) == (
         Kind.BUSY,
         "the driver waits for 5 s: the restart of rank 0 of group 'env'",
     )
+
+
+AFTER_A_RESTART = Wait("call", "env.step() on 2 ranks", 20.0, [Target(TargetKind.RESTART, name="env")])
+
+
+def runs_hooks(run: MadeRun, *names: str) -> tuple[int, int, str]:
+    """The driver waits for a call that is held, and its supervision for the hooks of these ranks."""
+    run.does(DRIVER, WAITING, AFTER_A_RESTART)
+    wait, serves = run.call(DRIVER, "on_restart", *names)
+    restart = Wait("restart", "on_restart() on 2 ranks of group 'env'", 9.0, wait.targets)
+    run.does(DRIVER, WAITING, restart, task="supervision of 'env'", line=None)
+    return serves
+
+
+def test_a_hook_that_waits_for_a_rank_that_is_away_and_a_restart_that_waits_for_the_hook_are_a_circle() -> None:
+    run = MadeRun(env=2)
+    message = Wait("recv", "recv() from env:1", 9.0, [Target(TargetKind.RESTART, name="env")])
+    run.does("env:0", WAITING, message, serves=runs_hooks(run, "env:0"))
+    run.change("env:1", trouble="ended: killed by SIGKILL", answered=False)
+    verdict = run.verdict()
+    assert (verdict.kind, names(run, verdict)) == (Kind.DEADLOCK, {DRIVER, "env:0"})
+    assert "group 'env' should have gone on after a restart, but on_restart() has not ended there" in verdict.advice
+
+
+def test_a_hook_that_waits_for_what_only_a_held_call_would_bring_is_left_alone() -> None:
+    run = MadeRun(env=2)
+    run.does("env:0", WAITING, get(), serves=runs_hooks(run, "env:0"))
+    verdict = run.verdict()
+    assert (verdict.kind, names(run, verdict)) == (Kind.NOBODY_LEFT, {"env:0"})
+
+
+def test_a_notebook_whose_hook_waits_may_still_do_what_that_waits_for() -> None:
+    run = MadeRun(env=2)
+    wait, serves = run.call(DRIVER, "on_restart", "env:0")
+    restart = Wait("restart", "on_restart() on 2 ranks of group 'env'", 9.0, wait.targets)
+    run.does(DRIVER, WAITING, restart, task="supervision of 'env'", line=None)
+    run.does("env:0", WAITING, get(), serves=serves)
+    assert run.verdict().kind is Kind.BUSY
+
+
+@pytest.mark.parametrize(("age", "kind"), [(9.0, Kind.BUSY), (11.0, Kind.DEADLOCK)])
+def test_ranks_that_are_all_in_a_rendezvous_and_do_not_meet_wait_for_each_other(age: float, kind: Kind) -> None:
+    run = MadeRun(env=2)
+    serves = run.driver_calls("step", "env:0", "env:1")
+    for rank in range(2):
+        wait = dataclasses.replace(collective("init_process_group", [1 - rank], ""), age=age)
+        run.does(f"env:{rank}", WAITING, wait, serves=serves, age=age)
+    verdict = run.verdict()
+    assert verdict.kind is kind
+    if kind is Kind.DEADLOCK:
+        assert verdict.advice[0].startswith("all ranks have come to init_process_group() and do not meet: do all give")
 
 
 def test_a_version_that_an_idle_trainer_does_not_publish_is_left_alone() -> None:

@@ -1,0 +1,211 @@
+"""``on_restart`` in a simulated cluster: deaths while it runs, its deadline, and a restart beside the group's end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from rlinf_async import ClosedError, Cluster, NodePlacementStrategy, PeerLost, Restart, Worker, WorkerDied, idempotent
+from rlinf_async.testing import SimCluster, monotonic, sleep
+
+NOTES: list[tuple[int, int, str]] = []
+"""By rank and attempt, how hooks have ended; of all processes of a simulation."""
+
+
+class Ring(Worker):
+    """Its hook passes the attempt's number around the ring of its ranks; rank 1 begins, after two seconds."""
+
+    def on_restart(self, restart: Restart) -> None:
+        before, after = (self._rank - 1) % 3, (self._rank + 1) % 3
+        try:
+            if self._rank == 1:
+                sleep(2)
+                self.send(restart.attempt, "ring", after)
+            while self.recv("ring", before) != restart.attempt:
+                pass  # of an attempt that a death has ended
+            if self._rank != 1:
+                self.send(restart.attempt, "ring", after)
+        except PeerLost as lost:
+            NOTES.append((self._rank, restart.attempt, "lost" if lost.returns else "lost for good"))
+            raise
+        NOTES.append((self._rank, restart.attempt, "met"))
+
+    @idempotent
+    def who(self) -> int:
+        return self._rank
+
+
+class AsyncRing(Ring):
+    async def on_restart(self, restart: Restart) -> None:  # type: ignore[override]
+        before, after = (self._rank - 1) % 3, (self._rank + 1) % 3
+        try:
+            if self._rank == 1:
+                await asyncio.sleep(2)
+                await self.send(restart.attempt, "ring", after)
+            while await self.recv("ring", before) != restart.attempt:
+                pass
+            if self._rank != 1:
+                await self.send(restart.attempt, "ring", after)
+        except asyncio.CancelledError:
+            NOTES.append((self._rank, restart.attempt, "lost"))
+            raise
+        NOTES.append((self._rank, restart.attempt, "met"))
+
+
+def launch(cluster: Cluster, cls: Any = Ring, **options: Any) -> Any:
+    placement = NodePlacementStrategy([0, 0, 1])
+    return cls.create_group().launch(cluster, placement, name="ring", restart="rank", **options)
+
+
+@pytest.mark.parametrize("cls", [Ring, AsyncRing])
+@pytest.mark.parametrize("victims", [(1, 1), (1, 2), (0, 0), (2, 0, 1)])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_death_ends_the_hooks_and_the_next_attempt_meets(cls: Any, victims: tuple[int, ...], seed: int) -> None:
+    """The others wait for the rank that dies, or for one that waits for it."""
+    sim = SimCluster(nodes=2, seed=seed)
+    NOTES.clear()
+
+    async def main() -> tuple[list[int], list[Restart]]:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = launch(cluster, cls, max_restarts=9)
+            told: list[Restart] = []
+            group.on_restart(told.append)
+            await group.who()
+            sim.kill("ring", 1)
+            for victim in victims:
+                await asyncio.sleep(1.5)
+                sim.kill("ring", victim)
+            async with asyncio.timeout(20):
+                return await group.who(), told
+
+    found, told = sim.run(main)
+    attempts = len(victims) + 1
+    counts = tuple((1, *victims).count(rank) for rank in range(3))
+    assert found == [0, 1, 2]
+    assert told == [Restart(counts, tuple(sorted({1, *victims})), attempts)]
+    assert sorted(NOTES[-3:]) == [(rank, attempts, "met") for rank in range(3)]
+    for attempt, victim in enumerate(victims, 1):
+        lost = {rank for rank, number, how in NOTES if number == attempt and how == "lost"}
+        assert lost >= {0, 1, 2} - {victim, 1}
+
+
+def test_a_rank_that_is_given_up_leaves_the_others_to_their_calls() -> None:
+    sim = SimCluster(nodes=2, seed=1)
+
+    async def main() -> list[int]:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = launch(cluster, max_restarts=1)
+            await group.who()
+            sim.kill("ring", 1)
+            await asyncio.sleep(1.5)
+            sim.kill("ring", 1)
+            async with asyncio.timeout(20):
+                with pytest.raises(WorkerDied, match="died more than 1 time within 600 s"):
+                    await group.who()
+                return await group.execute_on(0, 2).who()
+
+    assert sim.run(main) == [0, 2]
+
+
+class Sleepy(Ring):
+    async def on_restart(self, restart: Restart) -> None:  # type: ignore[override]
+        if self._rank == 0:
+            await asyncio.sleep(3600)
+
+    async def nap(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+def test_a_hook_has_the_deadline_of_the_groups_calls(caplog: pytest.LogCaptureFixture) -> None:
+    sim = SimCluster(nodes=2, seed=1)
+
+    async def main() -> tuple[list[int], float]:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = launch(cluster, Sleepy, call_timeout=30)
+            await group.who()
+            await asyncio.sleep(100)
+            nap = group[2].nap(28)  # sets the timer of the deadlines, which then looks at the hook's call too
+            await asyncio.sleep(25)
+            began = monotonic()
+            sim.kill("ring", 1)
+            await nap
+            await asyncio.sleep(20)
+            return await group.who(), monotonic() - began
+
+    found, seconds = sim.run(main)
+    assert found == [0, 1, 2]
+    assert 30 < seconds < 32
+    assert "on_restart() of rank 0 of group 'ring' failed" in caplog.text
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.001, 0.01, 0.2])
+def test_a_restart_ends_when_its_group_is_closed(seconds: float) -> None:
+    """At moments before and after the rank's death is told, and while its hook runs."""
+
+    async def main() -> float:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = launch(cluster)
+            await group.who()
+            began = monotonic()
+            restart = group.restart(1)
+            await asyncio.sleep(seconds)
+            await group.close()
+            with contextlib.suppress(ClosedError):  # else the rank was back before
+                await restart
+            return monotonic() - began
+
+    assert SimCluster(nodes=2, seed=1).run(main) < 5
+
+
+def test_a_death_at_the_launch_is_heard_of_while_another_rank_is_away() -> None:
+    """Only the constructor's call tells of it: nobody had listened to its end."""
+    sim = SimCluster(nodes=2, seed=529)
+
+    async def main() -> list[int]:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = launch(cluster, AsyncRing)
+            while not sim.kill("ring", 2):
+                await asyncio.sleep(0.0001)
+            sim.cut(1, 3.0)
+            await asyncio.sleep(0.12)
+            sim.kill("ring", 1)
+            async with asyncio.timeout(30):
+                return await group.who()
+
+    assert sim.run(main) == [0, 1, 2]
+
+
+class Late(Ring):
+    """Its hook of rank 2 is busy while a death ends it, and receives afterwards."""
+
+    def on_restart(self, restart: Restart) -> None:
+        if self._rank == 0:
+            self.send(restart.attempt, "ring", 2)
+        if self._rank == 1 and restart.attempt == 1:
+            sleep(3600)
+        if self._rank == 2:
+            if restart.attempt == 1:
+                sleep(20)
+            NOTES.append((2, restart.attempt, str(self.recv("ring", 0))))
+
+
+def test_a_hook_that_has_ended_takes_no_message_of_the_next_attempt() -> None:
+    sim = SimCluster(nodes=2, seed=1)
+    NOTES.clear()
+
+    async def main() -> None:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = launch(cluster, Late)
+            await group.who()
+            for _ in range(2):
+                sim.kill("ring", 1)
+                await asyncio.sleep(1)
+            async with asyncio.timeout(60):
+                await group.who()
+
+    sim.run(main)
+    # The message of the first attempt is still there: the hook that it was for has ended before it took it.
+    assert NOTES == [(2, 2, "1")]
