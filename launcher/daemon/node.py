@@ -32,13 +32,10 @@ from .network import Network
 from .node_link import NodeLink
 from .router import Router
 from .service import DaemonService, Group, NewProcess, Site
-from .templates import Templates
+from .templates import PARENT_SOCKET, Templates
 from .worker_process import WorkerProcess
 
 logger = logging.getLogger(__name__)
-
-_PARENT_SOCKET: Final = "RLINF_PARENT_SOCKET"
-"""What tells a worker's subprocesses where this node listens, so that they can be workers too."""
 
 LOG_DIR: Final = "RLINF_LOG_DIR"
 """What tells workers where this node's logs are."""
@@ -96,7 +93,7 @@ class Node:
             log_dir=boot.log_dir,
             environment={
                 **boot.worker_environment,
-                _PARENT_SOCKET: str(boot.socket_path),
+                PARENT_SOCKET: str(boot.socket_path),
                 LOG_DIR: str(boot.log_dir),
             },
             cpus=int(facts.get("cpus") or 1),

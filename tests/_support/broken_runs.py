@@ -15,6 +15,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,37 @@ PATIENCE = 60.0
 """Seconds for a run to come as far as its phase."""
 
 
+UNSEEN = """
+import ctypes, os, sys, time
+from multiprocessing import shared_memory
+memory = shared_memory.SharedMemory(create=True, size=4096)
+for name, value in os.environ.items():
+    os.putenv(name, value)
+start, end = map(int, open("/proc/self/stat").read().rpartition(")")[2].split()[47:49])
+ctypes.memset(start, 0, end - start)
+print("unseen", flush=True)
+time.sleep(600)
+"""
+"""Program that overwrites its environment, as ``setproctitle`` does, and has shared memory; its argument is the mark."""
+
+
 class Litter(Plain):
-    """A worker with a child, a grandchild in a session of its own, and a forked child that changed its session."""
+    """A worker with shared memory, a child, a grandchild in a session of its own, a forked child that changed its
+    session, and two children that overwrote their environment, one in the worker's session.
+    """
 
     def __init__(self, stay: bool) -> None:
         super().__init__()
+        self.memory = shared_memory.SharedMemory(create=True, size=4096)
+        unseen = [
+            subprocess.Popen(
+                [sys.executable, "-c", UNSEEN, os.environ[MARK]], stdout=subprocess.PIPE, start_new_session=alone
+            )
+            for alone in (True, False)
+        ]
         self.leave_behind()
+        for child in unseen:
+            assert child.stdout is not None and child.stdout.readline() == b"unseen\n"
         print("littered by", os.getpid(), flush=True)
         if stay:
             time.sleep(600)
@@ -194,7 +220,7 @@ class Broken:
         found = []
         for pid in leaks.pids():
             environment = leaks.environment(pid)
-            ours = environment.get(MARK) == self._mark and pid != self.process.pid
+            ours = (environment.get(MARK) == self._mark or self._mark in words_of(pid)) and pid != self.process.pid
             if ours or (self.run and environment.get("RLINF_RUN_ID") == self.run):
                 found.append(pid)
         return found
