@@ -18,7 +18,6 @@ from .guardian import TRACKERS_S, children, is_tracker
 from .process_state import start_of
 from .templates import MARKER, PARENT_SOCKET
 
-
 SESSIONS: Final = "sessions"
 """File in a node's folder with the sessions of its workers, one per line: number, start of its leader, boot."""
 

@@ -24,7 +24,11 @@ class ProbeProcess:
         os.lseek(files[0], 0, os.SEEK_SET)
         try:
             self._process = subprocess.Popen(
-                program, stdin=files[0], stdout=files[1], stderr=files[2], start_new_session=True,
+                program,
+                stdin=files[0],
+                stdout=files[1],
+                stderr=files[2],
+                start_new_session=True,
                 env={**environment, MARKER: NO_TOKEN},
             )
             self._pidfd = os.pidfd_open(self._process.pid)

@@ -22,7 +22,7 @@ from typing import Any
 from rlinf_async import Cluster, NodePlacementStrategy
 from tests._support import leaks
 from tests._support.fake_hosts import CHECKOUT, FakeHosts, Host
-from tests._support.workers import Plain
+from tests._support.workers import OVERWRITE_ENVIRONMENT, Plain
 
 SCRIPT = str(Path(__file__).resolve())
 
@@ -36,18 +36,15 @@ PATIENCE = 60.0
 """Seconds for a run to come as far as its phase."""
 
 
-UNSEEN = """
-import ctypes, os, sys, time
+UNSEEN = f"""
+{OVERWRITE_ENVIRONMENT}
+import time
 from multiprocessing import shared_memory
 memory = shared_memory.SharedMemory(create=True, size=4096)
-for name, value in os.environ.items():
-    os.putenv(name, value)
-start, end = map(int, open("/proc/self/stat").read().rpartition(")")[2].split()[47:49])
-ctypes.memset(start, 0, end - start)
 print("unseen", flush=True)
 time.sleep(600)
 """
-"""Program that overwrites its environment, as ``setproctitle`` does, and has shared memory; its argument is the mark."""
+"""Program with shared memory that overwrites its environment; its argument is the mark."""
 
 
 class Litter(Plain):
@@ -66,7 +63,8 @@ class Litter(Plain):
         ]
         self.leave_behind()
         for child in unseen:
-            assert child.stdout is not None and child.stdout.readline() == b"unseen\n"
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"unseen\n"
         print("littered by", os.getpid(), flush=True)
         if stay:
             time.sleep(600)
