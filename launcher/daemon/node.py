@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import os
 import socket
 import sys
@@ -50,6 +51,10 @@ _SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOM
 
 _SWEPT_BY: Final = "swept-by"
 """``launcher/remote/sweeper.py`` writes it into the run directory of a live node."""
+
+_HASTY_GRACE_S: Final = 2.0
+"""Seconds that workers have at most where this node does not end in order: the guardian waits no longer than 4 s."""
+
 _END_TIMEOUT_S: Final = 5
 """Seconds after a SIGTERM, or once it is cut off, in which this process ends in order; then the kernel ends it."""
 
@@ -375,7 +380,7 @@ class Node:
         self._start(self._service.handlers.handle(Requester(source, number), operation, fields), operation)
 
     def _abandon(self, group: Group) -> None:
-        self._start(self._service.close_group(group, settings.CLOSE_GRACE_S()), f"closing group '{group.name}'")
+        self._start(self._service.close_group(group, group.close_grace), f"closing group '{group.name}'")
 
     def _start(self, work: Coroutine[Any, Any, None], what: str) -> None:
         """Makes it one of this node's tasks: what goes wrong in it is logged and ends nothing else."""
@@ -425,9 +430,10 @@ class Node:
         self._templates.close()
 
     async def _close_groups(self) -> None:
+        most = math.inf if self._in_order else _HASTY_GRACE_S
         await asyncio.gather(
             *(
-                _logged(self._service.close_group(group, settings.CLOSE_GRACE_S()), f"closing group '{group.name}'")
+                _logged(self._service.close_group(group, min(group.close_grace, most)), f"closing group '{group.name}'")
                 for group in list(self._service.groups.values())
             )
         )

@@ -173,7 +173,7 @@ class OpenStore(WaitingOperation[int]): group: str
 class Spawn(WaitingOperation[list[list[Any]]]):
     group: str; workers: list[dict[str, Any]]; env: dict[str, str]; node_env: dict[str, str]; python: str | None
     config: str; seed: int | None; world_size: int; max_concurrency: int | None; quiet: bool
-    cwd: str; sys_path: list[str]; script: str | None; supervised: bool
+    cwd: str; sys_path: list[str]; script: str | None; supervised: bool; close_grace: float
 class CloseGroup(Operation[None]): group: str; grace: float
 class Watch(WaitingOperation[None]): numbers: list[int]
 class WatchedBy(WaitingOperation[None]): endpoints: list[int]
