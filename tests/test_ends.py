@@ -1,4 +1,4 @@
-"""Ends of workers in order: hooks, objects, threads, exit functions, files, shared memory; and ends that take too long."""
+"""Orderly ends of workers: hooks, objects, threads, exit functions, files, shared memory; and ends that are cut off."""
 
 from __future__ import annotations
 

@@ -107,7 +107,6 @@ def finish(methods: Methods) -> None:
         atexit._run_exitfuncs,
         flush_files,
         _drop_main,
-        flush_files,
     ):
         try:
             step()

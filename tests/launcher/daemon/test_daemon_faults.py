@@ -391,6 +391,7 @@ def request(workers: int = 3) -> operations.Spawn:
         sys_path=[],
         script=None,
         supervised=False,
+        close_grace=2.0,
     )
 
 
