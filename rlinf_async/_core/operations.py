@@ -36,6 +36,7 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     Spawn *             group workers env node_env python config    list[list[Any]] a launch
                         seed world_size max_concurrency quiet
                         cwd sys_path script supervised
+                        close_grace
     CloseGroup          group grace                                 None            close() of a group
     Watch *             numbers                                     None            messages: peers that are waited for
     WatchedBy *         endpoints                                   None            messages: peers that are written to

@@ -87,7 +87,9 @@ def script(phase: str) -> None:
     """Goes as far as the phase, and on at the test's word."""
     if "RLINF_RUN_ID" in os.environ:  # under the launcher the script's own children are of the run, too
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    memory = shared_memory.SharedMemory(create=True, size=4096)
     with Cluster() as cluster:
+        print("shared", memory.name, flush=True)
         print("run", cluster.run_id, flush=True)
         placement = NodePlacementStrategy([0, 1] if cluster.num_nodes > 1 else [0, 0])
         group = Litter.create_group(phase == "launching").launch(cluster, placement=placement, name="litter")
