@@ -49,13 +49,11 @@ class Driver:
             self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """SIGKILL for the script, and for its group where that is not ours."""
-        if self._exited.is_set():
-            return
-        if not self._shares_terminal:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.kill()
+        """SIGKILL for the script."""
+        # Not for its group, in which trackers of shared memory are: ``Orphans`` ends what it leaves, and these last.
+        # tests/test_orphans.py::test_a_second_signal_ends_at_once_a_script_that_ignores_the_first
+        if not self._exited.is_set():
+            self._process.kill()
 
     async def close(self) -> None:
         """Kills the script where it still runs, and waits until it has ended."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,11 +14,16 @@ from typing import Final
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
+_TRACKERS: Final = (b"resource_tracker import main", b"torch_shm_manager")
+_TRACKERS_S: Final = 3.0
+"""As in ``launcher/daemon/guardian.py``."""
+
 
 class Orphans:
     """Adopts, as a subreaper, the processes that the script's leave behind in any session, and ends them with the run.
 
-    Only what bears the run's id in its environment is ended.  Children that we had before are not touched.
+    Only what bears the run's id in its environment is ended, or has overwritten that, as setproctitle does.  Children
+    that we had before are not touched.
     """
 
     def __init__(self, run: str) -> None:
@@ -25,9 +32,12 @@ class Orphans:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def end(self) -> None:
-        """Kills and reaps them, and what they leave in turn."""
+        """Kills and reaps them, and what they leave in turn; trackers of shared memory last, if they do not end."""
         while found := list(self._find()):
-            for pid in found:
+            others = [pid for pid in found if not _is_tracker(pid)]
+            if not others:
+                _await_ends(found, _TRACKERS_S)
+            for pid in others or found:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                 with suppress(ChildProcessError):
@@ -36,8 +46,28 @@ class Orphans:
 
     def _find(self) -> Iterator[int]:
         for pid in _children():
-            if pid not in self._others and (self._mark in _environment(pid) or _is_ending(pid)):
+            if pid in self._others:
+                continue
+            variables = _environment(pid)
+            # An overwritten environment has no variables: nothing that this process starts itself is without.
+            if self._mark in variables or _is_ending(pid) or not any(b"=" in variable for variable in variables):
                 yield pid
+
+
+def _is_tracker(pid: int) -> bool:
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return any(part in words for part in _TRACKERS)
+    return False
+
+
+def _await_ends(pids: list[int], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for pid in pids:
+        with suppress(ProcessLookupError), open(os.pidfd_open(pid)) as ended:
+            poll = select.poll()
+            poll.register(ended, select.POLLIN)
+            poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
 
 
 def _children() -> Iterator[int]:

@@ -503,12 +503,16 @@ class Cluster:
         profiling: ProfileConfig | None = None,
         call_timeout: float | None = None,
         restarts: tuple[Any, Any, Any] = (None, None, None),
+        close_grace: float | None = None,
     ) -> WorkerGroup[W]:
         """What ``create_group(...).launch(cluster, ...)`` does; see there."""
         if self._closing is not None:
             raise ClosedError("this cluster is closed: no group can be launched on it")
         if max_concurrency is not None and not 1 <= max_concurrency < 2**31:
             raise ValueError(f"max_concurrency must be between 1 and 2**31-1, got {max_concurrency!r}")
+        if close_grace is not None and not 0 <= close_grace <= settings.CLOSE_GRACE_S.maximum:
+            most = settings.CLOSE_GRACE_S.maximum
+            raise ValueError(f"close_grace must be between 0 and {most:g} seconds, got {close_grace!r}")
         deadline = CallDeadline.of(call_timeout)
         if catch_system_failure is None:
             catch_system_failure = get_sys_env_var(ClusterEnvVar.CATCH_FAILURE) == "1"
@@ -539,12 +543,14 @@ class Cluster:
             max_concurrency=max_concurrency,
             quiet=disable_distributed_log,
             catch_system_failure=catch_system_failure,
+            close_grace=settings.CLOSE_GRACE_S() if close_grace is None else close_grace,
             profiling=self._profiling_of(title, profiling),
             policy=RestartPolicy.of(*restarts, self._supervision_of(title, strategy)),
         )
         reserved = self._reserve_now(title)
         members = Members(self._client, title, len(placements))
         members.placements = list(placements)
+        members.close_grace = plan.close_grace
         everyone = members.callee(range(members.size))
         ready = Handle(everyone, "__init__")
         if plan.policy.restarts:
@@ -629,7 +635,7 @@ class Cluster:
     # -- the end ------------------------------------------------------------------------------------------------
 
     async def _close(self) -> None:
-        timeout = settings.CLOSE_TIMEOUT_S()
+        timeout = settings.CLOSE_TIMEOUT_S() + sum(group.close_grace for group in self._groups if not group.closed)
         self._warn_of_unknown_groups()
         try:
             if self._client.closed is None and self._client.endpoint:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
 
-from rlinf_async import settings
 from rlinf_async._client import registry
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.name_lookup import find_name
@@ -39,7 +38,7 @@ W = TypeVar("W")
 
 logger = own_logger(__name__)
 
-_CLOSE_ANSWER_S: Final = 3.0
+_CLOSE_ANSWER_S: Final = 5.0
 """Beyond the grace, for the daemons to say that it is done."""
 
 _SHADOWED: Final = frozenset({"call", "restart"})
@@ -322,8 +321,10 @@ class WorkerGroup(Generic[W_co]):
     # -- the end ------------------------------------------------------------------------------------------------
 
     def close(self, grace: float | None = None) -> NoneOrWork:
-        """Ends the workers: open calls are cancelled, and after ``grace`` seconds (``RLINF_CLOSE_GRACE_S``) what still
-        runs is killed.
+        """Ends the workers: open calls are cancelled, ``on_close`` and exit functions run, and after ``grace`` seconds
+        (``launch(close_grace=)``, ``RLINF_CLOSE_GRACE_S``) what still runs is named in the log, and killed.
+
+        A ``def`` method that still runs after a fifth of it is cut off then, and so is a stopped process.
 
         Idempotent.  In a coroutine it returns a ``Work`` to await, elsewhere it blocks.  The name is free afterwards.
 
@@ -387,7 +388,7 @@ async def _find(
 def start_closing(members: Members, grace: float | None = None) -> Work[None]:
     """The work of closing a group; a second call gets the first one's."""
     if members.closing is None or (members.closing.done() and not members.closed):
-        grace = settings.CLOSE_GRACE_S() if grace is None else grace
+        grace = members.close_grace if grace is None else grace
         members.closing = members.client.run(_close(members, grace), what=f"the closing of group '{members.name}'")
     return members.closing
 
@@ -523,7 +524,7 @@ def public_methods(worker_cls: type) -> dict[str, PublicMethod]:
         if name.startswith("_") or isinstance(attribute, property | type):
             continue
         member = getattr(worker_cls, name)
-        if not callable(member) or name in ("timer", "create_group", "on_restart"):
+        if not callable(member) or name in ("timer", "create_group", "on_restart", "on_close"):
             continue
         if hasattr(WorkerGroup, name) and name not in _SHADOWED:
             taken = [each for each in dir(WorkerGroup) if not each.startswith("_") and each not in _SHADOWED]

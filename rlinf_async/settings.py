@@ -185,13 +185,13 @@ UNAUTHENTICATED_CONNECTIONS: Final = Setting(
 # The end
 
 CLOSE_GRACE_S: Final = Setting(
-    2, 0, 86400, "how long the workers of a group that is closed have for an orderly end; then they are killed"
+    10, 0, 86400, "how long workers of a closed group have for on_close and exit functions; launch(close_grace=) wins"
 )
 CLOSE_TIMEOUT_S: Final = Setting(
-    8, 0.05, 86400, "how long closing a cluster waits for its groups; then their nodes are ended"
+    8, 0.05, 86400, "how long closing a cluster waits for its groups beyond their grace; then it ends nodes"
 )
 EXIT_REPORT_LINES: Final = Setting(50, 1, 100_000, "how many of a worker's last lines are told with its death")
-NODE_STOP_GRACE_S: Final = Setting(5, 0.05, 86400, "how long nodes have for an orderly end")
+NODE_STOP_GRACE_S: Final = Setting(15, 0.05, 86400, "how long nodes have for an orderly end")
 
 # Output, logs and traces
 

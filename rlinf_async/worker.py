@@ -222,6 +222,14 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
                 which keys and names that the ranks agree on are made of.
         """
 
+    def on_close(self) -> Any:
+        """Called on every rank when its group is closed, once its open calls have ended.
+
+        To be overridden, by ``def`` or ``async def``; as it stands it does nothing.  It may take as long as
+        ``launch(close_grace=)`` or ``RLINF_CLOSE_GRACE_S`` says, together with exit functions, ``__del__`` and threads
+        that run on.  It is not called where a process is killed, or has lost its daemon.
+        """
+
     # -- groups -------------------------------------------------------------------------------------------------
 
     @classmethod

@@ -171,6 +171,7 @@ def test_a_forked_child_of_the_driver_leaves_the_cluster_alone() -> None:
 @pytest.mark.slow
 async def test_closing_ends_although_the_daemon_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(settings.CLOSE_TIMEOUT_S.variable, "0.3")
+    monkeypatch.setenv(settings.CLOSE_GRACE_S.variable, "0.3")
     monkeypatch.setenv(settings.NODE_STOP_GRACE_S.variable, "0.3")
     cluster = await Cluster(log_to_driver=False)
     group = Plain.create_group().launch(cluster)

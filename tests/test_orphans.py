@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from rlinf_launcher.daemon import guardian
 from tests._support import leaks
 from tests._support.broken_runs import FIVE_SECONDS, SCRIPT, Broken
 from tests._support.fake_hosts import CHECKOUT, FakeHosts
@@ -145,6 +147,19 @@ def test_a_dead_worker_is_told_to_an_idle_driver_and_takes_nobody_along(tmp_path
         run.say("go on, and see that rank 1 is dead")
         assert run.process.wait(FIVE_SECONDS) == 1
         assert "rlinf_async.errors.WorkerDied" in run.out
+
+
+def test_shared_memory_ends_where_all_but_its_trackers_are_killed(tmp_path: Path) -> None:
+    with Broken(tmp_path, SCRIPT, "idle") as run:
+        run.reach("idle")
+        victims = [run.process.pid, *(pid for pid in run.processes() if not guardian.is_tracker(pid))]
+        for pid in victims:
+            os.kill(pid, signal.SIGSTOP)
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+        assert run.orphans(time.monotonic() + FIVE_SECONDS) == []
+        for folder in run.directories():
+            shutil.rmtree(folder)
 
 
 # ---- guardian and daemon at one stroke: nobody is left to sweep, but for the user

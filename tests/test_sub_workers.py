@@ -18,7 +18,7 @@ import torch
 
 from rlinf_async import Cluster, NodePlacementStrategy, Worker, WorkerAddress, WorkerDied, WorkerGroup
 from tests._support.exchanges import Talker
-from tests._support.workers import Plain
+from tests._support.workers import OVERWRITE_ENVIRONMENT, Plain
 
 pytestmark = pytest.mark.shared_cluster
 
@@ -196,6 +196,47 @@ def wait_for(condition: Any) -> None:
     while not condition() and time.monotonic() < deadline:
         os.sched_yield()
     assert condition()
+
+
+def join_unseen(worker: Brood) -> str:
+    script = (
+        "import os\n"
+        "if os.fork(): os._exit(0)\n"
+        "os.setsid()\n"
+        f"{OVERWRITE_ENVIRONMENT}\n"
+        "from rlinf_async import Worker, WorkerAddress\n"
+        "me = Worker(parent_address=WorkerAddress.from_name('brood:0'), world_size=1, rank=0)\n"
+        "print(me.get_name(), open('/proc/self/environ').read().count('='))"
+    )
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    return process.stdout + process.stderr
+
+
+def test_a_process_that_nothing_but_its_parents_tells_joins(brood: Any) -> None:
+    assert brood.execute_on(0).do(join_unseen).wait() == ["brood:0:0 0\n"]
+
+
+def daemonise(worker: Brood) -> int:
+    """Start a process without environment, in a session of its own, whose parent ends."""
+    script = (
+        "import os, time\n"
+        "if os.fork(): os._exit(0)\n"
+        "os.setsid()\n"
+        "print(os.getpid(), flush=True)\n"
+        "os.close(1)\n"
+        "time.sleep(600)"
+    )
+    return int(subprocess.check_output([sys.executable, "-S", "-c", script], env={}, timeout=30))
+
+
+def test_a_process_without_environment_ends_with_its_own_worker_alone(brood: Any) -> None:
+    mine, other = brood.do(daemonise).wait()
+    with pytest.raises(WorkerDied):
+        brood.execute_on(1).do(kill_yourself).wait()
+    wait_for(lambda: not psutil.pid_exists(other))
+    assert psutil.pid_exists(mine)
+    brood.close()
+    assert not psutil.pid_exists(mine)
 
 
 def join_wrongly(worker: Brood, parent: str, world_size: int, rank: int, clean: bool = False) -> str:

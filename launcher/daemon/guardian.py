@@ -29,6 +29,12 @@ PR_SET_CHILD_SUBREAPER: Final = 36
 PREPARED_DIR: Final = "RLINF_PREPARED_DIR"
 """Variable by which a preflight tells the guardian that it becomes which directory it has made."""
 
+TRACKERS: Final = (b"resource_tracker import main", b"torch_shm_manager")
+"""Parts of the command lines of processes that remove shared memory after its users: Python's and joblib's, torch's."""
+
+TRACKERS_S: Final = 3.0
+"""Seconds that trackers have after the end of all other processes; torch's begins to clean up after two."""
+
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
 _ORDERLY_END_S: Final = 4.0
@@ -51,6 +57,15 @@ def _children_of(task: Path) -> list[str]:
         return (task / "children").read_text().split()
     except OSError:
         return []
+
+
+def is_tracker(pid: int) -> bool:
+    """True if a process removes shared memory once its users have ended; killed before, it leaves all of it."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return any(part in words for part in TRACKERS)
 
 
 def guard(daemon: Callable[[bytes, int], int]) -> NoReturn:
@@ -135,7 +150,9 @@ def end_scripts(paths: list[str]) -> None:
     for place in Path("/proc").iterdir():
         with contextlib.suppress(OSError):  # it has ended, or is somebody else's
             if place.name.isdigit() and not marks.isdisjoint((place / "environ").read_bytes().split(b"\0")):
-                os.kill(int(place.name), signal.SIGKILL)
+                pid = int(place.name)
+                if not is_tracker(pid):  # it ends with the last process that it works for
+                    os.kill(pid, signal.SIGKILL)
 
 
 def remove(paths: list[str]) -> None:
@@ -167,10 +184,17 @@ def _watch(pid: int) -> tuple[int, bool]:
 
 
 def sweep() -> dict[int, int]:
-    """Kills and reaps children, and what they leave in turn, until nothing is left; the exit codes by pid."""
+    """Kills and reaps children, and what they leave in turn, until nothing is left; the exit codes by pid.
+
+    Trackers of shared memory come last, and are killed only where they do not end by themselves.
+    """
     codes: dict[int, int] = {}
     while True:
-        for child in children():
+        found = children()
+        others = [child for child in found if not is_tracker(child)]
+        if not others:
+            _await_ends(found, TRACKERS_S)
+        for child in others or found:
             with contextlib.suppress(PermissionError):  # it runs as another user: it ends when it likes
                 os.kill(child, signal.SIGKILL)
         try:
@@ -178,3 +202,12 @@ def sweep() -> dict[int, int]:
         except ChildProcessError:
             return codes
         codes[pid] = os.waitstatus_to_exitcode(status)
+
+
+def _await_ends(pids: list[int], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError), open(os.pidfd_open(pid)) as ended:
+            poll = select.poll()
+            poll.register(ended, select.POLLIN)
+            poll.poll(max(0.0, deadline - time.monotonic()) * 1000)

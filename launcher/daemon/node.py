@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import math
 import os
 import socket
 import sys
@@ -31,13 +32,10 @@ from .network import Network
 from .node_link import NodeLink
 from .router import Router
 from .service import DaemonService, Group, NewProcess, Site
-from .templates import Templates
+from .templates import PARENT_SOCKET, Templates
 from .worker_process import WorkerProcess
 
 logger = own_logger(__name__)
-
-_PARENT_SOCKET: Final = "RLINF_PARENT_SOCKET"
-"""What tells a worker's subprocesses where this node listens, so that they can be workers too."""
 
 LOG_DIR: Final = "RLINF_LOG_DIR"
 """What tells workers where this node's logs are."""
@@ -52,6 +50,10 @@ _SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOM
 
 _SWEPT_BY: Final = "swept-by"
 """``launcher/remote/sweeper.py`` writes it into the run directory of a live node."""
+
+_HASTY_GRACE_S: Final = 2.0
+"""Seconds that workers have at most where this node does not end in order: the guardian waits no longer than 4 s."""
+
 _END_TIMEOUT_S: Final = 5
 """Seconds after a SIGTERM, or once it is cut off, in which this process ends in order; then the kernel ends it."""
 
@@ -95,7 +97,7 @@ class Node:
             log_dir=boot.log_dir,
             environment={
                 **boot.worker_environment,
-                _PARENT_SOCKET: str(boot.socket_path),
+                PARENT_SOCKET: str(boot.socket_path),
                 LOG_DIR: str(boot.log_dir),
             },
             cpus=int(facts.get("cpus") or 1),
@@ -377,7 +379,7 @@ class Node:
         self._start(self._service.handlers.handle(Requester(source, number), operation, fields), operation)
 
     def _abandon(self, group: Group) -> None:
-        self._start(self._service.close_group(group, settings.CLOSE_GRACE_S()), f"closing group '{group.name}'")
+        self._start(self._service.close_group(group, group.close_grace), f"closing group '{group.name}'")
 
     def _start(self, work: Coroutine[Any, Any, None], what: str) -> None:
         """Makes it one of this node's tasks: what goes wrong in it is logged and ends nothing else."""
@@ -427,9 +429,10 @@ class Node:
         self._templates.close()
 
     async def _close_groups(self) -> None:
+        most = math.inf if self._in_order else _HASTY_GRACE_S
         await asyncio.gather(
             *(
-                _logged(self._service.close_group(group, settings.CLOSE_GRACE_S()), f"closing group '{group.name}'")
+                _logged(self._service.close_group(group, min(group.close_grace, most)), f"closing group '{group.name}'")
                 for group in list(self._service.groups.values())
             )
         )

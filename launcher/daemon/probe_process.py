@@ -7,6 +7,8 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from .templates import MARKER, NO_TOKEN
+
 
 class ProbeProcess:
     """The process, running.  What it reads and writes is anonymous memory, so that nobody need pump pipes.
@@ -22,7 +24,12 @@ class ProbeProcess:
         os.lseek(files[0], 0, os.SEEK_SET)
         try:
             self._process = subprocess.Popen(
-                program, stdin=files[0], stdout=files[1], stderr=files[2], env=environment, start_new_session=True
+                program,
+                stdin=files[0],
+                stdout=files[1],
+                stderr=files[2],
+                start_new_session=True,
+                env={**environment, MARKER: NO_TOKEN},
             )
             self._pidfd = os.pidfd_open(self._process.pid)
         except BaseException:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async._core import clock, frames, operations
+from rlinf_async._core.closing import seconds_for_calls, seconds_until_kill
 from rlinf_async._core.descriptors import explained_shortage
 from rlinf_async._core.ended_endpoints import EndedEndpoints
 from rlinf_async._core.own_logger import own_logger
@@ -41,6 +42,7 @@ from .node_metrics import NodeMetrics
 from .operator_requests import OperatorRequests
 from .ports import Ports
 from .probes import Probes
+from .process_state import is_stopped, state_of
 from .profiled_worker import ProfiledStarter
 from .resources import count_memory
 from .router import Router
@@ -75,6 +77,7 @@ class Group:
 
     Attributes:
         supervised: its owner starts workers again that have died.
+        close_grace: seconds that its workers have for their end, where the owner does not say.
         former: workers that have died, and in whose place others are.
         store: the socket of the store at MASTER_PORT, for the next one of rank 0.
     """
@@ -83,6 +86,7 @@ class Group:
     owner: int
     workers: list[Endpoint] = field(default_factory=list)
     supervised: bool = False
+    close_grace: float = 0.0
     former: list[Endpoint] = field(default_factory=list)
     store: socket.socket | None = None
     closed: asyncio.Future[None] | None = None
@@ -257,7 +261,7 @@ class DaemonService:
         name = op.group
         while (group := self.groups.setdefault((owner, name), Group(name, owner))).closed is not None:
             await asyncio.shield(group.closed)  # an earlier one of this name, on its way out
-        group.supervised = op.supervised
+        group.supervised, group.close_grace = op.supervised, op.close_grace
         self._replace_dead(group, [worker["rank"] for worker in op.workers])
         place = prepare(self._site.environment, op.env, op.node_env, op.python, self._site.name, op.script_env)
         template = self._templates.get({**place.own, **place.special}, place.python)
@@ -494,16 +498,9 @@ class DaemonService:
                 if endpoint.exit_report is not None:
                     self.forget_endpoint(endpoint.id)  # its channels have lived on with the group
                 endpoint.process.closing = True
-                endpoint.send((frames.STOP, 0, me, max(0.0, grace * 0.8)))
+                endpoint.send((frames.STOP, 0, me, max(0.0, grace)))
                 processes.append(endpoint.process)
-            waiting = [process.ended for process in processes if not process.ended.done()]
-            if waiting:
-                await asyncio.wait(waiting, timeout=grace)
-            for process in processes:
-                process.kill()
-            waiting = [process.ended for process in processes if not process.ended.done()]
-            if waiting:
-                await asyncio.wait(waiting)
+            await _end(processes, grace)
             for endpoint in group.workers:
                 self.router.endpoints.pop(endpoint.number, None)
                 self.sub_workers.forget(endpoint)
@@ -608,6 +605,21 @@ class DaemonService:
         for store in self._stores.values():
             store.close()
         self._stores.clear()
+
+
+async def _end(processes: Sequence[WorkerProcess], grace: float) -> None:
+    """Wait for the orderly ends of processes; kill one that is stopped when calls have had their time, others later."""
+    waits = (seconds_for_calls(grace), seconds_until_kill(grace) - seconds_for_calls(grace), None)
+    for number, timeout in enumerate(waits):
+        waiting = [process.ended for process in processes if not process.ended.done()]
+        if waiting:
+            await asyncio.wait(waiting, timeout=timeout)
+        for process in processes:
+            if process.exit_status is None and (number or is_stopped(process.pid)):
+                if grace:
+                    state = state_of(process.pid, None) or "not done"
+                    logger.warning("worker %s is killed: its group is closed, and it is %s", process.setup.name, state)
+                process.kill()
 
 
 def _first_number(text: str | None) -> int | None:

@@ -1,4 +1,4 @@
-"""Sub-workers: admits subprocesses of workers by the token in their environment, and reports their ends."""
+"""Sub-workers: admits subprocesses of workers, known by the chain of their parents, and reports their ends."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from rlinf_async.errors import AuthError
 
 from .endpoint import Endpoint
 from .exit_status import exit_status_of
+from .leftovers import note_session, session_of
+from .process_state import stat_of
 from .router import Router
-from .templates import MARKER, NO_TOKEN
 
 
 class SubWorkers:
     """Processes that a worker has started by itself, and that have attached themselves to its node.
 
-    One is known by the mark that every descendant of a worker carries in its environment, and may call itself by no
-    other name than one below that worker's.  It ends with the worker, if it has not ended before.
+    One is known by a worker among its ancestors, and may call itself by no other name than one below that worker's.
+    It ends with the worker, if it has not ended before.
     """
 
     def __init__(self, router: Router, node_name: str) -> None:
@@ -38,7 +39,7 @@ class SubWorkers:
         if root is None or root.process is None:
             raise AuthError(
                 f"process {endpoint.pid} wants to be worker {address!r} and descends from no worker of node "
-                f"{self._node_name}: only a subprocess that a worker has started, with its environment, may join"
+                f"{self._node_name}: only a process that a worker has started may join"
             )
         name = root.process.setup.name
         called = address if isinstance(address, str) else ""
@@ -48,6 +49,7 @@ class SubWorkers:
                 f"process {endpoint.pid} descends from worker '{name}' and wants to be {address!r}: give the parent's "
                 "own worker_address as parent_address="
             )
+        note_session(session_of(endpoint.pid), endpoint.pid, root.process.setup.spec["env"])
         endpoint.root = root
         endpoint.name = called
         self._of.setdefault(root.number, []).append(endpoint)
@@ -55,11 +57,19 @@ class SubWorkers:
         return {**info, "log": root.process.log_path}
 
     def _ancestor(self, pid: int) -> Endpoint | None:
-        token = _token_of(pid)
-        for endpoint in self._router.endpoints.values():
-            process = endpoint.process
-            if process is not None and process.exit_status is None and process.setup.spec["token"] == token:
-                return endpoint
+        # Workers are subreapers, so a descendant has its worker among its ancestors, whatever it does to its
+        # environment or session, and even where its own parent has ended.
+        # tests/test_sub_workers.py::test_a_process_that_nothing_but_its_parents_tells_joins
+        workers = {
+            endpoint.process.pid: endpoint
+            for endpoint in self._router.endpoints.values()
+            if endpoint.process is not None and endpoint.process.exit_status is None
+        }
+        for ancestor in (pid, pid):  # a second time, for a parent that ended between two looks
+            while ancestor > 1:
+                ancestor = _parent_of(ancestor)
+                if ancestor in workers:
+                    return workers[ancestor]
         return None
 
     def end(self, endpoint: Endpoint) -> dict[str, Any] | None:
@@ -89,17 +99,12 @@ class SubWorkers:
                 self._router.endpoints.pop(endpoint.number, None)
 
 
-def _token_of(pid: int) -> str | None:
-    """The mark of the worker that a process descends from."""
+def _parent_of(pid: int) -> int:
+    """Return its present parent; 0 where it has ended."""
     try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return None
-    for variable in variables:
-        name, _, value = variable.partition(b"=")
-        if name == MARKER.encode():
-            return None if value == NO_TOKEN.encode() else value.decode("ascii", "replace")
-    return None
+        return int(stat_of(pid)[1])
+    except (OSError, IndexError):
+        return 0
 
 
 def _verdict_on(pid: int) -> dict[str, Any]:

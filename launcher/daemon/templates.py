@@ -42,12 +42,15 @@ PACKET_BYTES: Final = 512 * 1024
 _Answer = asyncio.Future[dict[str, Any]]
 
 MARKER: Final = "RLINF_WORKER"
-"""Environment variable that every descendant of a worker carries, forked or executed."""
+"""Environment variable that every child of a daemon has, and every descendant of a worker, forked or executed."""
+
+PARENT_SOCKET: Final = "RLINF_PARENT_SOCKET"
+"""Environment variable with the path of this node's socket, in the run's folder: a worker's subprocesses may join."""
 
 _HOME: Final = str(Path(settings.__file__).parents[1])
 
 NO_TOKEN: Final = "0" * 16
-"""Its value in a template, where each worker's own token will be written over."""
+"""Its value in a template, where each worker's own token will be written over, and in what is no worker's."""
 
 
 def exec_time(environment: Mapping[str, str]) -> dict[str, str]:

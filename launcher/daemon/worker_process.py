@@ -18,10 +18,10 @@ from rlinf_async._core.descriptors import limit_met
 from rlinf_async.errors import LaunchError
 
 from .exit_status import ExitStatus, reap
-from .guardian import children
+from .leftovers import Leftovers, note_session
 from .oom import MemoryKills
 from .process_state import Image, image_of
-from .templates import MARKER, Template
+from .templates import Template
 from .worker_output import Output, log_lacks
 
 DESCRIPTORS_PER_WORKER: Final = 9
@@ -70,7 +70,7 @@ class WorkerProcess:
         self._pidfd = -1
         self._memory_kills = MemoryKills.count()
         self._outputs: list[Output] = []
-        self._orphans: set[int] = set()
+        self._leftovers: Leftovers
 
     def __repr__(self) -> str:
         state = self.exit_status.text if self.exit_status else "alive"
@@ -112,6 +112,9 @@ class WorkerProcess:
             self._pidfd = self._open_pidfd()
             if isinstance(template, Template):
                 self.image = image_of(self.pid)
+            # The worker waits for this daemon's greeting: it is recorded before it can start anything.
+            note_session(self.pid, self.pid, self.setup.spec["env"])
+            self._leftovers = Leftovers(self._loop, self.pid, self.setup.spec["token"], self._all_gone)
         except BaseException:
             near.close()
             for output in self._outputs:
@@ -142,37 +145,15 @@ class WorkerProcess:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self.exit_status = exit_status
-        self._sweep()  # first of all: what is left may write into the outputs for ever
+        self._leftovers.end()  # first of all: what is left may write into the outputs for ever
         for output in self._outputs:
             output.close()
         on_death()
 
-    # -- descendants --------------------------------------------------------------------------------------------
-
-    def _sweep(self) -> None:
-        """Ends what the worker left behind; this daemon, a subreaper, has become its parent."""
-        marker = f"{MARKER}={self.setup.spec['token']}".encode()
-        for pid in children():
-            if pid not in self._orphans and (_carries(pid, marker) or _session_of(pid) == self.pid):
-                with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or is another user's now
-                    os.kill(pid, signal.SIGKILL)
-                    pidfd = os.pidfd_open(pid)
-                    self._orphans.add(pid)
-                    self._loop.add_reader(pidfd, self._orphan_died, pid, pidfd)
-        # Only now: what is ending bears no mark any more, and what it leaves in turn would be missed.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        if not self._orphans and not self.ended.done():
+    def _all_gone(self) -> None:
+        if not self.ended.done():
             assert self.exit_status is not None
             self.ended.set_result(self.exit_status)
-
-    def _orphan_died(self, pid: int, pidfd: int) -> None:
-        self._loop.remove_reader(pidfd)
-        os.close(pidfd)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
-        self._orphans.discard(pid)
-        self._sweep()  # its own children are ours now
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -215,18 +196,3 @@ class WorkerProcess:
             "log_lacks": log_lacks(self._outputs),
             "when": time.time(),
         }
-
-
-def _session_of(pid: int) -> int:
-    """The session of a process, a zombie as well; that has no environment any more."""
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return 0
-
-
-def _carries(pid: int, marker: bytes) -> bool:
-    try:
-        return marker in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False

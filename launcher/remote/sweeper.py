@@ -17,6 +17,9 @@ from typing import Any, Callable, Dict, Iterable, List
 
 _GRACE_S = 3.0
 _MAX_ROUNDS = 20
+_TRACKERS = (b"resource_tracker import main", b"torch_shm_manager")
+_TRACKERS_S = 3.0
+"""As in ``launcher/daemon/guardian.py``."""
 _ANSWER_TIMEOUT_S = 3.0
 _NOTE_TIMEOUT_S = 1.0
 _NOTE = "swept-by"
@@ -33,26 +36,34 @@ def main(read: Callable[[int], bytes]) -> None:
     while read(1) != b"\n":  # ends this process where the near side goes away instead
         pass
     ended: List[str] = []
-    found = processes_of(run)
-    ended += [shown(pid) for pid in sorted(found)]
     places = run_dirs(run)
+    sessions = sessions_of(run, places)
+    found = processes_of(run, sessions)
+    ended += [shown(pid) for pid in sorted(found)]
     leave_notes([Path(each).parent for each in alive], found, request["by"])
     send(found, signal.SIGTERM)
-    deadline = time.monotonic() + _GRACE_S
-    while processes_of(run) and time.monotonic() < deadline:
-        time.sleep(0.05)  # they are not our children: there is nothing to wait on before Python 3.9
+    wait(lambda: not processes_of(run, sessions), _GRACE_S)
     for _ in range(_MAX_ROUNDS):
-        found = processes_of(run)
+        found = processes_of(run, sessions)
         if not found:
             break
-        send(found, signal.SIGKILL)
+        others = [pid for pid in found if not is_tracker(pid)]
+        if not others:  # they remove shared memory once its users have ended, and end themselves
+            wait(lambda: not processes_of(run, sessions), _TRACKERS_S)
+        send(others or found, signal.SIGKILL)
         time.sleep(0.02)
     removed = []
     for place in places:
         shutil.rmtree(str(place), ignore_errors=True)
         removed.append(str(place))
-    answer = {"event": "swept", "ended": ended, "removed": removed, "left": sorted(processes_of(run))}
+    answer = {"event": "swept", "ended": ended, "removed": removed, "left": sorted(processes_of(run, sessions))}
     tell(request, answer)
+
+
+def wait(is_over: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_over() and time.monotonic() < deadline:
+        time.sleep(0.05)  # they are not our children: there is nothing to wait on before Python 3.9
 
 
 def tell(request: Dict[str, Any], message: Dict[str, Any]) -> None:
@@ -94,8 +105,11 @@ def leave_notes(nodes: List[Path], found: "Dict[int, List[bytes]]", by: str) -> 
         time.sleep(0.01)
 
 
-def processes_of(run: str) -> "Dict[int, List[bytes]]":
-    """Environments of this user's processes that bear the run's id in them, by pid; not of this one."""
+def processes_of(run: str, sessions: "Dict[int, int]") -> "Dict[int, List[bytes]]":
+    """Environments, by pid, of this user's processes that have the run's id there or are in these sessions.
+
+    Not of this one.  ``sessions`` maps their numbers to the start of their first process.
+    """
     mark = f"RLINF_RUN_ID={run}".encode()
     found = {}
     for place in Path("/proc").iterdir():
@@ -103,11 +117,58 @@ def processes_of(run: str) -> "Dict[int, List[bytes]]":
             try:
                 if place.stat().st_uid == os.getuid():
                     environ = (place / "environ").read_bytes().split(b"\0")
-                    if mark in environ and not is_dead(place):
+                    if (mark in environ or is_in(sessions, place)) and not is_dead(place):
                         found[int(place.name)] = environ
             except OSError:
                 continue  # it has just ended, or is not ours to look into
     return found
+
+
+def sessions_of(run: str, places: List[Path]) -> "Dict[int, int]":
+    """Sessions of workers and of their descendants, by number, and the start of their first process.
+
+    Daemons have recorded those of workers.  A session with a descendant of a worker in it is the run's as a whole.
+    Processes are found by them that have overwritten their environment, as setproctitle does.
+    """
+    boot = (Path("/proc/sys/kernel/random") / "boot_id").read_text().strip()
+    found = {}
+    for path in [path for place in places for path in place.glob("node-*/sessions")]:
+        for line in path.read_text().splitlines():
+            number, start, its_boot = line.split()
+            leader = start_of(Path("/proc") / number)
+            if its_boot == boot and leader in (0, int(start)):  # else the number is another process's now
+                found[int(number)] = int(start)
+    worker = b"RLINF_WORKER="
+    for pid, environ in processes_of(run, {}).items():
+        try:
+            session = os.getsid(pid)
+        except OSError:
+            continue
+        if session and any(each.startswith(worker) and each.strip(b"0") != worker for each in environ):
+            found.setdefault(session, 0)
+    found.pop(os.getsid(0), None)
+    return found
+
+
+def is_in(sessions: "Dict[int, int]", place: Path) -> bool:
+    session = os.getsid(int(place.name))
+    return session in sessions and start_of(place) >= sessions[session]
+
+
+def start_of(place: Path) -> int:
+    """When a process has started, in ticks; 0 where there is none."""
+    try:
+        return int((place / "stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+    except OSError:
+        return 0
+
+
+def is_tracker(pid: int) -> bool:
+    try:
+        words = (Path("/proc") / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return False
+    return any(part in words for part in _TRACKERS)
 
 
 def is_dead(place: Path) -> bool:
@@ -133,7 +194,7 @@ def send(pids: Iterable[int], number: int) -> None:
 def run_dirs(run: str) -> List[Path]:
     """The run's directories, those of further nodes on this machine among them, where it or this shell has them."""
     bases = {tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", "")}
-    for environ in processes_of(run).values():
+    for environ in processes_of(run, {}).values():
         bases |= {os.fsdecode(each.partition(b"=")[2]) for each in environ if each.startswith(_BASES)}
     found: Dict[str, Any] = {}
     for base in filter(None, bases):

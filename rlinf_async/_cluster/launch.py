@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.requests import Request
 from rlinf_async._cluster.launch_config import LaunchConfig
@@ -49,6 +48,7 @@ class Plan:
         environment: the group's own variables, which win over all others.
         script_environment: variables that the launching process has changed since its start.
         profiling: of this group; None if it is not profiled.
+        close_grace: seconds that its workers have for their end.
         policy: whether and how often its ranks are started again.
     """
 
@@ -65,6 +65,7 @@ class Plan:
     max_concurrency: int | None
     quiet: bool
     catch_system_failure: bool
+    close_grace: float
     config: str = ""
     profiling: ProfileConfig | None = None
     policy: RestartPolicy = field(default_factory=RestartPolicy)
@@ -138,6 +139,7 @@ async def spawn(
                 max_concurrency=plan.max_concurrency,
                 quiet=plan.quiet,
                 supervised=plan.policy.restarts,
+                close_grace=plan.close_grace,
                 **_surroundings(setting.python),
             ),
             node=node,
@@ -237,7 +239,7 @@ async def _undo(client: NodeClient, plan: Plan, named: bool) -> None:
     if client.closed is not None:
         return
     nodes = {placement.cluster_node_rank for placement in plan.placements} - set(client.lost_nodes)
-    close = operations.CloseGroup(plan.name, settings.CLOSE_GRACE_S())
+    close = operations.CloseGroup(plan.name, plan.close_grace)
     requests: list[Request[Any]] = [client.request(close, node=node) for node in nodes]
     if named:
         requests.append(client.request(operations.ReleaseGroup(plan.name), node=0))

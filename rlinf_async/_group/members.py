@@ -75,6 +75,7 @@ class Members:
     Attributes:
         restarts: by rank, how often it was started again.
         placements: by rank; at the group's owner.
+        close_grace: seconds that the workers have for their end.
         supervisor: of the group's owner, if it starts ranks again that have died.
         on_restart: callbacks of the driver.
     """
@@ -98,6 +99,7 @@ class Members:
         self.closed = False
         self.restarts = [0] * size
         self.placements: list[Placement] = []
+        self.close_grace = 0.0
         self.supervisor: Supervisor | None = None
         self.on_restart: list[Callable[[Restart], object]] = []
         self.version = 0

@@ -94,6 +94,12 @@ class Methods:
         self.concurrent: frozenset[str] = frozenset()
         self._known: dict[str, tuple[Kind, Callable[..., Any]]] = {}
 
+    def drop(self) -> Any:
+        """Let go of the worker, and return it."""
+        worker, self.worker = self.worker, None
+        self._known.clear()
+        return worker
+
     def find(self, method: str) -> tuple[Kind, Callable[..., Any]]:
         """How a method is run; one that does not exist is a function that says so when it is called."""
         known = self._known.get(method)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import functools
 import json
@@ -28,6 +27,7 @@ from rlinf_async._wire.reading.idle_reader import IdleReader
 from rlinf_async._wire.reading.shared_selector import SharedSelector
 from rlinf_async._worker import broken_loop, context
 from rlinf_async._worker.direct_callers import DirectCallers
+from rlinf_async._worker.ending import EndWatch
 from rlinf_async._worker.rendezvous_store import MasterStore
 from rlinf_async._worker.runtime import Runtime
 from rlinf_async.configuration import NetEmulationConfig
@@ -64,6 +64,7 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
     os.register_at_fork(after_in_child=lambda: wait_at(LockGate))
     os.register_at_fork(after_in_child=lambda: emulated_links.use(None))
     os.register_at_fork(after_in_child=runtime.direct_callers.forget)
+    runtime.ending.watch = EndWatch(socket_loop, runtime.ending, identity.address.get_name()).begin
     code = 0
     try:
         runtime.serve()
@@ -72,7 +73,7 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
         broken_loop.report(error)
     with contextlib.suppress(BaseException):
         runtime.direct_callers.flush_blocking(0.5)
-    _leave(runtime.client, code)
+    _leave(runtime, code)
 
 
 def assemble(
@@ -129,15 +130,14 @@ def _cut_off(leave: Callable[[int], Any], facts: dict[str, Any]) -> None:
     leave(1)
 
 
-def _leave(client: NodeClient, code: int) -> None:
+def _leave(runtime: Runtime, code: int) -> None:
     """Exit functions, flush, and out: a full interpreter shutdown with torch costs 0.2 s of CPU."""
     signal.alarm(0)
-    with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()
+    runtime.finish()
     with contextlib.suppress(BaseException):
         recorder.flush_at_exit()
     with contextlib.suppress(BaseException):
         sys.stdout.flush()
         sys.stderr.flush()
-    client.flush_at_exit(0.5)
+    runtime.client.flush_at_exit(0.5)
     os._exit(code)

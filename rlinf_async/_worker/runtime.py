@@ -42,6 +42,7 @@ from rlinf_async._worker import context
 from rlinf_async._worker.collective_watch import CollectiveWatch, advice
 from rlinf_async._worker.concurrent_calls import ConcurrentCalls
 from rlinf_async._worker.direct_callers import DirectCallers
+from rlinf_async._worker.ending import Ending, finish
 from rlinf_async._worker.failure_log import FailureLog
 from rlinf_async._worker.methods import CONSTRUCT, ON_RESTART, Kind, Methods, concurrent_names
 from rlinf_async._worker.rendezvous_store import MasterStore
@@ -76,6 +77,7 @@ class Runtime:
         self._failures = FailureLog()
         self._methods = Methods(self._construct)
         self._concurrent = ConcurrentCalls(self._start_concurrent)
+        self.ending = Ending(loop, self._methods, self._concurrent)
         self._queue: deque[Call] = deque()
         self._early: list[Call] | None = []
         """Calls that have come before the constructor's; None once that is there."""
@@ -109,8 +111,8 @@ class Runtime:
             self._on_failed_elsewhere(frame[2], frame[4], frame[5])
         elif kind == frames.STOP:
             self.direct_callers.read_all_available()
-            self._concurrent.end()
-            self._on_main(self._stop, float(frame[3]))
+            self.ending.announce(float(frame[3]))
+            self._on_main(self._stop)
 
     def _enqueue(self, call: Call) -> None:
         """Nothing runs before the constructor: who has found the group by its name may be earlier than who made it."""
@@ -227,7 +229,7 @@ class Runtime:
     # -- the main thread ----------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Runs calls until the daemon says stop."""
+        """Runs calls until the daemon says stop, and what comes before the end of the process."""
         while not self._stopping:
             try:
                 self._loop.run_forever()
@@ -238,6 +240,12 @@ class Runtime:
                 continue
             if not self._stopping:
                 self._run_blocking()
+        self.ending.run()
+
+    def finish(self) -> None:
+        """Runs what comes at the end of a program."""
+        self._open.clear()
+        finish(self._methods)
 
     def _begin(self, call: Call) -> bool:
         with self._state_lock:
@@ -254,7 +262,7 @@ class Runtime:
     def _pump(self) -> None:
         """On the loop: starts coroutines until a ``def`` method is at the head of the queue."""
         queue = self._queue
-        while True:
+        while not self._stopping:
             while queue:
                 call = queue[0]
                 if call.state is not QUEUED:
@@ -515,19 +523,8 @@ class Runtime:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def _stop(self, grace: float) -> None:
+    def _stop(self) -> None:
         self._stopping = True
-        self._ending = self._loop.create_task(self._wind_down(grace))
-
-    async def _wind_down(self, grace: float) -> None:
-        """Cancels what still runs, gives it ``grace`` seconds to clean up, and lets ``serve`` return."""
-        current = asyncio.current_task()
-        tasks = [task for task in asyncio.all_tasks() if task is not current]
-        for task in tasks:
-            task.cancel()
-        beside = [] if self._concurrent.ended is None else [asyncio.wrap_future(self._concurrent.ended)]
-        if tasks or beside:
-            await asyncio.wait([*tasks, *beside], timeout=grace)
         self._loop.stop()
 
 

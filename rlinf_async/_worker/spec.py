@@ -70,6 +70,7 @@ class GroupSpec(Generic[W_co]):
         restart: str | None = None,
         max_restarts: int | None = None,
         restart_window: float | None = None,
+        close_grace: float | None = None,
     ) -> WorkerGroup[W_co]:
         """Starts one worker per rank and returns the ``WorkerGroup`` at once; ``await group`` waits until it is ready.
 
@@ -106,10 +107,12 @@ class GroupSpec(Generic[W_co]):
                 each there is a pause, 0.1 s, and twice as long each time, up to 10 s, for a rank that has not lived for
                 10 s.
             restart_window: seconds for which a restart is counted (600).
+            close_grace: seconds that the workers have for ``on_close``, exit functions and the like when the group is
+                closed (``RLINF_CLOSE_GRACE_S``); a worker that is done earlier ends at once.
 
         Raises:
             ValueError: the name is taken, a public method has a name that the group needs itself, or
-                ``max_concurrency`` or ``call_timeout`` is out of range.
+                ``max_concurrency``, ``call_timeout`` or ``close_grace`` is out of range.
             ConfigError: the placement asks for more than the cluster has, or the restarts are none.
         """
         if not hasattr(cluster, "_launch"):
@@ -129,5 +132,6 @@ class GroupSpec(Generic[W_co]):
             profiling=profiling,
             call_timeout=call_timeout,
             restarts=(restart, max_restarts, restart_window),
+            close_grace=close_grace,
         )
         return group

@@ -36,6 +36,7 @@ from rlinf_async._core import frames
 
 _PACKET_BYTES: Final = 512 * 1024
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
 
 _BATCH: Final = 32
 """Workers that are forked through one process in between."""
@@ -43,11 +44,15 @@ _BATCH: Final = 32
 
 def die_with_parent(parent: int) -> None:
     """The kernel kills this process when its parent ends; exits at once if that has happened already."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
 def main() -> None:
@@ -261,6 +266,9 @@ def _settle_in(spec: dict[str, Any], fds: list[int]) -> tuple[socket.socket, int
     if not sock.recv(1, socket.MSG_PEEK):
         os._exit(1)
     _limit_open_files(spec["open_files"])
+    # Before any user code: its processes stay this worker's descendants, by whichever way they leave their parents.
+    # tests/test_orphans.py::test_a_dead_worker_is_told_to_an_idle_driver_and_takes_nobody_along
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     if not wrapped:  # else it was started with its own environment, to which the tool has added
         die_with_parent(spec["parent"])
         _mark(spec["token"])

@@ -15,13 +15,14 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
 from rlinf_async import Cluster, NodePlacementStrategy
 from tests._support import leaks
 from tests._support.fake_hosts import CHECKOUT, FakeHosts, Host
-from tests._support.workers import Plain
+from tests._support.workers import OVERWRITE_ENVIRONMENT, Plain
 
 SCRIPT = str(Path(__file__).resolve())
 
@@ -35,12 +36,35 @@ PATIENCE = 60.0
 """Seconds for a run to come as far as its phase."""
 
 
+UNSEEN = f"""
+{OVERWRITE_ENVIRONMENT}
+import time
+from multiprocessing import shared_memory
+memory = shared_memory.SharedMemory(create=True, size=4096)
+print("unseen", flush=True)
+time.sleep(600)
+"""
+"""Program with shared memory that overwrites its environment; its argument is the mark."""
+
+
 class Litter(Plain):
-    """A worker with a child, a grandchild in a session of its own, and a forked child that changed its session."""
+    """A worker with shared memory, a child, a grandchild in a session of its own, a forked child that changed its
+    session, and two children that overwrote their environment, one in the worker's session.
+    """
 
     def __init__(self, stay: bool) -> None:
         super().__init__()
+        self.memory = shared_memory.SharedMemory(create=True, size=4096)
+        unseen = [
+            subprocess.Popen(
+                [sys.executable, "-c", UNSEEN, os.environ[MARK]], stdout=subprocess.PIPE, start_new_session=alone
+            )
+            for alone in (True, False)
+        ]
         self.leave_behind()
+        for child in unseen:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"unseen\n"
         print("littered by", os.getpid(), flush=True)
         if stay:
             time.sleep(600)
@@ -63,7 +87,9 @@ def script(phase: str) -> None:
     """Goes as far as the phase, and on at the test's word."""
     if "RLINF_RUN_ID" in os.environ:  # under the launcher the script's own children are of the run, too
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    memory = shared_memory.SharedMemory(create=True, size=4096)
     with Cluster() as cluster:
+        print("shared", memory.name, flush=True)
         print("run", cluster.run_id, flush=True)
         placement = NodePlacementStrategy([0, 1] if cluster.num_nodes > 1 else [0, 0])
         group = Litter.create_group(phase == "launching").launch(cluster, placement=placement, name="litter")
@@ -194,7 +220,7 @@ class Broken:
         found = []
         for pid in leaks.pids():
             environment = leaks.environment(pid)
-            ours = environment.get(MARK) == self._mark and pid != self.process.pid
+            ours = (environment.get(MARK) == self._mark or self._mark in words_of(pid)) and pid != self.process.pid
             if ours or (self.run and environment.get("RLINF_RUN_ID") == self.run):
                 found.append(pid)
         return found

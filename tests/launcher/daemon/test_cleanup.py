@@ -17,7 +17,6 @@ from rlinf_async._core import frames, operations
 from rlinf_async._core.frames import FrameError
 from rlinf_async._core.operations import OPERATIONS, Operation
 from rlinf_async.errors import AuthError
-from rlinf_launcher.daemon import sub_workers
 from rlinf_launcher.daemon.cleanup import run_all
 from rlinf_launcher.daemon.endpoint import Endpoint
 from rlinf_launcher.daemon.handlers import Requester
@@ -278,15 +277,14 @@ async def test_names_are_texts(daemon: Daemon, name: Any) -> None:
 
 
 @pytest.mark.parametrize("address", ["w:0:x", "w:0:", "w:0:1:", "w:0", "w:01", "w:0:-1", 7], ids=repr)
-async def test_a_subprocess_of_a_worker_joins_under_ranks_only(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, address: Any
-) -> None:
+async def test_a_subprocess_of_a_worker_joins_under_ranks_only(daemon: Daemon, address: Any) -> None:
     """Its rank is read when it ends."""
-    monkeypatch.setattr(sub_workers, "_token_of", lambda pid: "token")
     root: Any = daemon.router.new_endpoint("worker")
-    root.process = SimpleNamespace(exit_status=None, setup=SimpleNamespace(name="w:0", spec={"token": "token"}))
+    root.process = SimpleNamespace(exit_status=None, pid=os.getppid(), setup=SimpleNamespace(name="w:0"))
+    endpoint = Client(daemon).endpoint
+    endpoint.pid = os.getpid()
     with pytest.raises(AuthError, match=r"descends from worker 'w:0' and wants to be"):
-        daemon.service.sub_workers.admit(Client(daemon).endpoint, {"address": address})
+        daemon.service.sub_workers.admit(endpoint, {"address": address})
 
 
 class Liar:

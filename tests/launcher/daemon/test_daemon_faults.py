@@ -393,6 +393,7 @@ def request(workers: int = 3) -> operations.Spawn:
         script=None,
         module=None,
         supervised=False,
+        close_grace=2.0,
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from rlinf_async._wire.local_socket import listen
+from rlinf_launcher import orphans
+from rlinf_launcher.daemon import guardian
 from rlinf_launcher.remote import sweeper
 from tests._support import standing_runs
 from tests._support.inspected_runs import InspectedRun
@@ -41,6 +45,39 @@ def test_a_run_that_is_alive_is_swept_by_force_alone_and_its_launcher_says_by_wh
         assert run.processes() == []
         assert "lost: it was ended by a sweep (rlinf-launch --sweep, pid " in run.output
         assert "signal 15" not in run.output
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ("{session} {start} {boot}", True),
+        ("{session} 1 {boot}", False),  # the number is another process's now
+        ("{session} {start} another-boot", False),
+        ("{ended} 1 {boot}", True),  # its first process has ended
+    ],
+)
+def test_processes_without_environment_are_found_by_a_recorded_session(
+    line: str, is_found: bool, tmp_path: Path
+) -> None:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    leader = ["sh", "-c", "sleep 100 & echo $!; exec sleep ${0}", "0" if "{ended}" in line else "100"]
+    with subprocess.Popen(leader, env={}, start_new_session=True, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        member = int(process.stdout.readline())
+        if "{ended}" in line:
+            process.wait()
+        start = sweeper.start_of(Path(f"/proc/{process.pid}"))
+        (tmp_path / "node-0").mkdir()
+        recorded = line.format(session=process.pid, ended=process.pid, start=start, boot=boot)
+        (tmp_path / "node-0" / "sessions").write_text(recorded + "\n")
+        found = sweeper.processes_of("0badcafe", sweeper.sessions_of("0badcafe", [tmp_path]))
+        os.killpg(process.pid, signal.SIGKILL)
+        assert (member in found) is is_found
+
+
+def test_all_sweeps_know_the_same_trackers() -> None:
+    assert guardian.TRACKERS == sweeper._TRACKERS == orphans._TRACKERS
+    assert guardian.TRACKERS_S == sweeper._TRACKERS_S == orphans._TRACKERS_S
 
 
 @pytest.fixture

@@ -1,0 +1,181 @@
+"""The orderly end of a worker: open calls, ``on_close``, its object, exit functions; and a watch over their time.
+
+    daemon   STOP: grace ──► calls are cancelled ─ on_close() ─ the worker object goes ─ threads, exit functions
+                             └ seconds_for_calls ┘              ─ __main__ goes ─ files are flushed ─ exit
+                             └ grace: what is not done by then is named with its stack, and cut off ┘
+
+The order is the interpreter's own at its end, without its last part, the teardown of modules, which costs 0.2 s of CPU
+with torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import faulthandler
+import gc
+import io
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from rlinf_async._core.closing import seconds_for_calls, seconds_until_kill
+from rlinf_async._worker.concurrent_calls import ConcurrentCalls
+from rlinf_async._worker.methods import Methods
+
+logger = logging.getLogger(__name__)
+
+_FRAMES: Final = 12
+"""Of a stack that is shown: the innermost ones."""
+
+_STDERR: Final = 2
+
+
+class Ending:
+    """The end of one worker, from its daemon's word on.
+
+    Attributes:
+        has_begun: the main thread is out of the last ``def`` method.
+        watch: is told the grace, where a process can end itself; not in a simulation.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, methods: Methods, concurrent: ConcurrentCalls) -> None:
+        self._loop = loop
+        self._methods = methods
+        self._concurrent = concurrent
+        self._grace = 0.0
+        self.has_begun = False
+        self.watch: Callable[[float], None] = lambda grace: None
+
+    def announce(self, grace: float) -> None:
+        """Take the daemon's word, on whichever thread reads it."""
+        self._grace = grace
+        self._concurrent.end()
+        self.watch(grace)
+
+    def run(self) -> None:
+        """Cancel what runs, give it time to clean up, and call ``on_close``; on the main thread, with its loop stopped.
+
+        What the hook raises is logged.
+        """
+        self.has_begun = True
+        self._complete(self._wind_down())
+        if self._methods.worker is None:
+            return
+        try:
+            result = self._methods.worker.on_close()
+            if isinstance(result, Coroutine):
+                self._complete(result)
+        except BaseException:
+            logger.exception("on_close() of %s failed", type(self._methods.worker).__name__)
+
+    async def _wind_down(self) -> None:
+        current = asyncio.current_task()
+        tasks = [task for task in asyncio.all_tasks() if task is not current]
+        for task in tasks:
+            task.cancel()
+        beside = [] if self._concurrent.ended is None else [asyncio.wrap_future(self._concurrent.ended)]
+        if tasks or beside:
+            await asyncio.wait([*tasks, *beside], timeout=seconds_for_calls(self._grace))
+
+    def _complete(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Run a coroutine to its end, whatever else stops the loop or is raised in it."""
+        task = self._loop.create_task(coroutine)
+        task.add_done_callback(lambda task: self._loop.stop())
+        while not task.done():
+            try:
+                self._loop.run_forever()
+            except (SystemExit, KeyboardInterrupt) as error:
+                logger.warning("%s in a background task of the worker is ignored", type(error).__name__)
+        task.result()
+
+
+def finish(methods: Methods) -> None:
+    """Do what an interpreter does at its end: objects and files are closed, threads end, exit functions run."""
+    # Files are flushed before what has them is dropped, too: of a circle the collector may close a file's lower part
+    # first, and the rest of its buffer is lost then.  And before exit functions, which may take too long.
+    # tests/test_ends.py::test_a_worker_ends_as_a_program_does
+    for step in (
+        flush_files,
+        lambda: _drop_worker(methods),
+        threading._shutdown,  # type: ignore[attr-defined]  # not public, and multiprocessing's children call it too
+        atexit._run_exitfuncs,
+        flush_files,
+        _drop_main,
+    ):
+        try:
+            step()
+        except BaseException:
+            traceback.print_exc()
+
+
+def _drop_worker(methods: Methods) -> None:
+    for ancestor in type(methods.drop()).__mro__:
+        if "current_worker" in vars(ancestor):
+            ancestor.current_worker = None  # type: ignore[attr-defined]
+    gc.collect()
+
+
+def _drop_main() -> None:
+    for name in ("__main__", "__mp_main__"):
+        sys.modules.pop(name, None)
+    gc.collect()
+
+
+def flush_files() -> None:
+    """Flush all files that are open for writing, whoever has them: to end by ``os._exit`` would lose their buffers."""
+    for each in gc.get_objects():
+        # By its type: isinstance() would ask an object for its class, and a lazy one might load what it stands for.
+        if io.TextIOWrapper in type(each).__mro__ or io.BufferedWriter in type(each).__mro__:
+            with contextlib.suppress(Exception):  # closed, or for reading
+                each.flush()
+
+
+class EndWatch:
+    """Ends this process once an end in order takes too long, and names what it is cut off in.
+
+    Args:
+        loop: of the thread that reads sockets.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ending: Ending, name: str) -> None:
+        self._loop = loop
+        self._ending = ending
+        self._name = name
+
+    def begin(self, grace: float) -> None:
+        """Start to count; from any thread."""
+        if grace:
+            # Where the interpreter's lock is held and no Python runs; it is C, and writes the stacks as they are.
+            faulthandler.dump_traceback_later((grace + seconds_until_kill(grace)) / 2, file=_STDERR)
+            self._loop.call_soon_threadsafe(self._count, grace)
+
+    def _count(self, grace: float) -> None:
+        calls = seconds_for_calls(grace)
+        self._loop.call_later(calls, self._cut_call, calls, grace)
+        self._loop.call_later(grace, self._cut, grace, grace)
+
+    def _cut_call(self, seconds: float, grace: float) -> None:
+        if not self._ending.has_begun:
+            self._cut(seconds, grace)
+
+    def _cut(self, seconds: float, grace: float) -> None:
+        frames = sys._current_frames()
+        stacks = [
+            f"  {thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident], _FRAMES))}"
+            for thread in threading.enumerate()
+            if thread.ident in frames and not thread.daemon
+        ]
+        text = (
+            f"worker {self._name} is cut off at its end: {seconds:g} s after the close of its group it is at\n"
+            f"{''.join(stacks)}  fix: launch(close_grace=) or RLINF_CLOSE_GRACE_S, which is {grace:g} s; "
+            "a fifth of it is for open calls\n"
+        )
+        os.write(_STDERR, text.encode(errors="replace"))
+        flush_files()
+        os._exit(1)
