@@ -16,7 +16,6 @@ import contextlib
 import faulthandler
 import gc
 import io
-import logging
 import os
 import sys
 import threading
@@ -25,10 +24,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from rlinf_async._core.closing import seconds_for_calls, seconds_until_kill
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._worker.concurrent_calls import ConcurrentCalls
 from rlinf_async._worker.methods import Methods
 
-logger = logging.getLogger(__name__)
+logger = own_logger(__name__)
 
 _FRAMES: Final = 12
 """Of a stack that is shown: the innermost ones."""
