@@ -142,8 +142,8 @@ class Mortal(Worker):
 
 
 def _recipe() -> Callable[[Worker, Restart], None]:
-    """Return the hook that the README shows."""
-    page = (Path(__file__).parents[2] / "README.md").read_text()
+    """Return the hook that the page about deaths shows."""
+    page = (Path(__file__).parents[2] / "docs" / "supervision.md").read_text()
     (code,) = re.findall(r"^    def on_restart.*?\n(?=\n)", page, re.MULTILINE | re.DOTALL)
     scope: dict[str, Any] = {"os": os, "dist": dist}
     exec(textwrap.dedent(code), scope)
