@@ -116,6 +116,9 @@ def check(block: Block, returncode: int, stdout: str, stderr: str) -> None:
     printed = re.sub(r"\[\w+:\d+@\w+\] .*\n", "", stdout)
     if block.name.startswith("test_"):
         assert f"{block.program.count('def test_')} passed" in printed
+    elif block.name == "recipe_a_training_loop.py":  # another processor, or order of the samples, has other numbers
+        assert re.sub(r"\d+%", "N%", printed) == re.sub(r"\d+%", "N%", block.printed)
+        assert int(re.findall(r"(\d+)%", printed)[-1]) >= 70
     elif block.name == "train.py":  # another processor has other numbers
         assert re.sub(r"\d+ of", "N of", printed) == re.sub(r"\d+ of", "N of", block.printed)
         assert int(re.findall(r"(\d+) of", printed)[-1]) >= 150
