@@ -252,7 +252,7 @@ def test_the_driver_hears_of_every_rank_also_of_those_that_were_back_while_other
 
 
 @pytest.mark.parametrize("doomed", [{}, {1: 1, 2: 0}], ids=["one death", "three deaths in a row"])
-def test_ranks_make_their_process_group_anew_as_the_page_about_deaths_says(cluster: Cluster, doomed: dict[int, int]) -> None:
+def test_ranks_make_their_process_group_anew_as_the_page_says(cluster: Cluster, doomed: dict[int, int]) -> None:
     """Whoever is in torch's rendezvous when a rank dies meets the next one of that rank."""
     told: list[Restart] = []
     with started(cluster, doomed, cls=Together) as group:

@@ -163,7 +163,7 @@ def forget_half_made() -> None:
     torch numbers default groups from 0, counts before it connects them, and begins anew only where it destroys one that
     was made.  The next group would have number 1 here and 0 in a process that has just been started, and their keys in
     the store would never meet.
-    tests/test_restarts.py::test_ranks_make_their_process_group_anew_as_the_page_about_deaths_says
+    tests/test_restarts.py::test_ranks_make_their_process_group_anew_as_the_page_says
     """
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is not None and not c10d.is_initialized():
