@@ -97,8 +97,9 @@ class StreamCall:
         return False
 
     def _arrive(self) -> None:
-        """The error is here: unobserved until the consumer has come to it; who iterates does."""
-        if failed := self._tally.failures():
+        """Report the error as unobserved until the consumer has come to it."""
+        # As for a handle, the close of the group is no error that the script has missed.
+        if failed := [failure for failure in self._tally.failures() if failure[1] != Status.UNKNOWN]:
             self._is_reported = True
             error = unobserved(self._callee, self._method, self._title(), failed, awaited=self._iterated)
             self._callee.client.unobserved.arrived(error)
