@@ -314,12 +314,12 @@ def test_a_cluster_that_a_spawned_childs_import_would_start_says_where_the_scrip
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert (
-        "RuntimeError: Cluster() was called in a process that multiprocessing has spawned, and that imports the script "
+        "RuntimeError: Cluster() was called in a process that multiprocessing has spawned, which imports the script "
         "again, under the name __mp_main__" in done.stderr
     )
     assert (
-        'Put what the script does below `if __name__ == "__main__":`, or the classes and functions that the child '
-        "needs into a module of their own" in done.stderr
+        'Put what the script does below `if __name__ == "__main__":`, or the classes and functions that '
+        "it needs into a module of their own" in done.stderr
     )
     assert "rlinf run" not in done.stderr
 

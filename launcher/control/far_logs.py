@@ -44,7 +44,8 @@ class FarLog:
         self.copy.write_bytes(b"".join(pieces))
 
     async def _copy_all(self) -> None:
-        self.copy.touch()
+        self._end = 0
+        self.copy.write_bytes(b"")
         while not self.trouble and self._end < self.file.nbytes and await self._copy_piece():
             pass
 

@@ -71,11 +71,11 @@ def cannot_travel(
         error: how pickling failed.
         fix: in the place of the usual one.
     """
-    what = f"{guilty.path or _name_of(root)} is of type {_name(type(guilty.part))}"
+    path, kind = guilty.path or _name_of(root), _name(type(guilty.part))
     if isinstance(guilty.part, Coroutine):
         fix = "`await` it, and its result travels"
     return SerializationError(
-        f"{describe} cannot travel: {what} and cannot be pickled ({summary(error)}); "
+        f"{describe} cannot travel: {path} is of type {kind} and cannot be pickled ({summary(error)}); "
         f"{fix or 'leave it out, or give the object that holds it a __getstate__ that does'}"
     )
 

@@ -50,12 +50,12 @@ CONFIG = NodeConfig(
     run="0a1b2c3d", marker="m", node=2, num_nodes=4, name="n", hidden=True, bind="::1",
     credentials=NodeCredentials("ca", "cert", "key"), log_dir="/logs", env={"A": "1"}, max_gpus=3, gpus=["0"],
     fake_gpus=4, labels=["big"], sync=["/near", "/far"], run_dir="/run", tee="0,3", launched=True,
-    port_range=[20000, 20010],
+    port_range=[20000, 20010], python_flags=["-O"],
 )  # fmt: skip
 
 
 def test_a_daemon_reads_its_configuration_as_it_was_made() -> None:
-    usual = NodeConfig(run="0a1b2c3d", marker="m", labels=[])
+    usual = NodeConfig(run="0a1b2c3d", marker="m", labels=[], python_flags=[])
     for config in (CONFIG, usual):
         assert NodeConfig.from_json(json.dumps(config.to_json()).encode()) == config
     assert not [
