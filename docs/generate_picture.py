@@ -1,7 +1,7 @@
 """Writes docs/pictures/page.png, the page of rlinf-ctl in a run of the main example.
 
-``python -m docs.generate_picture`` trains the example, bundles the run and has headless Chromium draw the bundle's page in
-its light colours.  A bundle that exists already may be named instead.
+``python -m docs.generate_picture`` trains the example, bundles the run and has headless Chromium draw its page in light
+colours.  A bundle that exists already may be named instead.
 """
 
 from __future__ import annotations
