@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         PackedPlacementStrategy as PackedPlacementStrategy,
         PlacementStrategy as PlacementStrategy,
     )
+    from rlinf_async.any_rank import AnyRank as AnyRank
     from rlinf_async.profiling import ProfileConfig as ProfileConfig, TorchProfileConfig as TorchProfileConfig
     from rlinf_async.rlinf import *  # noqa: F403
     from rlinf_async.stream import Stream as Stream
