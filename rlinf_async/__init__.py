@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rlinf_async._trace.tracer import Tracer as Tracer
     from rlinf_async._worker.methods import concurrent as concurrent
     from rlinf_async.address import NodeInfo as NodeInfo, WorkerAddress as WorkerAddress, WorkerInfo as WorkerInfo
+    from rlinf_async.any_rank import AnyRank as AnyRank
     from rlinf_async.channel import Channel as Channel, WeightedItem as WeightedItem
     from rlinf_async.cluster import Cluster as Cluster
     from rlinf_async.configuration import ClusterConfig as ClusterConfig
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
         PackedPlacementStrategy as PackedPlacementStrategy,
         PlacementStrategy as PlacementStrategy,
     )
-    from rlinf_async.any_rank import AnyRank as AnyRank
     from rlinf_async.profiling import ProfileConfig as ProfileConfig, TorchProfileConfig as TorchProfileConfig
     from rlinf_async.rlinf import *  # noqa: F403
     from rlinf_async.stream import Stream as Stream

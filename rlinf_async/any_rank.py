@@ -15,8 +15,8 @@ from rlinf_async._core.payload import Body, pack_body
 from rlinf_async._core.pending_calls import Tally
 from rlinf_async._core.root_cause import name_ranks
 from rlinf_async._group.each import per_rank
-from rlinf_async._group.rank_pool import UNBOUNDED, Attempt, Wish
 from rlinf_async._group.pool_calls import GONE, PoolCalls
+from rlinf_async._group.rank_pool import UNBOUNDED, Attempt, Wish
 from rlinf_async._waits import slow_waits
 from rlinf_async.errors import DeadlineExceeded
 from rlinf_async.handle import Handle
@@ -139,7 +139,7 @@ class _Pooled:
         return f"{self._callee.name}.{self._method}() on any rank"
 
     def _is_over(self) -> bool:
-        """Nobody waits for it any more."""
+        """True if its outcome is known, or was given up."""
         raise NotImplementedError
 
     def _start(self, attempt: Attempt) -> bool:

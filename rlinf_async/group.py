@@ -27,11 +27,11 @@ from rlinf_async._group.members import Members
 from rlinf_async._group.pool_calls import PoolCalls
 from rlinf_async._group.restart_rounds import Restart
 from rlinf_async.address import WorkerInfo
+from rlinf_async.any_rank import AnyRank, check_options
 from rlinf_async.configuration import did_you_mean
 from rlinf_async.errors import ClosedError, ConfigError, NodeLost
 from rlinf_async.handle import Handle
 from rlinf_async.outcome import CallDeadline
-from rlinf_async.any_rank import AnyRank, check_options
 from rlinf_async.stream import Stream, StreamCall
 from rlinf_async.work import NoneOrWork, Work, blocking
 

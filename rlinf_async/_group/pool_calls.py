@@ -109,7 +109,7 @@ class PoolCalls:
     # -- calls --------------------------------------------------------------------------------------------------
 
     def submit(self, call: PooledCall, encoded: Encoded | bytes) -> None:
-        """Send a call, or keep it until a rank has room.  What it carries is fixed now.
+        """Send a call, or keep it until a rank has room; its arguments are encoded now.
 
         Raises:
             ClosedError: the group or its cluster is closed.

@@ -1,4 +1,4 @@
-"""``RankPool``: calls that any rank of a group may take: ranks, open and waiting calls, keys: plain state without IO."""
+"""``RankPool``: calls that any rank of a group may take, by rank, in line and by key: plain state without IO."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Attempt:
     since: float | None
 
     def detach(self) -> None:
-        """Nobody waits for this answer any more; it keeps its place at the rank until it has come."""
+        """Give the answer up; the call keeps its place at the rank until it has come."""
         self.wish = self.since = None
 
 
