@@ -6,7 +6,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from functools import partial
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from rlinf_async._core import clock, codec, frames
 from rlinf_async._core.encoded import Encoded
@@ -23,6 +23,8 @@ from rlinf_async.handle import Handle
 from rlinf_async.outcome import overdue
 from rlinf_async.stream import Stream, StreamCall, _BlockingItems, _Items
 from rlinf_async.work import Work
+
+_NO_ARGUMENTS: Final = codec.encode_arguments((), {}, describe="no argument", root="args")
 
 
 class _Method(Protocol):
@@ -76,10 +78,12 @@ class AnyRank:
 
     def _call(self, method: _Method, /, *args: Any, **kwargs: Any) -> Any:
         calls = self._calls
-        describe = f"argument of {calls.members.name}.{method.name}()"
-        shares = per_rank(args, kwargs, 1)
-        share = (args, kwargs) if shares is None else shares[0]
-        encoded = codec.encode_arguments(*share, describe=describe, root=("args", "kwargs"))
+        encoded: Encoded | bytes = _NO_ARGUMENTS
+        if args or kwargs:
+            describe = f"argument of {calls.members.name}.{method.name}()"
+            shares = per_rank(args, kwargs, 1)
+            share = (args, kwargs) if shares is None else shares[0]
+            encoded = codec.encode_arguments(*share, describe=describe, root=("args", "kwargs"))
         wish = Wish(self._ranks, self._in_flight, self._stall_timeout, self._key)
         call = (_AnyStreamCall if method.streams else _AnyCall)(calls, wish, method)
         if method.is_idempotent and not isinstance(encoded, bytes):  # it may be sent again later
@@ -99,11 +103,12 @@ def check_options(in_flight: Any, key: Any, stall_timeout: Any) -> None:
         raise ValueError(
             f"in_flight={in_flight!r} of any() is no number of calls: write a whole number from 1 on, or None for any"
         )
-    is_number = isinstance(stall_timeout, Real) and not isinstance(stall_timeout, bool)
-    if stall_timeout is not None and not (is_number and 0 < float(stall_timeout) < math.inf):
-        raise ValueError(
-            f"stall_timeout={stall_timeout!r} of any() is no number of seconds: write one above 0, or None for none"
-        )
+    if stall_timeout is not None:
+        is_number = isinstance(stall_timeout, Real) and not isinstance(stall_timeout, bool)
+        if not (is_number and 0 < float(stall_timeout) < math.inf):
+            raise ValueError(
+                f"stall_timeout={stall_timeout!r} of any() is no number of seconds: write one above 0, or None for none"
+            )
     try:
         hash(key)
     except TypeError:

@@ -180,7 +180,8 @@ class PoolCalls:
             returns = bool(frames.unpack(body).get("returns")) if died else self.members.supervisor is not None
             self._gone.setdefault(target, returns)
             self.look()
-        self._start(self._end(attempt))
+        if begun := self._end(attempt):
+            self._start(begun)
 
     def heard(self, attempt: Attempt) -> None:
         """An item of a stream has come."""

@@ -36,7 +36,7 @@ class _Line:
         return next(iter(self.waiting.items()))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Wish:
     """A call as the pool sees it.
 
@@ -80,9 +80,10 @@ class Attempt:
 class RankPool:
     """The calls of one process on any rank of a group.
 
-    A call goes to the live rank with the fewest open ones, of equals to the one that was chosen longest ago.  Where all
-    have theirs ``in_flight``, calls wait; none takes a place that an earlier one could have.  The first call of a
-    conversation binds its key to a rank, and later ones wait for that rank alone, while it lives and is not silent.
+    A call goes to the live rank with the fewest open ones, of equals to the first: a process that has just run is the
+    quickest.  Where all have theirs ``in_flight``, calls wait; none takes a place that an earlier one could have.  The
+    first call of a conversation binds its key to a rank, of equals to the one with the fewest keys; later ones wait for
+    that rank alone, while it lives and is not silent.
 
     Methods that may make room return the attempts that begin because of it, in order.
 
@@ -97,14 +98,14 @@ class RankPool:
         self._heard = [0.0] * size
         self._silent: set[int] = set()
         """Ranks at which a call has stalled, and from which nothing has come since."""
-        self._chosen = [0] * size
-        """By rank, the number of the last call that went there."""
         self._numbers = itertools.count(1)
         self._all_well = False
         self._lines: dict[tuple[int, ...], _Line] = {}
         self._keyed = [_Line((rank,)) for rank in range(size)]
         self._waiting = 0
         self._bound: OrderedDict[Hashable, int] = OrderedDict()
+        self._keys = [0] * size
+        """By rank, how many are bound to it."""
 
     def __repr__(self) -> str:
         calls = ", ".join(str(len(attempts)) for attempts in self.open)
@@ -120,9 +121,12 @@ class RankPool:
         best, least = -1, wish.in_flight
         for rank in candidates:
             count = len(self.open[rank])
-            is_next = count < least or (count == least and best >= 0 and self._chosen[rank] < self._chosen[best])
-            if is_next and (not self._waiting or self._first_for(rank) is None):  # else an earlier call comes first
+            if count < least and (
+                not self._waiting or self._first_for(rank) is None
+            ):  # else an earlier call goes first
                 best, least = rank, count
+                if not count:
+                    break
         return None if best < 0 else self._begin(best, wish, now)
 
     def submit(self, wish: Wish, now: float) -> Attempt | None:
@@ -149,9 +153,13 @@ class RankPool:
 
     def end(self, attempt: Attempt, now: float) -> list[Attempt]:
         """Note the last answer to a call, or that it could not be sent."""
-        self.open[attempt.rank].pop(attempt, None)
-        begun = self.hear(attempt.rank, now)
-        return [*begun, *self._fill((attempt.rank,), now)] if self._waiting else begun
+        rank = attempt.rank
+        self.open[rank].pop(attempt, None)
+        if self._silent:
+            begun = self.hear(rank, now)
+            return [*begun, *self._fill((rank,), now)]
+        self._heard[rank] = now
+        return self._fill((rank,), now) if self._waiting else []
 
     def hear(self, rank: int, now: float) -> list[Attempt]:
         """Note an answer or an item."""
@@ -215,23 +223,23 @@ class RankPool:
 
     def _rank_of_key(self, wish: Wish) -> int:
         """The rank of a conversation; a new one, and one whose rank is lost, is bound to the least loaded."""
-        rank = self._bound.get(wish.key)
+        old = self._bound.pop(wish.key, None)
         eligible = self._eligible(wish.ranks) or [rank for rank in wish.ranks if self.standing[rank] is Standing.AWAY]
-        if rank is None or rank not in eligible:
-            rank = min(eligible, key=self._load)
-        self._bound[wish.key] = rank
-        self._bound.move_to_end(wish.key)
-        if len(self._bound) > MAX_KEYS:
-            self._bound.popitem(last=False)
+        rank = old if old in eligible else min(eligible, key=self._load)
+        self._bound[wish.key] = rank  # the last one now
+        self._keys[rank] += 1
+        if old is None and len(self._bound) > MAX_KEYS:
+            old = self._bound.popitem(last=False)[1]
+        if old is not None:
+            self._keys[old] -= 1
         return rank
 
     def _load(self, rank: int) -> tuple[int, int]:
-        return len(self.open[rank]) + len(self._keyed[rank].waiting), self._chosen[rank]
+        return len(self.open[rank]) + len(self._keyed[rank].waiting), self._keys[rank]
 
     def _begin(self, rank: int, wish: Wish, now: float) -> Attempt:
         attempt = Attempt(rank, wish, now)
         self.open[rank][attempt] = None
-        self._chosen[rank] = next(self._numbers)
         return attempt
 
     def _queue(self, wish: Wish) -> None:

@@ -25,19 +25,24 @@ def ranks_of(pool: RankPool, *wishes: Wish, now: float = 0.0) -> list[int | None
     return [None if attempt is None else attempt.rank for attempt in attempts]
 
 
-def test_a_call_goes_to_the_fewest_open_ones_and_of_equals_to_the_one_chosen_longest_ago() -> None:
+def test_a_call_goes_to_the_fewest_open_ones_and_of_equals_to_the_first() -> None:
     pool = live_pool()
     first = [pool.submit(Wish(ALL), 0.0) for _ in range(3)]
     assert [attempt.rank for attempt in first if attempt] == [0, 1, 2]
     assert first[1] is not None
     pool.end(first[1], 1.0)
-    assert ranks_of(pool, *(Wish(ALL) for _ in range(3))) == [1, 0, 2]
-    alone = live_pool()
-    for expected in (0, 1, 2, 0):  # one after the other, each answered
-        attempt = alone.submit(Wish(ALL), 0.0)
+    assert ranks_of(pool, *(Wish(ALL) for _ in range(3))) == [1, 0, 1]
+
+
+def test_conversations_spread_also_where_no_call_is_open() -> None:
+    pool = live_pool()
+    found = []
+    for key in (*"abcdef", "a"):
+        attempt = pool.submit(Wish(ALL, key=key), 0.0)
         assert attempt is not None
-        assert attempt.rank == expected
-        alone.end(attempt, 0.0)
+        found.append(attempt.rank)
+        pool.end(attempt, 0.0)
+    assert found == [0, 1, 2, 0, 1, 2, 0]
 
 
 @pytest.mark.parametrize(
@@ -224,6 +229,10 @@ class Pools(RuleBasedStateMachine):
     def nothing_is_forgotten(self) -> None:
         assert self.pool.waiting() == self.waiting
         assert sorted(map(id, self.attempts)) == sorted(id(each) for rank in self.pool.open for each in rank)
+
+    @invariant()
+    def keys_are_counted(self) -> None:
+        assert self.pool._keys == [[*self.pool._bound.values()].count(rank) for rank in ALL]
 
     @invariant()
     def nobody_waits_for_room_that_is_there(self) -> None:

@@ -95,6 +95,7 @@ class Play:
                 self.groups["pool"] = Subject.create_group().launch(
                     cluster, NodePlacementStrategy(list(pool)), name="pool", **options
                 )
+                await self.groups["pool"]  # a death while it is launched ends its other constructors
             began = loop.time()
             for step in self.program.steps:
                 if (left := began + step.at - loop.time()) > 0:

@@ -91,7 +91,7 @@ async def read(stream: Any) -> list[Any]:
 def test_calls_spread_and_each_gives_one_result() -> None:
     async def work(group: Any, sim: SimCluster) -> Any:
         together = await asyncio.gather(*(group.any().generate("x", 1.0) for _ in range(6)))
-        view = [await group.execute_on(2, 1).any().generate("y") for _ in range(4)]
+        view = await asyncio.gather(*(group.execute_on(2, 1).any().generate("y", 1.0) for _ in range(4)))
         return sorted(together), view, await read(group.any().words(3)), await outcome(group.any().fail())
 
     together, view, items, error = simulate(work)
