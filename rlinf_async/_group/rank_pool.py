@@ -225,7 +225,7 @@ class RankPool:
         """The rank of a conversation; a new one, and one whose rank is lost, is bound to the least loaded."""
         old = self._bound.pop(wish.key, None)
         eligible = self._eligible(wish.ranks) or [rank for rank in wish.ranks if self.standing[rank] is Standing.AWAY]
-        rank = old if old in eligible else min(eligible, key=self._load)
+        rank = old if old is not None and old in eligible else min(eligible, key=self._load)
         self._bound[wish.key] = rank  # the last one now
         self._keys[rank] += 1
         if old is None and len(self._bound) > MAX_KEYS:
