@@ -162,13 +162,15 @@ class _Pooled:
         return True
 
     def _take_last(self, status: int, body: Body) -> bool:
-        """Take the last answer of a rank. Return True if it is the end of that rank, and the call begins anew."""
+        """Leave the rank, whose last answer this is. Return True if it has died with the call, which begins anew."""
         attempt, target = self._attempt, self._targets[0]
         assert attempt is not None
         is_moved = status in GONE and self._may_move()
         if is_moved:
             self._note_loss(frames.unpack(body) if status == Status.DIED else {})
             self._leave()
+        else:
+            self._wish.owner = None  # a circle would keep the result until the next collection of garbage
         self._calls.ended(attempt, target, status, body)
         if is_moved:
             self._begin_anew()
@@ -264,15 +266,7 @@ class _AnyCall(_Pooled, Handle[Any]):
         return self._done or self._cancelled or self._expired
 
     def _answer(self, slot: int, status: int, body: Body) -> bool:
-        attempt, targets = self._attempt, self._targets
-        if status in GONE:
-            if self._take_last(status, body):
-                return True
-            return super()._answer(slot, status, body)
-        ended = super()._answer(slot, status, body)
-        if attempt is not None and ended:
-            self._calls.ended(attempt, targets[0], status, body)
-        return ended
+        return self._take_last(status, body) or super()._answer(slot, status, body)
 
     def _note_loss(self, report: dict[str, Any]) -> None:
         self._note_death(0, report)
@@ -320,21 +314,14 @@ class _AnyStreamCall(_Pooled, StreamCall):
         return False
 
     def _answer(self, slot: int, status: int, body: Body) -> bool:
-        attempt, targets = self._attempt, self._targets
         if status == Status.ITEM:
-            if attempt is not None:
-                self._calls.heard(attempt)
+            if self._attempt is not None:
+                self._calls.heard(self._attempt)
             if self._came is not None:
                 self._came.append(body)
-            return super()._answer(slot, status, body)
-        if status in GONE:
-            if self._take_last(status, body):
-                return True
-            return super()._answer(slot, status, body)
-        ended = super()._answer(slot, status, body)
-        if attempt is not None:
-            self._calls.ended(attempt, targets[0], status, body)
-        return ended
+        elif self._take_last(status, body):
+            return True
+        return super()._answer(slot, status, body)
 
     def _begin_anew(self) -> None:
         with self._lock:

@@ -15,7 +15,7 @@ from rlinf_async._core.frames import Status
 from rlinf_async._core.payload import Body
 from rlinf_async._core.root_cause import name_ranks
 from rlinf_async._group.members import Callee, Members
-from rlinf_async._group.rank_pool import Attempt, RankPool, Standing, Wish
+from rlinf_async._group.rank_pool import UNBOUNDED, Attempt, RankPool, Standing, Wish
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
 from rlinf_async.errors import ClosedError
@@ -142,11 +142,14 @@ class PoolCalls:
 
     def wait(self, call: PooledCall) -> None:
         """Send a call that carries bytes, now or once a rank has room."""
+        if (error := self._end_of_group()) is not None:
+            call._fail(error)
+            return
         with self._lock:
             attempt = self._state.submit(call._wish, clock.monotonic())
         if attempt is not None:
             self._start([attempt])
-        elif (error := self._end_of_group()) is not None:  # it has come while those before it were ended
+        elif (error := self._end_of_group()) is not None:  # it has come since, and those that waited have failed
             self.fail(error)
 
     def _end_of_group(self) -> BaseException | None:
@@ -230,8 +233,9 @@ class PoolCalls:
         with self._lock:
             lost = self._state.find_stalled(now)
         for attempt in lost:
-            if attempt.wish is not None:
-                attempt.wish.owner._stall(attempt)
+            call = attempt.wish.owner if attempt.wish is not None else None
+            if call is not None:  # else it has been answered meanwhile
+                call._stall(attempt)
         with self._lock:
             begun = self._state.begin_elsewhere(now) if lost else ()
             due = self._state.next_stall()
@@ -246,6 +250,8 @@ class PoolCalls:
         who = f"{name_ranks(wish.ranks)} of '{self.members.name}'"
         if not self._is_any_there(wish):
             return f"waits for {who} to be there"
+        if wish.in_flight == UNBOUNDED:
+            return f"waits for {who} behind earlier calls"
         limit = f"{wish.in_flight} call{'s' * (wish.in_flight != 1)} (in_flight= of any())"
         key = "" if wish.key is None else f", key {wish.key!r:.40}"
         return f"waits for room at {who}, where each takes {limit}{key}"
@@ -261,4 +267,4 @@ class PoolCalls:
         ranks = wish.ranks if wish.line is None else wish.line.ranks
         with self._lock:
             calls = [each.wish.owner for rank in ranks for each in self._state.open[rank] if each.wish is not None]
-        return [target for call in calls for target in call._needs()[0]], False
+        return [target for call in calls if call is not None for target in call._needs()[0]], False

@@ -103,7 +103,8 @@ class RankPool:
         self._lines: dict[tuple[int, ...], _Line] = {}
         self._keyed = [_Line((rank,)) for rank in range(size)]
         self._waiting = 0
-        self._bound: OrderedDict[Hashable, int] = OrderedDict()
+        self._bound: OrderedDict[tuple[tuple[int, ...], Hashable], int] = OrderedDict()
+        """Ranks of conversations; equal keys of two views are two."""
         self._keys = [0] * size
         """By rank, how many are bound to it."""
 
@@ -223,10 +224,11 @@ class RankPool:
 
     def _rank_of_key(self, wish: Wish) -> int:
         """The rank of a conversation; a new one, and one whose rank is lost, is bound to the least loaded."""
-        old = self._bound.pop(wish.key, None)
+        conversation = wish.ranks, wish.key
+        old = self._bound.pop(conversation, None)
         eligible = self._eligible(wish.ranks) or [rank for rank in wish.ranks if self.standing[rank] is Standing.AWAY]
         rank = old if old is not None and old in eligible else min(eligible, key=self._load)
-        self._bound[wish.key] = rank  # the last one now
+        self._bound[conversation] = rank  # the last one now
         self._keys[rank] += 1
         if old is None and len(self._bound) > MAX_KEYS:
             old = self._bound.popitem(last=False)[1]

@@ -99,7 +99,7 @@ def test_a_key_stays_at_its_rank_while_that_lives() -> None:
     assert rank is not None
     begun = pool.set_standing([AWAY if each == rank else LIVE for each in ALL], 1.0)
     assert begun == [], "the others have a call each"
-    (other,) = {each for each in others if each is not None and pool._bound["a"] == each}
+    (other,) = {each for each in others if each is not None and pool._bound[ALL, "a"] == each}
     first = next(iter(pool.open[other]))
     assert [(each.rank, each.wish) for each in pool.end(first, 2.0)] == [(other, waiting)]
     pool.set_standing([LIVE] * 3, 3.0)
@@ -110,7 +110,7 @@ def test_keys_that_have_been_quiet_for_longest_are_forgotten(monkeypatch: pytest
     monkeypatch.setattr(module, "MAX_KEYS", 2)
     pool = live_pool()
     ranks_of(pool, *(Wish(ALL, key=key) for key in "abac"))
-    assert list(pool._bound) == ["a", "c"]
+    assert list(pool._bound) == [(ALL, "a"), (ALL, "c")]
 
 
 def test_a_silent_rank_loses_its_calls_and_gets_none_until_it_is_heard() -> None:
@@ -238,7 +238,7 @@ class Pools(RuleBasedStateMachine):
     def nobody_waits_for_room_that_is_there(self) -> None:
         pool = self.pool
         for wish in self.waiting[:1]:
-            ranks = [pool._bound[wish.key]] if wish.key in pool._bound else wish.ranks
+            ranks = [pool._bound[wish.ranks, wish.key]] if wish.key is not None else wish.ranks
             free = [rank for rank in pool._eligible(wish.ranks) if rank in ranks]
             assert all(len(pool.open[rank]) >= wish.in_flight for rank in free)
 
