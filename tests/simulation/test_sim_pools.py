@@ -229,9 +229,9 @@ def test_a_rank_that_hangs_loses_its_calls(method: str) -> None:
         began = monotonic()
         results = await asyncio.gather(*map(outcome, calls))
         seconds = monotonic() - began
-        while_stopped = {await group.any().generate("x") for _ in range(4)}
+        while_stopped = {*await asyncio.gather(*(group.any().generate("x", 0.1) for _ in range(4)))}
         await asyncio.sleep(20)
-        back = {await group.any().generate("y") for _ in range(4)}
+        back = {*await asyncio.gather(*(group.any().generate("y", 0.1) for _ in range(4)))}
         return results, seconds, while_stopped, back
 
     results, seconds, while_stopped, back = simulate(work)
