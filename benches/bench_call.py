@@ -13,7 +13,7 @@ from typing import Final
 
 from . import contestant, session
 from .contestant import ContestantError
-from .measure import LIMIT, VERSIONS, Case, Target
+from .measure import ITSELF, LIMIT, VERSIONS, Case, Target
 from .options import Options, parse
 from .session import Measurement, Standing
 
@@ -34,6 +34,10 @@ def _microseconds(name: str, *targets: Target, limit: str) -> Case:
 
 def _rate(name: str, unit: str, *targets: Target, limit: str) -> Case:
     return Case(BENCH, name, unit, more_is_better=True, limit=limit, targets=targets)
+
+
+def _over_named(name: str) -> Case:
+    return Case(BENCH, name, "x a named rank", targets=[Target(1.3, ITSELF)])
 
 
 def _counts(quick: bool) -> tuple[int, int, int, int]:
@@ -71,6 +75,10 @@ def local_measurements(quick: bool) -> list[Measurement]:
                 ("echo_pipelined", {"count": groups, "processes": RANKS}), peers=in_flight,
             ),
         ]  # fmt: skip
+    found += [
+        Measurement(_over_named("any_call"), "any_call", {"count": one}, peers=()),
+        Measurement(_over_named("any_call_64"), "any_in_flight", {"count": many, "in_flight": 64}, peers=()),
+    ]
     large = {"mebibytes": MEBIBYTES, "count": 1}
     for suffix, method, targets in (("", "numel", [Target(3, LIMIT)]), ("_read", "summed", [])):
         case = Case(BENCH, f"argument_{MEBIBYTES}MiB{suffix}", "ms", 1e3, limit=MEMCPY, targets=targets)

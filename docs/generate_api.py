@@ -25,7 +25,7 @@ PAGE: Final = Path(__file__).parent / "api.md"
 SUBJECTS: Final = {
     "Run and nodes": ("cluster", "_cluster", "address", "configuration"),
     "Workers": ("worker", "_worker"),
-    "Groups and their calls": ("group", "_group", "handle", "outcome", "stream", "work"),
+    "Groups and their calls": ("group", "_group", "any_rank", "handle", "outcome", "stream", "work"),
     "Channels": ("channel", "_channels"),
     "Weights": ("weights",),
     "Placement and devices": ("placement", "hardware"),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rlinf_async._trace.tracer import Tracer as Tracer
     from rlinf_async._worker.methods import concurrent as concurrent
     from rlinf_async.address import NodeInfo as NodeInfo, WorkerAddress as WorkerAddress, WorkerInfo as WorkerInfo
+    from rlinf_async.any_rank import AnyRank as AnyRank
     from rlinf_async.channel import Channel as Channel, WeightedItem as WeightedItem
     from rlinf_async.cluster import Cluster as Cluster
     from rlinf_async.configuration import ClusterConfig as ClusterConfig

@@ -8,7 +8,7 @@ import functools
 import inspect
 import operator
 from asyncio import _get_running_loop as running_loop
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Hashable, Sequence
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
@@ -24,8 +24,10 @@ from rlinf_async._core.worker_facts import read_worker
 from rlinf_async._group.each import per_rank
 from rlinf_async._group.idempotent import is_idempotent
 from rlinf_async._group.members import Members
+from rlinf_async._group.pool_calls import PoolCalls
 from rlinf_async._group.restart_rounds import Restart
 from rlinf_async.address import WorkerInfo
+from rlinf_async.any_rank import AnyRank, check_options
 from rlinf_async.configuration import did_you_mean
 from rlinf_async.errors import ClosedError, ConfigError, NodeLost
 from rlinf_async.handle import Handle
@@ -41,7 +43,7 @@ logger = own_logger(__name__)
 _CLOSE_ANSWER_S: Final = 5.0
 """Beyond the grace, for the daemons to say that it is done."""
 
-_SHADOWED: Final = frozenset({"call", "restart"})
+_SHADOWED: Final = frozenset({"any", "call", "restart"})
 """Names of the group's that a worker class may have too: then ``group.call`` is the worker's method."""
 
 _NO_ARGUMENTS: Final = (codec.encode_arguments((), {}, describe="no argument", root="args"),)
@@ -200,6 +202,49 @@ class WorkerGroup(Generic[W_co]):
     def __len__(self) -> int:
         return len(self._ranks)
 
+    def any(self, *, in_flight: int | None = None, key: Hashable = None, stall_timeout: float | None = None) -> AnyRank:
+        """Calls on one rank of this view, whichever lives and has the fewest open calls of this kind from this process.
+
+        Where a rank dies, or is silent for ``stall_timeout``, another one takes over its calls of ``idempotent``
+        methods, each once; the others fail.  So do streams whose method is ``idempotent``.  Ranks that are being
+        started again get none while others live.  A class with a public method ``any`` has that as ``group.any``; then
+        this one is ``WorkerGroup.any(group)``.
+
+        Args:
+            in_flight: calls that a rank may have at once; where all have so many, calls wait in their order.
+            key: of a conversation: its calls go to one rank as long as that lives.
+            stall_timeout: seconds without an answer or item of the rank, though it owes one, after which it has lost
+                its calls.
+
+        Raises:
+            ClosedError: the group is closed.
+            TypeError: ``key`` cannot be hashed.
+            ValueError: ``in_flight`` is below 1, or ``stall_timeout`` not above 0.
+        """
+        members = self._members
+        check_options(in_flight, key, stall_timeout)
+        if members.closed:
+            raise ClosedError(f"group '{members.name}' is closed: none of its ranks can be called any more")
+        if members.pool is None:
+            with members._lock:
+                if members.pool is None:
+                    members.pool = PoolCalls(members)
+        assert isinstance(members.pool, PoolCalls)
+        return AnyRank(members.pool, self._method, self._ranks, in_flight, key, stall_timeout)
+
+    def _method(self, name: str) -> PublicMethod:
+        """The public method of that name.
+
+        Raises:
+            AttributeError, TypeError, ValueError: there is none, or none that could be called.
+        """
+        method = public_methods(self._worker_cls).get(name)
+        if method is None:
+            raise self._missing(name)
+        if method.is_plain_generator:
+            raise _no_stream(f"{self._members.name}.{name}()")
+        return method
+
     # -- facts --------------------------------------------------------------------------------------------------
 
     @property
@@ -275,14 +320,18 @@ class WorkerGroup(Generic[W_co]):
         return Stream(handler) if isinstance(handler, StreamCall) else handler
 
     def __getattr__(self, name: str) -> Any:
+        raise self._missing(name)
+
+    def _missing(self, name: str) -> Exception:
+        """The error of a name that is no public method of the worker class."""
         if name.startswith("__"):
-            raise AttributeError(name)
+            return AttributeError(name)
         if name.startswith("_") and callable(getattr(self._worker_cls, name, None)):
-            raise ValueError(f"{name} of {self._worker_cls.__name__} is hidden: only public methods can be called")
+            return ValueError(f"{name} of {self._worker_cls.__name__} is hidden: only public methods can be called")
         own, inherited = _own_methods_first(self._worker_cls)
         others = [*inherited, *(known for known in dir(WorkerGroup) if not known.startswith("_"))]
         hint = did_you_mean(name, own) or did_you_mean(name, others)
-        raise AttributeError(
+        return AttributeError(
             f"{self._worker_cls.__name__} has no public method {name!r}{hint}; it has {', '.join(own) or 'none'}, "
             f"and as every Worker {', '.join(inherited)}"
         )

@@ -19,7 +19,7 @@ from rlinf_async._core.type_variables import R
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
 from rlinf_async._waits.unobserved_errors import UnobservedError
-from rlinf_async.errors import ClosedError
+from rlinf_async.errors import ClosedError, DeadlineExceeded
 from rlinf_async.outcome import (
     Callee,
     Outcome,
@@ -305,10 +305,13 @@ class Handle(Work[list[R]]):
         else:
             far_side._follow(lambda: self._end_expired(slow_waits.words_of(far_side)))
 
+    def _overdue(self, slots: Sequence[int], doing: str) -> DeadlineExceeded:
+        return overdue(self._callee, self._method, slots, doing)
+
     def _end_expired(self, doing: str) -> None:
         if not (slots := self._tally.unanswered()):
             return
-        error = overdue(self._callee, self._method, slots, doing)
+        error = self._overdue(slots, doing)
         with self._lock:
             if self._done:
                 return

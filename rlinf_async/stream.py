@@ -109,13 +109,30 @@ class StreamCall:
         self._ended._settle()
         self._wake()
 
+    def _overdue(self, slots: Sequence[int], doing: str) -> DeadlineExceeded:
+        return overdue(self._callee, self._method, slots, doing)
+
+    def _describe_next(self) -> str:
+        have = "has" if len(self._unanswered()) == 1 else "have"
+        return f"the next item of {self._title()}, {self._whom()} {have} not ended"
+
+    def _whom(self) -> str:
+        return f"{name_ranks(self._callee.ranks[slot] for slot in self._unanswered())} of '{self._callee.name}'"
+
+    def _far_side(self) -> slow_waits.FarSide | None:
+        return self._callee.far_side(self._unanswered())
+
+    def _needs(self) -> slow_waits.Needs:
+        targets = [self._callee.targets[slot] for slot in self._unanswered() if self._call]
+        return [Target(TargetKind.CALL, target, self._call) for target in targets], False
+
     def _expire(self, tick: Work[None], doing: str) -> None:
         """The item for which ``tick`` stands has not come in the time that a call has."""
         with self._lock:
             slots = self._tally.unanswered()
             if self._tick is not tick or not slots:
                 return  # it, an error or the end has come while daemons were asked
-            self._error = overdue(self._callee, self._method, slots, doing)
+            self._error = self._overdue(slots, doing)
             self._is_reported = True
         self._cancel_open()
         self._wake()
@@ -282,24 +299,19 @@ class _NextItem(Work[None]):
             far_side._follow(lambda: self._stream._expire(self, slow_waits.words_of(far_side)))
 
     def _describe(self) -> str:
-        stream = self._stream
-        have = "has" if len(stream._unanswered()) == 1 else "have"
-        return f"the next item of {stream._title()}, {self._whom()} {have} not ended"
+        return self._stream._describe_next()
 
     def _user_loop(self) -> asyncio.AbstractEventLoop | None:
         return self._stream._callee.client.user_loop
 
     def _whom(self) -> str:
-        callee = self._stream._callee
-        return f"{name_ranks(callee.ranks[slot] for slot in self._stream._unanswered())} of '{callee.name}'"
+        return self._stream._whom()
 
     def _far_side(self) -> slow_waits.FarSide | None:
-        return self._stream._callee.far_side(self._stream._unanswered())
+        return self._stream._far_side()
 
     def _needs(self) -> slow_waits.Needs:
-        stream = self._stream
-        targets = [stream._callee.targets[slot] for slot in stream._unanswered() if stream._call]
-        return [Target(TargetKind.CALL, target, stream._call) for target in targets], False
+        return self._stream._needs()
 
 
 class _Items(AsyncIterator[tuple[int, Any]]):

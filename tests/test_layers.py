@@ -51,6 +51,7 @@ STOREYS = (
     "_transports",
     "_messaging",
     "_group",
+    "any_rank",
     "group",
     "_worker",
     "worker",

@@ -8,6 +8,7 @@ BORN = time.perf_counter()
 
 import argparse  # noqa: E402
 import asyncio  # noqa: E402
+import itertools  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Awaitable, Iterable, Sequence  # noqa: E402
@@ -57,6 +58,7 @@ class Ours(works.Framework):
         self._cluster = await Cluster(num_nodes=self._nodes, local_nodes=self._nodes if self._nodes > 1 else None)
         self.first = await self.launch(workers)
         self._one = self.first[0]
+        self._next = itertools.cycle([self.first[rank] for rank in range(workers)])
 
     async def launch(self, workers: int) -> Any:
         self._launched += 1
@@ -68,6 +70,12 @@ class Ours(works.Framework):
 
     async def stop(self) -> None:
         await self._cluster.aclose()
+
+    def any(self, method: str) -> Awaitable[Any]:
+        return getattr(self.first.any(), method)()
+
+    def one_in_turn(self, method: str) -> Awaitable[Any]:
+        return getattr(next(self._next), method)()
 
     def one(self, method: str) -> Awaitable[Any]:
         return getattr(self._one, method)()

@@ -15,6 +15,7 @@ import re
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,14 @@ class Framework:
 
     def one(self, method: str) -> Awaitable[Any]:
         """Calls the first worker of ``first``, without arguments."""
+        raise NotImplementedError
+
+    def any(self, method: str) -> Awaitable[Any]:
+        """Calls whichever worker of ``first`` has the fewest open calls."""
+        raise NotImplementedError
+
+    def one_in_turn(self, method: str) -> Awaitable[Any]:
+        """Calls a worker of ``first``, the next one each time."""
         raise NotImplementedError
 
     def all(self, group: Any, method: str, *args: Any) -> Awaitable[Sequence[Any]]:
@@ -120,6 +129,25 @@ class Works:
         await self._framework.together(one(method) for _ in range(count))
         return [count / (time.perf_counter() - began)]
 
+    async def any_call(self, count: int) -> Samples:
+        """Time of a call that any rank takes, over that of one to a named rank, by turns."""
+        named = _timed_once(lambda: self._framework.one("ping"))
+        anyone = _timed_once(lambda: self._framework.any("ping"))
+        return [await anyone() / await named() for _ in range(count)]
+
+    async def any_in_flight(self, count: int, in_flight: int) -> Samples:
+        """The same for calls of which so many are open, beside calls to the named ranks in turn."""
+        samples = []
+        for call in (self._framework.any, self._framework.one_in_turn):
+            began, calls = time.perf_counter(), deque[Awaitable[Any]]()
+            for _ in range(count):
+                if len(calls) == in_flight:
+                    await calls.popleft()
+                calls.append(call("ping"))
+            await self._framework.together(calls)
+            samples.append(time.perf_counter() - began)
+        return [samples[0] / samples[1]]
+
     async def group_call(self, count: int, method: str) -> Samples:
         framework = self._framework
         return await _timed(lambda: framework.all(framework.first, method), count)
@@ -152,6 +180,13 @@ async def _timed(call: Callable[[], Awaitable[Any]], count: int) -> Samples:
         await call()
         samples.append(time.perf_counter() - began)
     return samples
+
+
+def _timed_once(call: Callable[[], Awaitable[Any]]) -> Callable[[], Coroutine[Any, Any, float]]:
+    async def timed() -> float:
+        return (await _timed(call, 1))[0]
+
+    return timed
 
 
 async def ticks(count: int | None, done: asyncio.Event | None = None) -> Samples:

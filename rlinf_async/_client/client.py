@@ -243,6 +243,14 @@ class NodeClient:
         route = frames.route_to(targets, [slot])
         self.send((frames.CALL, len(fds), self.endpoint, route, call, method, 0, body), fds)
 
+    def hand_over(self, call: int, handler: ReplyHandler) -> bool:
+        """Have another handler take what comes for an open call. Return False if it has been answered."""
+        with self._arbiter.lock:
+            if call not in self._calls:
+                return False
+            self._calls[call] = handler
+            return True
+
     def answer_for(self, call: int, slot: int, status: Status, body: bytes) -> None:
         """Answers an open call for a process that is no more, on the loop."""
         self.later(0, lambda: self._answer(call, slot, status, body))

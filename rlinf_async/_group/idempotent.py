@@ -12,11 +12,16 @@ _MARK: Final = "_rlinf_idempotent"
 
 
 def idempotent(method: M) -> M:
-    """Lets a call of a worker's method be made once more where the worker dies during it and is started again.
+    """Lets a call of a worker's method be made once more where the worker dies during it.
 
-    For groups that are launched with ``restart=``: a call that a dead rank had not answered is made again on the next
-    incarnation, as often as there is one, and its caller hears nothing of the death.  So the method must do no harm
-    when it is run twice, or half and then whole: reading, computing, writing the same again.
+    In a group that is launched with ``restart=``, a call that a dead rank had not answered is made again on the next
+    incarnation, as often as there is one; a call by ``group.any()`` is made again on another rank, once.  Its caller
+    hears nothing of the death.  So the method must do no harm when it is run twice, or half and then whole: reading,
+    computing, writing the same again.
+
+    An async generator method may be marked if it has a keyword-only parameter ``resume``: where another rank begins its
+    stream anew, which only ``group.any()`` has it do, that is the list of the items that have come, and the method
+    yields those after them.
 
     Example:
         class Rollout(Worker):
@@ -24,20 +29,32 @@ def idempotent(method: M) -> M:
             def evaluate(self, prompts):
                 return [self.model(prompt) for prompt in prompts]
 
+            @idempotent
+            async def generate(self, prompt, *, resume=()):
+                async for token in self.model.stream(prompt, prefix=resume):
+                    yield token
+
     Raises:
-        TypeError: it is a generator, of whose items some may have been used already.
+        TypeError: it is a generator without ``resume``, of whose items some may have been used already.
     """
     function: Any = method.__func__ if isinstance(method, staticmethod | classmethod) else method
-    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+    streams = inspect.isasyncgenfunction(function)
+    if inspect.isgeneratorfunction(function) or (streams and not _takes_items(function)):
         name = getattr(function, "__qualname__", repr(function))
+        fix = "return a list" + (", or take the items that have come as `*, resume=()`" if streams else "")
         raise TypeError(
             f"@idempotent is for methods that return, and {name} is a generator, of whose items some may have been "
-            "used already: return a list"
+            f"used already: {fix}"
         )
     if not inspect.isfunction(function):
         raise TypeError(f"@idempotent is for methods of workers, got {function!r}")
     setattr(function, _MARK, True)
     return method
+
+
+def _takes_items(function: Any) -> bool:
+    resume = inspect.signature(function).parameters.get("resume")
+    return resume is not None and resume.kind is inspect.Parameter.KEYWORD_ONLY
 
 
 def is_idempotent(method: Any) -> bool:

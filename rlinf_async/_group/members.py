@@ -66,8 +66,24 @@ class Supervisor(Protocol):
         """The group is being closed."""
 
 
+class PoolOfCalls(Protocol):
+    """Calls that any rank may take, as the members of their group see them (``rlinf_async/any_rank.py``)."""
+
+    def look(self) -> None:
+        """Ranks have come, or calls go on."""
+
+    def unfinished(self) -> Sequence[CallHandle]:
+        """The calls that have not ended, the oldest first."""
+
+    def waiting(self) -> Sequence[CallHandle]:
+        """The calls that wait for a rank."""
+
+    def fail(self, error: BaseException) -> None:
+        """End the calls that wait."""
+
+
 class Members:
-    """Who is in a group and where they live; until that is known, calls wait here in order.
+    """Ranks of a group and where they live; until that is known, calls wait here in order.
 
     Lifecycle: launching (calls are queued) -> running -> closed (calls raise ``ClosedError``), or failed at launch.
     Where ranks are started again, it is held meanwhile, and calls are queued as at first.
@@ -77,6 +93,7 @@ class Members:
         placements: by rank; at the group's owner.
         close_grace: seconds that the workers have for their end.
         supervisor: of the group's owner, if it starts ranks again that have died.
+        pool: calls that any rank may take; None until there is one.
         on_restart: callbacks of the driver.
     """
 
@@ -101,6 +118,7 @@ class Members:
         self.placements: list[Placement] = []
         self.close_grace = 0.0
         self.supervisor: Supervisor | None = None
+        self.pool: PoolOfCalls | None = None
         self.on_restart: list[Callable[[Restart], object]] = []
         self.version = 0
         """Goes up whenever a rank has another endpoint."""
@@ -132,6 +150,8 @@ class Members:
                 while (facts := self.client.events.returned.get(endpoints[rank])) is not None:
                     self.replace(rank, *_place_of(facts["entry"]))
             self._let_go()
+        if self.pool is not None:
+            self.pool.look()
 
     def _let_go(self) -> None:
         repeats, self._repeats = self._repeats, []
@@ -152,6 +172,8 @@ class Members:
         """All that come back are there: what was called meanwhile is sent, in order."""
         with self._lock:
             self._let_go()
+        if self.pool is not None:
+            self.pool.look()
 
     def replace(self, rank: int, endpoint: int, info: WorkerInfo, log: str) -> None:
         """A rank is back, as another process."""
@@ -185,6 +207,8 @@ class Members:
         for _, handler, _, bodies, _ in pending:
             close_fds(fd for _, fds in bodies for fd in fds)
             handler._fail(error)  # the same one: who saw it at one call has seen it
+        if self.pool is not None:
+            self.pool.fail(error)
 
     @property
     def failed(self) -> bool:
@@ -193,6 +217,8 @@ class Members:
 
     def close(self) -> None:
         self.closed = True
+        if self.pool is not None:
+            self.pool.fail(ClosedError(f"group '{self.name}' was closed before a rank had room for the call"))
         if self.endpoints is None:
             self.fail(ClosedError(f"group '{self.name}' was closed while it was being launched"))
             return
@@ -265,6 +291,7 @@ class Members:
         """Open calls that nobody has awaited, with their ranks; the constructors' is none of them."""
         with self._lock:
             waiting = [handler for _, handler, *_ in self._pending]
+        waiting += self.pool.waiting() if self.pool is not None else ()
         return [
             handler._title()
             for handler in (*list(self.open.values()), *waiting)
@@ -289,6 +316,11 @@ class Members:
         """The deadline of calls, once it counts."""
         return None if self._counts_from == math.inf else self.deadline
 
+    def watch_deadlines(self) -> None:
+        """Set the timer of the deadlines for a call that is made now, unless it is set."""
+        if self.deadline is not None and self._timer.acquire(blocking=False):
+            self.client.later(self.deadline.seconds, self._look_at_deadlines)
+
     def _look_at_deadlines(self) -> None:
         """Ends the calls whose deadline has passed, and comes back for the next one.
 
@@ -308,7 +340,16 @@ class Members:
         """Ends calls; seconds to the next deadline, None where no call is open."""
         if self.deadline is None:
             return None
-        for handler in (*list(self.open.values()), *(waiting[1] for waiting in list(self._pending))):
+        sent = self._expire_in_order((*list(self.open.values()), *(waiting[1] for waiting in list(self._pending))))
+        if self.pool is None:
+            return sent
+        # By themselves: a call that waited for a rank, or has lost one, is sent later than younger ones.
+        pooled = self._expire_in_order(self.pool.unfinished())
+        return min((left for left in (sent, pooled) if left is not None), default=None)
+
+    def _expire_in_order(self, handlers: Sequence[CallHandle]) -> float | None:
+        assert self.deadline is not None
+        for handler in handlers:
             if isinstance(handler, StreamCall) or handler.done() or handler._expired:
                 continue
             left = max(handler._since, self._counts_from) + self.deadline.seconds - clock.monotonic()
@@ -339,18 +380,8 @@ class Members:
             ClosedError: the group or its cluster is closed.  Where this machine's daemon is gone, the call fails
                 like those that were made before.
         """
-        if self.closed:
-            raise ClosedError(f"group '{self.name}' is closed: {method}() cannot be called any more")
-        end = self.client.closed
-        if end is not None:
-            if isinstance(end, ClosedError | ForkedProcessError):
-                raise copy_of(end)
-            handler._fail(copy_of(end))
+        if not self.admits(handler, method):
             return
-        if self.client.loop.is_closed():
-            raise loop_watch.closed(self.client.loop, f"{self.name}.{method}() was called")
-        if self.deadline is not None and isinstance(handler, Handle):
-            handler._since = clock.monotonic()
         bodies: list[tuple[bytes | int, Sequence[int]]] = []
         try:
             for value in encoded:
@@ -358,10 +389,7 @@ class Members:
         except BaseException:  # the next one finds no descriptor
             close_fds(fd for _, fds in bodies for fd in fds)
             raise
-        if recording.admits():
-            handler._ended._event = recording.begin(_CALL, f"{self.name}.{method}", len(callee.ranks))
-        if recorder.recorder is not None:
-            recorder.follow_call(handler, handler._ended, f"{self.name}.{method}")
+        self.record(handler, method, len(callee.ranks))
         if repeats and isinstance(handler, Handle):
             handler._again = encoded
         if not self._started:
@@ -372,10 +400,36 @@ class Members:
                     raise copy_of(self._failure)
                 if not self._started:
                     self._pending.append((callee, handler, method, bodies, same))
-                    if self.deadline is not None and self._timer.acquire(blocking=False):  # ranks are away
-                        self.client.later(self.deadline.seconds, self._look_at_deadlines)
+                    self.watch_deadlines()  # ranks are away
                     return
         self._send(callee, handler, method, bodies, same)
+
+    def admits(self, handler: CallHandle, method: str) -> bool:
+        """Return False if a call fails at once, and tell it why: this machine's daemon is gone.
+
+        Raises:
+            ClosedError: the group or its cluster is closed.
+        """
+        if self.closed:
+            raise ClosedError(f"group '{self.name}' is closed: {method}() cannot be called any more")
+        end = self.client.closed
+        if end is not None:
+            if isinstance(end, ClosedError | ForkedProcessError):
+                raise copy_of(end)
+            handler._fail(copy_of(end))
+            return False
+        if self.client.loop.is_closed():
+            raise loop_watch.closed(self.client.loop, f"{self.name}.{method}() was called")
+        if self.deadline is not None and isinstance(handler, Handle):
+            handler._since = clock.monotonic()
+        return True
+
+    def record(self, handler: CallHandle, method: str, ranks: int) -> None:
+        """Write the beginning of a call into the flight recorder and the trace."""
+        if recording.admits():
+            handler._ended._event = recording.begin(_CALL, f"{self.name}.{method}", ranks)
+        if recorder.recorder is not None:
+            recorder.follow_call(handler, handler._ended, f"{self.name}.{method}")
 
     def call_now(self, ranks: Sequence[int], method: str, encoded: Encoded | bytes) -> Handle:
         """A call in front of all that waits."""
@@ -388,8 +442,7 @@ class Members:
     def _send(self, callee: Callee, handler: CallHandle, method: str, bodies: Bodies, same: bool) -> None:
         credit = handler._window if isinstance(handler, StreamCall) else 0
         self.open[id(handler)] = handler
-        if self.deadline is not None and self._timer.acquire(blocking=False):
-            self.client.later(self.deadline.seconds, self._look_at_deadlines)
+        self.watch_deadlines()
         try:
             if same:
                 body, fds = bodies[0]

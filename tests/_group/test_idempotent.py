@@ -43,6 +43,18 @@ def test_what_a_subclass_writes_anew_is_marked_only_if_it_says_so() -> None:
     assert is_idempotent(Below.coroutine)
 
 
+def test_an_async_generator_is_marked_if_it_takes_the_items_that_have_come() -> None:
+    async def stream(*, resume: object = ()) -> object:
+        yield resume
+
+    async def by_position(resume: object = ()) -> object:
+        yield resume
+
+    assert is_idempotent(idempotent(stream))
+    with pytest.raises(TypeError, match=r"return a list, or take the items that have come as `\*, resume=\(\)`"):
+        idempotent(by_position)
+
+
 def test_generators_and_other_things_are_refused() -> None:
     def generator() -> object:
         yield 1

@@ -9,11 +9,40 @@ from collections.abc import Sequence
 from rlinf_async._simulation.sim_cluster import SimCluster
 from tests.faults.journal import Operation
 from tests.faults.judgement import Violation
+from tests.simulation.program import Program
 
 
 def check(book: Sequence[Operation]) -> list[Violation]:
     """All that is wrong with what was noted."""
     return [*_order_of_calls(book), *_versions(book)]
+
+
+def judge_pool(book: Sequence[Operation], program: Program) -> list[Violation]:
+    """Calls that any rank takes: none a third time, where there is room, elsewhere after a loss, by key at one rank."""
+    attempts: dict[int, list[Operation]] = defaultdict(list)
+    for operation in book:
+        if operation.kind == "attempt":
+            attempts[operation.facts[0]].append(operation)
+    kinds = {step.kind for step in program.steps}
+    deaths = [step for step in program.steps if step.kind == "kill" and step.facts[0][0] == "pool"]  # type: ignore[index]
+    is_quiet = not kinds & {"stop", "starve", "cut", "cut_pair", "kill_node"}
+    found, ranks = [], defaultdict(set)
+    for call in (operation for operation in book if operation.kind == "any"):
+        begun = attempts[call.facts[0]]
+        if len(begun) > 2:
+            found.append(Violation("twice", f"{call} was begun {len(begun)} times"))
+        if call.ended and call.error is None and not begun:
+            found.append(Violation("lost", f"{call} has not run"))
+        found += [Violation("order", f"{each} is one of {each.facts[1]} at once") for each in begun if each.facts[1]]
+        if is_quiet and call.error is not None and call.error[0] == "DeadlineExceeded":
+            found.append(Violation("error", f"{call}, and no rank was silent"))
+        if is_quiet and len(deaths) < 2 and call.error is not None and call.error[0] == "WorkerDied":
+            found.append(Violation("death", f"{call} was not begun elsewhere"))
+        ranks[call.facts[1]] |= {each.who for each in begun}
+    if is_quiet and not deaths:
+        spread = {key: sorted(each) for key, each in ranks.items() if key is not None and len(each) > 1}
+        found += [Violation("order", f"calls of key {key!r} went to {each}") for key, each in spread.items()]
+    return found
 
 
 def compare_views(sim: SimCluster) -> list[Violation]:

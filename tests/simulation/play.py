@@ -15,7 +15,7 @@ from rlinf_async._simulation.sim_cluster import SimCluster
 from tests.faults.journal import Counters, Operation, all_of
 from tests.faults.judgement import Facts, Violation, judge
 from tests.simulation import subject
-from tests.simulation.invariants import check, compare_views, find_left
+from tests.simulation.invariants import check, compare_views, find_left, judge_pool
 from tests.simulation.program import Program, write
 from tests.simulation.subject import Subject
 
@@ -90,6 +90,12 @@ class Play:
                 self.groups["ring"] = cls.create_group().launch(
                     cluster, NodePlacementStrategy(list(ring)), name="ring", restart="rank", max_restarts=1000
                 )
+            if pool := self.program.pool:
+                options = {"restart": "rank", "max_restarts": 1000} if self.program.pool_restarts else {}
+                self.groups["pool"] = Subject.create_group().launch(
+                    cluster, NodePlacementStrategy(list(pool)), name="pool", **options
+                )
+                await self.groups["pool"]  # a death while it is launched ends its other constructors
             began = loop.time()
             for step in self.program.steps:
                 if (left := began + step.at - loop.time()) > 0:
@@ -284,6 +290,34 @@ class Play:
                 expected += 1
             assert expected == times, f"a stream of {expected} of {times} items"
 
+    async def do_any(self, kind: str, times: int, limit: int | None, key: str | None, stall_s: float | None) -> None:
+        pool = self.groups["pool"].any(in_flight=limit, key=key, stall_timeout=stall_s)
+        for _ in range(times):
+            nonce, pause = next(self.nonces), self.random.choice((0.0, 0.02, 0.3))
+            self.start(f"a call of any rank ({kind})", self.call_any(pool, kind, nonce, pause, limit, key))
+
+    async def call_any(
+        self, pool: Any, kind: str, nonce: int, pause: float, limit: int | None, key: str | None
+    ) -> None:
+        """One of four kinds of calls; those that may run twice are judged by ``invariants``."""
+        facts = ("any", nonce, key) if kind in ("again", "tokens") else ("call", nonce, f"pool:{nonce}")
+        operation = subject.begin("driver", *facts)
+        if kind == "once":
+            await subject.follow(operation, pool.echo_later(nonce, 10, pause), subject.is_one_echo(nonce, 10))
+        elif kind == "again":
+            await subject.follow(operation, pool.echo_anywhere(nonce, 10, limit, pause), subject.is_one_echo(nonce, 10))
+        else:
+            stream = pool.count(nonce, 5, 10) if kind == "stream" else pool.count_on(nonce, 5, limit)
+            await subject.follow(operation, self.read_all(stream, nonce, pause))
+
+    async def read_all(self, stream: Any, nonce: int, pause: float) -> None:
+        numbers = []
+        async for came_for, number, *_ in stream:
+            assert came_for == nonce, "an item of another stream"
+            numbers.append(number)
+            await asyncio.sleep(pause / 10)
+        assert numbers == [*range(5)], f"a stream of {numbers}"
+
     async def do_peer(self, who: tuple[str, int], peer: tuple[str, int], size: int, times: int) -> None:
         if who == peer:
             return
@@ -457,7 +491,7 @@ def play(seed: int, program: Program | None = None) -> Report:
     book = [operation for operation in played.book if not _was_closed(operation)]
     facts = Facts(frozenset(played.killed), False, played.node_died)
     report.violations += judge(book, facts)
-    report.violations += check(book)
+    report.violations += [*check(book), *judge_pool(book, program)]
     report.violations += [*played.hung, *played.views, *played.left]
     report.violations += [Violation("two", text) for text in sim.copies]
     return report

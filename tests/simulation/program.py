@@ -40,6 +40,8 @@ class Program:
         drift: of the nodes' clocks.
         ring: the node of each rank of a group whose ``on_restart`` receives from the rank before; empty for none.
         ring_blocks: that is a ``def``.
+        pool: the node of each rank of a group whose calls any rank may take; empty for none.
+        pool_restarts: its ranks are started again.
     """
 
     nodes: int
@@ -49,10 +51,13 @@ class Program:
     steps: tuple[Step, ...] = ()
     ring: tuple[int, ...] = ()
     ring_blocks: bool = False
+    pool: tuple[int, ...] = ()
+    pool_restarts: bool = False
 
     def __str__(self) -> str:
         ring = f", ring {self.ring} {'def' if self.ring_blocks else 'async'}" if self.ring else ""
-        head = f"{self.nodes} nodes, groups {self.placement}, restart {self.restart}, drift {self.drift}{ring}"
+        pool = f", pool {self.pool} {'rank' if self.pool_restarts else None}" if self.pool else ""
+        head = f"{self.nodes} nodes, groups {self.placement}, restart {self.restart}, drift {self.drift}{ring}{pool}"
         return "\n".join([head, *(f"  {step}" for step in self.steps)])
 
 
@@ -91,8 +96,36 @@ def write(seed: int) -> Program:
         ring = tuple(sorted(rng.randrange(nodes) for _ in range(rng.choice((2, 3)))))
         steps += _deaths_in_a_ring(rng, spread, len(ring))
     blocks = rng.random() < 0.5
+    pool: tuple[int, ...] = ()
+    pool_restarts = False
+    if seed % 10 in (4, 7):  # the same
+        pool = tuple(sorted(rng.randrange(nodes) for _ in range(rng.choice((2, 3)))))
+        pool_restarts = rng.random() < 0.5
+        steps += _pool_calls_and_faults(rng, spread, len(pool))
     in_order = tuple(sorted(steps, key=lambda step: step.at))
-    return Program(nodes, placement, restart, drift, in_order, ring, blocks)
+    return Program(nodes, placement, restart, drift, in_order, ring, blocks, pool, pool_restarts)
+
+
+def _pool_calls_and_faults(rng: random.Random, spread: float, size: int) -> list[Step]:
+    """Calls that any rank may take, more than have room at once, among deaths, stops and cancels of these."""
+    found = []
+    for _ in range(rng.choice((2, 4, 6))):
+        at = rng.uniform(0, spread)
+        kind = rng.choice(("once", "again", "again", "stream", "tokens"))
+        key = rng.choice((None, None, "k", "l"))
+        limit = rng.choice((None, 1, 2))
+        stall_s = rng.choice((None, 0.5, 2.0))
+        found.append(Step(round(at, 4), "any", (kind, rng.choice((1, 3, 8)), limit, key, stall_s)))
+        rank = ("pool", rng.randrange(size))
+        faults: list[tuple[str, tuple[object, ...]]] = [
+            ("kill", (rank,)),
+            ("stop", (rank, rng.choice((1.0, 6.0)))),
+            ("sever", (rank, "close")),
+            ("cancel", (rng.randrange(4),)),
+        ]
+        fault, facts = rng.choice(faults)
+        found.append(Step(round(at + rng.choice((0.001, 0.02, 0.3)), 4), fault, facts))
+    return [*found, Step(round(spread + 0.5, 4), "any", ("again", 3, 1, None, None))]
 
 
 def _deaths_in_a_ring(rng: random.Random, spread: float, size: int) -> list[Step]:

@@ -59,6 +59,7 @@ class Subject(Worker):
         self._groups: dict[str, Any] = {}
         self._cancelled: set[int] = set()
         self._token = next(_TOKENS)
+        self._attempts = 0
 
     # -- calls --------------------------------------------------------------------------------------------------
 
@@ -75,6 +76,32 @@ class Subject(Worker):
     async def echo_again(self, nonce: int, size: int, seconds: float) -> tuple[int, bytes]:
         await asyncio.sleep(seconds)
         return nonce, bytes(size)
+
+    @idempotent
+    async def echo_anywhere(self, nonce: int, size: int, limit: int | None, seconds: float) -> tuple[int, bytes]:
+        with self._attempt(nonce, limit):
+            await asyncio.sleep(seconds)
+        return nonce, bytes(size)
+
+    @idempotent
+    async def count_on(
+        self, nonce: int, count: int, limit: int | None, *, resume: Sequence[Any] = ()
+    ) -> AsyncIterator[tuple[int, int]]:
+        with self._attempt(nonce, limit):
+            assert [number for _, number in resume] == list(range(len(resume))), "items that came otherwise"
+            for number in range(len(resume), count):
+                await asyncio.sleep(0.01)
+                yield nonce, number
+
+    @contextlib.contextmanager
+    def _attempt(self, nonce: int, limit: int | None) -> Iterator[None]:
+        """A call that any rank could have taken, beside others of which this one has."""
+        self._attempts += 1
+        begin(self.name, "attempt", nonce, self._attempts if limit is not None and self._attempts > limit else 0)
+        try:
+            yield
+        finally:
+            self._attempts -= 1
 
     async def wait_long(self, nonce: int) -> None:
         try:
@@ -247,6 +274,11 @@ def is_echo(nonce: int, size: int) -> Callable[[Any], None]:
         assert results == [(nonce, bytes(size))], f"call {nonce} returned something else"
 
     return look
+
+
+def is_one_echo(nonce: int, size: int) -> Callable[[Any], None]:
+    look = is_echo(nonce, size)
+    return lambda result: look([result])
 
 
 async def echo(who: str, group: Any, name: str, rank: int, nonce: int, size: int, later: float | None) -> None:
