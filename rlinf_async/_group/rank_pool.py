@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -271,12 +271,18 @@ class RankPool:
     def _fill(self, ranks: Sequence[int], now: float) -> list[Attempt]:
         """Begin calls that wait, as long as these ranks have room for the first of them."""
         begun = []
-        for rank in ranks:
-            while self._waiting and (wish := self._first_for(rank)) is not None:
+        left = deque(ranks)
+        while left and self._waiting:
+            rank = left.popleft()
+            while (wish := self._first_for(rank)) is not None:
                 if len(self.open[rank]) >= wish.in_flight or rank not in self._eligible(wish.ranks):
                     break
+                line = wish.line
                 self._unqueue(wish)
                 begun.append(self._begin(rank, wish, now))
+                # It was also ahead of calls of other lines, at ranks that may have had room for these all the time.
+                if line is not None and self._waiting > len(line.waiting):
+                    left.extend(line.ranks)
         return begun
 
     def _settle(self, now: float) -> list[Attempt]:

@@ -165,6 +165,15 @@ def test_a_rank_that_owes_nothing_is_not_silent() -> None:
     assert pool.next_stall() == 105.0
 
 
+def test_a_call_that_leaves_the_line_makes_way_at_its_other_ranks() -> None:
+    pool = live_pool()
+    busy = [pool.submit(Wish(ranks, 1), 0.0) for ranks in ((0,), (1, 2), (1, 2))]
+    first, second = Wish(ALL, 1), Wish((0,), 2)
+    assert pool.submit(first, 0.0) is pool.submit(second, 0.0) is None
+    assert busy[1] is not None
+    assert [(each.rank, each.wish) for each in pool.end(busy[1], 0.0)] == [(1, first), (0, second)]
+
+
 class Pools(RuleBasedStateMachine):
     """Calls, answers, cancels, deaths, returns and stalls in any order."""
 
