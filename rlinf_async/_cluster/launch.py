@@ -50,6 +50,8 @@ class Plan:
         profiling: of this group; None if it is not profiled.
         close_grace: seconds that its workers have for their end.
         policy: whether and how often its ranks are started again.
+        preload: modules to import before the workers are forked, as the user names them.
+        own_modules: others that the workers will import at once, the class's own among them.
     """
 
     name: str
@@ -69,6 +71,8 @@ class Plan:
     config: str = ""
     profiling: ProfileConfig | None = None
     policy: RestartPolicy = field(default_factory=RestartPolicy)
+    preload: Sequence[str] = ()
+    own_modules: Sequence[str] = ()
 
 
 async def launch(client: NodeClient, members: Members, plan: Plan, *, reserved: bool) -> int:
@@ -140,6 +144,8 @@ async def spawn(
                 quiet=plan.quiet,
                 supervised=plan.policy.restarts,
                 close_grace=plan.close_grace,
+                preload=list(plan.preload),
+                own_modules=list(plan.own_modules),
                 **_surroundings(setting.python),
             ),
             node=node,
