@@ -311,7 +311,8 @@ class Members:
         for handler in (*list(self.open.values()), *(waiting[1] for waiting in list(self._pending))):
             if isinstance(handler, StreamCall) or handler.done() or handler._expired:
                 continue
-            left = max(handler._since, self._counts_from) + self.deadline.seconds - clock.monotonic()
+            begun = self.client.events.counts_from(max(handler._since, self._counts_from))
+            left = begun + self.deadline.seconds - clock.monotonic()
             if left > 0:
                 return left
             handler._expire()
