@@ -85,7 +85,7 @@ class Waiting:
 
 
 class Members:
-    """Who is in a group and where they live; until that is known, calls wait here in order.
+    """Ranks of a group, and their endpoints; until these are known, calls wait here in order.
 
     Lifecycle: launching (calls are queued) -> running -> closed (calls raise ``ClosedError``), or failed at launch.
     Where ranks are started again, ranks are held meanwhile (all of them, or with ``by_rank`` those that are away), and
