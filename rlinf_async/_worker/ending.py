@@ -31,7 +31,7 @@ from rlinf_async._worker.methods import Methods
 logger = own_logger(__name__)
 
 _FRAMES: Final = 12
-"""Of a stack that is shown: the innermost ones."""
+"""The innermost frames of a stack that the log shows."""
 
 _STDERR: Final = 2
 
@@ -61,7 +61,7 @@ class Ending:
     def run(self) -> None:
         """Cancel what runs, give it time to clean up, and call ``on_close``; on the main thread, with its loop stopped.
 
-        What the hook raises is logged.
+        An error of the hook is logged.
         """
         self.has_begun = True
         self._complete(self._wind_down())

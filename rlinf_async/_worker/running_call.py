@@ -68,9 +68,9 @@ class Call:
         self.failure: str | None = None
         """Of another rank of the group, while this call was open."""
         self.void: PeerLost | None = None
-        """Of an ``on_restart``: a rank has died meanwhile, and the hooks are called again."""
+        """True once a rank has died during an ``on_restart``, whose hooks are then called again."""
         self.waits: EndableWaits | None = None
-        """Of an ``on_restart`` that blocks the main thread."""
+        """The blocking waits of an ``on_restart`` on the main thread."""
         self.came_directly = False
         """The daemon is told of it by the caller."""
         self.came_at = 0.0
