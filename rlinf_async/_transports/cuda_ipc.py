@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._transports.deferred_actions import DeferredActions
 from rlinf_async._transports.device_link import DeviceLink
-from rlinf_async._transports.device_memory import CudaMemory, DeviceMemory, Handle
+from rlinf_async._transports.device_memory import CudaMemory, DeviceMemory, Handle, Mark
 from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async._transports.link import Post
 from rlinf_async._transports.side_stream import SideStream
@@ -21,9 +21,12 @@ from rlinf_async.work import Work
 
 logger = own_logger(__name__)
 
+_LINGER_S: Final = 0.2
+"""Seconds that a thread of a link waits for the next transfer: starting one would double the latency."""
+
 
 class _Offer(Transfer[None]):
-    """What is kept alive, with its mark in the sender's stream, until the receiver has copied it."""
+    """What is kept alive until the receiver has copied it."""
 
     def __init__(self, number: int, buffers: Sequence[torch.Tensor]) -> None:
         super().__init__(number, [buffer.nbytes for buffer in buffers])
@@ -34,8 +37,8 @@ class CudaIpcLink(DeviceLink):
     """The sender tells handles, the receiver copies, on the device, into memory of its own.
 
     Nothing is shared for longer than that: **the sender keeps its tensors alive until its send is done**, the receiver
-    has let go of them before it says that it has them, and one that dies gives everything back.  The receiver's copy
-    waits for the sender's stream, not for the sender, nor for what else either GPU has to do; it counts once the sender
+    has let go of them before it says that it has them, and one that dies gives everything back.  The sender offers them
+    once its stream has written them; neither waits for what else either GPU has to do.  The copy counts once the sender
     has said that the memory was still what it had sent::
 
         sender    "offer", 7, handles ──►                      ──► "kept", 7    send(7) is done
@@ -53,7 +56,8 @@ class CudaIpcLink(DeviceLink):
         self._post = post
         self._device = device
         self._memory = memory or CudaMemory()
-        self._lane = LazyThread("rlinf-cuda-ipc")
+        self._copying = LazyThread("rlinf-cuda-ipc", _LINGER_S)
+        self._writing = LazyThread("rlinf-cuda-ipc-writing", _LINGER_S)
         self._stream = SideStream(device)
         self._deferred = DeferredActions()
         self._offers: dict[int, _Offer] = {}
@@ -61,7 +65,7 @@ class CudaIpcLink(DeviceLink):
         self._copied: dict[int, list[torch.Tensor]] = {}
         self._newest = -1
         # What the other side has said of transfers that are yet to be asked for here.
-        self._offered: dict[int, tuple[list[Handle], bytes]] = {}
+        self._offered: dict[int, list[Handle]] = {}
         self._withdrawn: dict[int, TransferFailed] = {}
         self._unwanted: dict[int, TransferFailed] = {}
 
@@ -76,15 +80,34 @@ class CudaIpcLink(DeviceLink):
                 return offer
             try:
                 handles = [tuple(self._memory.export(buffer)) for buffer in buffers if buffer.nbytes]
-                mark, told = self._memory.mark(self._device)
+                written = self._memory.mark(self._device)
+                is_written = written.query()
             except Exception as error:
                 self._deferred.add(functools.partial(offer.fail, error))
                 self._post_facts("broken", [], [transfer], f"{type(error).__name__}: {error}")
                 return offer
-            offer.kept.append(mark)
             self._offers[transfer] = offer
-            self._post_facts("offer", transfer, handles, told)
+            if is_written:
+                self._post_facts("offer", transfer, handles)
+            else:
+                self._writing.submit(functools.partial(self._offer_once_written, offer, handles, written))
         return offer
+
+    def _offer_once_written(self, offer: _Offer, handles: Sequence[tuple[bytes, int, int]], written: Mark) -> None:
+        """In a thread of the link's: a stream may have work for seconds."""
+        failure = None
+        try:
+            written.synchronize()
+        except Exception as error:
+            failure = error
+        with self._deferred.locked():
+            if self._offers.get(offer.number) is not offer:  # it was given up meanwhile
+                return
+            if failure is None:
+                self._post_facts("offer", offer.number, handles)
+            else:
+                self._fail([], [offer.number], failure)
+                self._post_facts("broken", [], [offer.number], f"{type(failure).__name__}: {failure}")
 
     def receive(self, transfer: int, sizes: Sequence[int]) -> Work[list[torch.Tensor]]:
         asked: Transfer[list[torch.Tensor]] = Transfer(transfer, sizes)
@@ -95,18 +118,18 @@ class CudaIpcLink(DeviceLink):
             self._newest = max(self._newest, transfer)
             self._asked[transfer] = asked
             if transfer in self._offered:
-                self._copy(asked, *self._offered.pop(transfer))
+                self._copy(asked, self._offered.pop(transfer))
         return asked
 
     def on_control(self, facts: Any) -> None:
         with self._deferred.locked():
             match facts:
-                case "offer", number, handles, mark:
+                case "offer", number, handles:
                     told = [Handle(*handle) for handle in handles]
                     if number in self._asked:
-                        self._copy(self._asked[number], told, mark)
+                        self._copy(self._asked[number], told)
                     else:
-                        self._offered[number] = (told, mark)
+                        self._offered[number] = told
                 case "received", number:
                     offer = self._offers.pop(number, None)
                     if offer is not None:
@@ -148,14 +171,14 @@ class CudaIpcLink(DeviceLink):
         self._unwanted.update((number, error) for number in received if number not in self._offers)
         self._fail(sent, received, error)
 
-    def _copy(self, asked: Transfer[list[torch.Tensor]], handles: list[Handle], mark: bytes) -> None:
-        self._lane.submit(lambda: self._copy_now(asked, handles, mark))
+    def _copy(self, asked: Transfer[list[torch.Tensor]], handles: list[Handle]) -> None:
+        self._copying.submit(lambda: self._copy_now(asked, handles))
 
-    def _copy_now(self, asked: Transfer[list[torch.Tensor]], handles: list[Handle], mark: bytes) -> None:
-        """In the link's thread."""
+    def _copy_now(self, asked: Transfer[list[torch.Tensor]], handles: list[Handle]) -> None:
+        """In a thread of the link's."""
         number = asked.number
         try:
-            tensors = self._copies(asked.sizes, handles, mark)
+            tensors = self._copies(asked.sizes, handles)
         except Exception as error:
             failure = error
             with self._deferred.locked():
@@ -168,12 +191,11 @@ class CudaIpcLink(DeviceLink):
                 self._copied[number] = tensors
                 self._post_facts("received", number)
 
-    def _copies(self, sizes: Sequence[int], handles: list[Handle], mark: bytes) -> list[torch.Tensor]:
+    def _copies(self, sizes: Sequence[int], handles: list[Handle]) -> list[torch.Tensor]:
         if [size for size in sizes if size] != [handle.nbytes for handle in handles]:
             raise TransferFailed(f"buffers of {list(sizes)} bytes were to be received, and {handles} are offered")
         try:
             with self._stream.until_done():
-                self._memory.wait(mark, self._device)
                 tensors = [torch.empty(size, dtype=torch.uint8, device=self._device) for size in sizes]
                 for tensor, handle in zip([tensor for tensor in tensors if tensor.nbytes], handles, strict=True):
                     tensor.copy_(self._memory.open(handle, self._device), non_blocking=True)

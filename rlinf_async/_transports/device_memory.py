@@ -1,7 +1,9 @@
-"""CUDA IPC between processes: exports and opens GPU memory (by ctypes) and stream events (by torch).
+"""CUDA IPC between processes: exports and opens GPU memory, by ctypes.
 
 torch exports memory too, but counts references in a file under ``/dev/shm``, which a killed process leaves behind.
-Here nothing is counted: whoever exports memory keeps it until it hears that it is not needed any more.
+Here nothing is counted: whoever exports memory keeps it until it hears that it is not needed any more.  Events are not
+shared between processes either: CUDA keeps each process's in a file under ``/dev/shm``, ``cuda.shm.*``, which stays there
+unless the process ends by ``exit()``.
 """
 
 from __future__ import annotations
@@ -27,6 +29,16 @@ class Handle(NamedTuple):
     nbytes: int
 
 
+class Mark(Protocol):
+    """A point in a stream's work, as ``torch.cuda.Event``."""
+
+    def query(self) -> bool:
+        """True if the stream has come so far."""
+
+    def synchronize(self) -> None:
+        """Wait until it has."""
+
+
 class DeviceMemory(Protocol):
     """Exports a GPU's memory, and opens another process's; by CUDA, unless something else is to take its place."""
 
@@ -36,11 +48,8 @@ class DeviceMemory(Protocol):
     def open(self, handle: Handle, device: torch.device) -> torch.Tensor:
         """The exported memory as a flat tensor, which is not to be written to."""
 
-    def mark(self, device: torch.device) -> tuple[Any, bytes]:
-        """A point in the current stream's work, to be kept until it has been waited for, and its handle."""
-
-    def wait(self, mark: bytes, device: torch.device) -> None:
-        """The current stream goes on after that point."""
+    def mark(self, device: torch.device) -> Mark:
+        """Record a point in the current stream's work."""
 
     def close(self) -> None:
         """Lets go of whatever was opened, all of which has been copied."""
@@ -61,6 +70,9 @@ class CudaMemory:
     def export(self, tensor: torch.Tensor) -> Handle:
         base, address, handle = ctypes.c_uint64(), ctypes.c_uint64(tensor.data_ptr()), _MemoryHandle()
         with torch.cuda.device(tensor.device):  # and not whatever is current in the thread that has come here
+            # A thread that has not used CUDA yet has no context, and torch makes none for a device that is current
+            # already: the driver would refuse with CUDA_ERROR_INVALID_CONTEXT (201).
+            _check(cuda_runtime().cudaSetDevice(tensor.device.index), "find its memory")
             _check(_driver().cuMemGetAddressRange_v2(ctypes.byref(base), None, address), "find its memory")
             _check(cuda_runtime().cudaIpcGetMemHandle(ctypes.byref(handle), ctypes.c_void_p(base.value)), "export it")
         return Handle(bytes(handle), address.value - base.value, tensor.nbytes)
@@ -75,13 +87,9 @@ class CudaMemory:
         region = DeviceRegion(self._opened[handle.allocation][0] + handle.offset, handle.nbytes)
         return torch.as_tensor(region, device=device)
 
-    def mark(self, device: torch.device) -> tuple[Any, bytes]:
-        event = _Event(enable_timing=False, interprocess=True)
-        event.record(torch.cuda.current_stream(device))
-        return event, event.ipc_handle()
-
-    def wait(self, mark: bytes, device: torch.device) -> None:
-        torch.cuda.current_stream(device).wait_event(_Event.from_ipc_handle(device, mark))
+    def mark(self, device: torch.device) -> Mark:
+        event: Mark = torch.cuda.current_stream(device).record_event(_Event(blocking=True))
+        return event
 
     def close(self) -> None:
         opened, self._opened = self._opened, {}

@@ -17,19 +17,22 @@ class LazyThread:
 
     Args:
         name: of the thread.
+        linger_s: seconds that the thread waits for another job before it ends; starting one takes longer than to wake it.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, linger_s: float = 0.0) -> None:
         self._name = name
-        self._lock = threading.Lock()
+        self._linger_s = linger_s
+        self._condition = threading.Condition()
         self._jobs: deque[Job] = deque()
         self._is_running = False
 
     def submit(self, job: Job) -> None:
         """``job`` does not raise.  May be called from any thread."""
-        with self._lock:
+        with self._condition:
             self._jobs.append(job)
             if self._is_running:
+                self._condition.notify()
                 return
             self._is_running = True
         threading.Thread(target=self._run, name=self._name, daemon=True).start()
@@ -42,7 +45,9 @@ class LazyThread:
 
     def _run(self) -> None:
         while True:
-            with self._lock:
+            with self._condition:
+                if not self._jobs and self._linger_s:
+                    self._condition.wait(self._linger_s)
                 if not self._jobs:
                     self._is_running = False
                     return

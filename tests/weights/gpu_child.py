@@ -68,9 +68,12 @@ async def delta(facts: dict[str, Any]) -> None:
     leaves = {f"l{i}": torch.zeros(size, dtype=dtype) for i, (size, dtype) in enumerate(shapes)}
     manifest = Manifest.of(ParamTree.of(leaves))
     base = torch.randint(0, 256, (manifest.nbytes,), dtype=torch.uint8, generator=generator)
+    is_leaf = torch.zeros(manifest.nbytes, dtype=torch.bool)  # and not one of the gaps that align them
+    for leaf in manifest.leaves:
+        is_leaf[leaf.offset : leaf.offset + leaf.nbytes] = True
     found = {}
     for share in (0, 0.001, 0.1, 0.9):
-        new = torch.where(torch.rand(manifest.nbytes, generator=generator) < share, base ^ 0x42, base)
+        new = torch.where((torch.rand(manifest.nbytes, generator=generator) < share) & is_leaf, base ^ 0x42, base)
         for piece in (256 << 10, 2 << 20, 64 << 20):
             here, there = encode(manifest, base, new, piece), encode(manifest, base.cuda(), new.cuda(), piece)
             on_cpu, on_gpu = base.clone(), base.cuda()

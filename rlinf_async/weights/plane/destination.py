@@ -135,8 +135,9 @@ class Destination:
             stand_in(targets, sources)
             self._mapped = targets
         else:
-            # The sender may pack the next version in the dtypes that were wished for.
-            if (why := self._fit.why_copied or _ELSEWHERE * is_far) and not (self._is_first and self.wish):
+            # The sender may pack the next version in the dtypes that were wished for, and where they are wished for: it
+            # packs the first one before it knows of this receiver.
+            if (why := self._fit.why_copied or _ELSEWHERE * is_far) and not (self._is_first and (self.wish or is_far)):
                 self._tell(why)
             self._is_first = False
             self._let_go(targets, torch.empty_like)
