@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 JOBS ?= 3
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test again lint orphans histories faults soak nemesis simulate fuzz museum slurm environments museum-healthy page stress training bench results docs clean
+.PHONY: run test again lint orphans histories faults soak nemesis simulate fuzz museum slurm environments museum-healthy page stress training bench results gpu gpu-bundle docs clean
 
 run: $(READY)
 	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
@@ -94,6 +94,14 @@ training: $(READY)
 # Every kill of every process of a run, twenty times over.
 orphans: $(READY)
 	$(BIN)/python -m pytest -m orphans $(ARGS)
+
+# What this project says of GPUs, proved on this machine; docs/gpu.md.  ARGS="--only a,c" chooses steps.
+gpu: $(READY)
+	$(BIN)/python -m tests.gpu.run $(ARGS)
+
+# gpu-bundle/: the same for a machine with Python 3.12 and torch, but without a network.
+gpu-bundle: $(READY)
+	$(BIN)/python -m tests.gpu.bundle $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python -m benches.bench_launch $(ARGS)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rlinf_async import Cluster, NodePlacementStrategy
-from rlinf_async._transports.gpu_link_choice import CUDA_IPC, NCCL, STAGED
+from rlinf_async._transports.devices.gpu_link_choice import CUDA_IPC, NCCL, STAGED
 from tests._support import failing_exchanges, gpu_exchanges as talk
 from tests._support.exchanges import Talker
 
@@ -168,4 +168,4 @@ def test_who_has_no_gpu_loads_nothing_for_them(groups: Groups) -> None:
     a.do(failing_exchanges.send_without_waiting, "b", 5 * MiB).wait()
     assert receiving.wait() == [5 * MiB]
     for group in (a, b):
-        assert "rlinf_async._transports.own_gpu" not in group.do(failing_exchanges.modules).wait()[0]
+        assert "rlinf_async._transports.devices.own_gpu" not in group.do(failing_exchanges.modules).wait()[0]

@@ -160,6 +160,8 @@ def test_shared_memory_ends_where_all_but_its_trackers_are_killed(tmp_path: Path
         assert run.orphans(time.monotonic() + FIVE_SECONDS) == []
         for folder in run.directories():
             shutil.rmtree(folder)
+        for pid in victims:
+            guardian.remove_cuda_files(pid)  # CUDA has no tracker
 
 
 # ---- guardian and daemon at one stroke: nobody is left to sweep, but for the user

@@ -68,6 +68,13 @@ def is_tracker(pid: int) -> bool:
     return any(part in words for part in TRACKERS)
 
 
+def remove_cuda_files(pid: int) -> None:
+    """Remove the files in which a process shared CUDA events: CUDA itself does so at ``exit()`` only, not at a kill."""
+    for path in Path("/dev/shm").glob(f"cuda.shm.*.{pid:x}.*"):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
 def guard(daemon: Callable[[bytes, int], int]) -> NoReturn:
     """Forks the daemon, waits for its end or the lifeline's, leaves nothing, and exits with the daemon's code.
 
@@ -202,6 +209,7 @@ def sweep() -> dict[int, int]:
         except ChildProcessError:
             return codes
         codes[pid] = os.waitstatus_to_exitcode(status)
+        remove_cuda_files(pid)
 
 
 def _await_ends(pids: list[int], seconds: float) -> None:

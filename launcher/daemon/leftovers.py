@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, Final
 
-from .guardian import TRACKERS_S, children, is_tracker
+from .guardian import TRACKERS_S, children, is_tracker, remove_cuda_files
 from .process_state import start_of
 from .templates import MARKER, PARENT_SOCKET
 
@@ -63,6 +63,7 @@ class Leftovers:
     def end(self) -> None:
         """Begin to end them, now that the worker is dead and reaped."""
         self._workers.discard(self._worker)
+        remove_cuda_files(self._worker)
         self._sweep()
 
     def _sweep(self) -> None:
@@ -112,6 +113,7 @@ class Leftovers:
         os.close(pidfd)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
+        remove_cuda_files(pid)
         self._sweep()  # its own children are this daemon's now
 
     def _kill(self, pids: list[int]) -> None:

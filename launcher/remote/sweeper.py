@@ -5,6 +5,7 @@ One file, the standard library, the syntax of Python 3.6; see ``preflight.py``.
 """
 # ruff: noqa: UP006, UP035
 
+import contextlib
 import json
 import os
 import shutil
@@ -56,6 +57,7 @@ def main(read: Callable[[int], bytes]) -> None:
     for place in places:
         shutil.rmtree(str(place), ignore_errors=True)
         removed.append(str(place))
+    remove_cuda_files(sessions)
     answer = {"event": "swept", "ended": ended, "removed": removed, "left": sorted(processes_of(run, sessions))}
     tell(request, answer)
 
@@ -122,6 +124,15 @@ def processes_of(run: str, sessions: "Dict[int, int]") -> "Dict[int, List[bytes]
             except OSError:
                 continue  # it has just ended, or is not ours to look into
     return found
+
+
+def remove_cuda_files(pids: Iterable[int]) -> None:
+    """Remove the files in which dead processes shared CUDA events; ``guardian.py`` says why."""
+    for pid in pids:
+        if not Path(f"/proc/{pid}").exists():
+            for path in Path("/dev/shm").glob(f"cuda.shm.*.{pid:x}.*"):
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
 
 def sessions_of(run: str, places: List[Path]) -> "Dict[int, int]":

@@ -14,7 +14,7 @@ from rlinf_async._transports.shared_memory import Segment
 if TYPE_CHECKING:
     import torch
 
-    from rlinf_async._transports.own_gpu import OwnGpu
+    from rlinf_async._transports.devices.own_gpu import OwnGpu
 
 
 class DevicePayload(Payload):

@@ -26,7 +26,7 @@ from rlinf_async._messaging.state.message_facts import OBJECT, PAIR, POINT_TO_PO
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async._trace import recorder
-from rlinf_async._transports.gpu_link_choice import MIN_GPU_LINK_BYTES
+from rlinf_async._transports.devices.gpu_link_choice import MIN_GPU_LINK_BYTES
 from rlinf_async._transports.memory import Place
 from rlinf_async._waits import slow_waits
 from rlinf_async.address import WorkerInfo
@@ -446,7 +446,8 @@ class _TakeTensor:
     """The message is the bytes of a tensor, which are copied to their place at once."""
 
     def __init__(self, tensor: Any, at_once: bool) -> None:
-        from rlinf_async._transports.in_place import mark, memory_of
+        from rlinf_async._transports.devices.gpu_tensors import mark
+        from rlinf_async._transports.in_place import memory_of
 
         self._tensor = tensor
         self._used = mark(tensor)

@@ -18,7 +18,7 @@ from rlinf_async._messaging.relayed_broadcast import RELAY, open_landed
 from rlinf_async._messaging.state import message_facts
 from rlinf_async._messaging.state.matching import Arrivals, Do, Message, Step
 from rlinf_async._messaging.state.message_facts import POINT_TO_POINT, TENSOR
-from rlinf_async._transports.gpu_link_choice import GPU_LINKS
+from rlinf_async._transports.devices.gpu_link_choice import GPU_LINKS
 from rlinf_async._transports.transport_choice import TRANSPORTS
 from rlinf_async.errors import ClosedError, SerializationError, TransferFailed
 

@@ -22,7 +22,7 @@ from rlinf_async._messaging.state import message_facts
 from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES
 from rlinf_async._messaging.state.message_facts import TENSOR
 from rlinf_async._transports import transport_choice
-from rlinf_async._transports.gpu_link_choice import GPU_LINKS
+from rlinf_async._transports.devices.gpu_link_choice import GPU_LINKS
 from rlinf_async._transports.shared_memory import fits
 from rlinf_async.errors import ClosedError, TransferFailed
 

@@ -6,7 +6,7 @@ import itertools
 from typing import Any, Final
 
 from rlinf_async._core import frames
-from rlinf_async._transports.gpu_link_choice import Gpu
+from rlinf_async._transports.devices.gpu_link_choice import Gpu
 
 _MAX_FAILURES: Final = 3
 """Messages that did not come through, and none that did, after which a peer is sent none that way."""

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._messaging.peer import Peer
-from rlinf_async._transports.gpu_link_choice import Gpu, gpu_link_between
+from rlinf_async._transports.devices.gpu_link_choice import Gpu, gpu_link_between
 from rlinf_async._transports.link import Post
 from rlinf_async.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rlinf_async._transports.device_link import DeviceLink
-    from rlinf_async._transports.own_gpu import OwnGpu
+    from rlinf_async._transports.devices.device_link import DeviceLink
+    from rlinf_async._transports.devices.own_gpu import OwnGpu
 
 logger = own_logger(__name__)
 
@@ -121,6 +121,6 @@ def _find_own_gpu() -> OwnGpu | None:
     is_in_use = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)
     if is_in_use is None or not is_in_use():
         return None
-    from rlinf_async._transports.own_gpu import find_own_gpu
+    from rlinf_async._transports.devices.own_gpu import find_own_gpu
 
     return find_own_gpu()

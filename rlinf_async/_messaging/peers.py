@@ -16,7 +16,7 @@ from rlinf_async._core.error_copy import copy_of
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.peer_devices import Devices
 from rlinf_async._messaging.state import message_facts
-from rlinf_async._transports.gpu_link_choice import GPU_LINKS
+from rlinf_async._transports.devices.gpu_link_choice import GPU_LINKS
 from rlinf_async._transports.transport_choice import make_link
 from rlinf_async.errors import ClosedError, NodeLost, PeerLost, WorkerDied
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from rlinf_async._transports.devices.gpu_tensors import settled_after
 from rlinf_async._transports.shared_memory import Segment
 
 TensorFacts = Sequence[Any]
@@ -48,29 +49,18 @@ def flatten(tensor: torch.Tensor) -> torch.Tensor:
     return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
 
 
-def mark(tensor: torch.Tensor) -> Any:
-    """For ``fill``: what uses the memory of a GPU's tensor until now, in the current stream; None on the CPU."""
-    return torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
-
-
 def fill(tensor: torch.Tensor, content: bytes | memoryview | Segment | torch.Tensor, after: Any = None) -> None:
     """Copies the bytes of a tensor of the same dtype and shape into this one, wherever and however it is laid out.
 
     It is done at the end: the bytes can be read in any stream.
 
     Args:
-        after: what ``mark`` has returned for this tensor.
+        after: what ``gpu_tensors.mark`` has returned for this tensor.
     """
     target = tensor.detach()
-    if not target.nbytes:
-        return
-    if after is None:
-        _copy(target, content)
-        return
-    stream = torch.cuda.current_stream(target.device)
-    stream.wait_event(after)
-    _copy(target, content)
-    stream.synchronize()
+    if target.nbytes:
+        with settled_after(after, target):
+            _copy(target, content)
 
 
 def _copy(target: torch.Tensor, content: bytes | memoryview | Segment | torch.Tensor) -> None:

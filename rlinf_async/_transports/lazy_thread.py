@@ -17,7 +17,7 @@ class LazyThread:
 
     Args:
         name: of the thread.
-        linger_s: seconds that the thread waits for another job before it ends; starting one takes longer than to wake it.
+        linger_s: seconds that the thread waits for another job before it ends; to wake it is faster than to start it.
     """
 
     def __init__(self, name: str, linger_s: float = 0.0) -> None:

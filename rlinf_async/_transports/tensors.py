@@ -18,6 +18,7 @@ import torch
 
 from rlinf_async._core.codec import KEEP
 from rlinf_async._core.encoded import OutOfBandBytes
+from rlinf_async._transports.devices import gpu_tensors
 
 ALONE: Final = torch.Tensor
 """Exact type of the objects that the codec offers to ``alone``."""
@@ -121,20 +122,11 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return tensor.permute(order).is_contiguous()
 
 
-def _rebuild_region(buffer: Any, on_cuda: bool) -> torch.Tensor:
+def _rebuild_region(buffer: Any, on_gpu: bool) -> torch.Tensor:
     if isinstance(buffer, torch.Tensor):
-        return _take_over(buffer)
+        return gpu_tensors.take_over(buffer)
     flat = torch.frombuffer(buffer, dtype=torch.uint8)
-    # CUDA has taken pageable memory by the time that it returns; to wait for the copy would take a quarter of a millisecond.
-    return flat.cuda(non_blocking=True) if on_cuda and torch.cuda.is_available() else flat
-
-
-def _take_over(flat: torch.Tensor) -> torch.Tensor:
-    """What a link has brought, as if it had been made here: on the current device, in the current stream."""
-    if not flat.is_cuda:
-        return flat
-    flat.record_stream(torch.cuda.current_stream(flat.device))  # it was made in the link's
-    return flat if flat.device.index == torch.cuda.current_device() else flat.cuda()
+    return gpu_tensors.to_gpu(flat) if on_gpu else flat
 
 
 def _rebuild_tensor(
@@ -143,5 +135,5 @@ def _rebuild_tensor(
     return region.view(dtype).as_strided(shape, stride)
 
 
-def _rebuild_empty(shape: tuple[int, ...], dtype: torch.dtype, on_cuda: bool) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="cuda" if on_cuda and torch.cuda.is_available() else "cpu")
+def _rebuild_empty(shape: tuple[int, ...], dtype: torch.dtype, on_gpu: bool) -> torch.Tensor:
+    return gpu_tensors.empty(shape, dtype) if on_gpu else torch.empty(shape, dtype=dtype)

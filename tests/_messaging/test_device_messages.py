@@ -12,7 +12,7 @@ import torch
 
 from rlinf_async._messaging import peer_devices
 from rlinf_async._messaging.state import message_facts
-from rlinf_async._transports.gpu_link_choice import CUDA_IPC, NCCL, STAGED
+from rlinf_async._transports.devices.gpu_link_choice import CUDA_IPC, NCCL, STAGED
 from rlinf_async.errors import DeadlineExceeded, TransferFailed, WorkerDied
 from tests._support.fake_exchanges import FakeDeviceLink, Network
 from tests._support.fake_gpu_memory import StandIn

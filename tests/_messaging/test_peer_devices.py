@@ -9,7 +9,7 @@ import pytest
 
 from rlinf_async._messaging import peer_devices
 from rlinf_async._messaging.peer_devices import SWITCH, Devices
-from rlinf_async._transports.gpu_link_choice import Gpu
+from rlinf_async._transports.devices.gpu_link_choice import Gpu
 from rlinf_async.errors import ConfigError
 
 HERE = Gpu("machine 1", "GPU-1", "H100")

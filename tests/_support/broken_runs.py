@@ -48,13 +48,14 @@ time.sleep(600)
 
 
 class Litter(Plain):
-    """A worker with shared memory, a child, a grandchild in a session of its own, a forked child that changed its
+    """A worker with shared memory, a file of CUDA's, a child, a grandchild in a session of its own, a forked child that changed its
     session, and two children that overwrote their environment, one in the worker's session.
     """
 
     def __init__(self, stay: bool) -> None:
         super().__init__()
         self.memory = shared_memory.SharedMemory(create=True, size=4096)
+        Path(f"/dev/shm/cuda.shm.{os.getuid()}.{os.getpid():x}.1").touch()  # as CUDA does for shared events
         unseen = [
             subprocess.Popen(
                 [sys.executable, "-c", UNSEEN, os.environ[MARK]], stdout=subprocess.PIPE, start_new_session=alone

@@ -12,12 +12,12 @@ import torch
 from torch.distributed import ProcessGroupGloo
 
 from rlinf_async._messaging import peer_devices
-from rlinf_async._transports.cuda_ipc import CudaIpcLink
-from rlinf_async._transports.device_memory import Handle
-from rlinf_async._transports.gpu_link_choice import CUDA_IPC, NCCL, STAGED, Gpu
-from rlinf_async._transports.nccl_link import NcclLink
-from rlinf_async._transports.own_gpu import OwnGpu
-from rlinf_async._transports.staging import StagedLink
+from rlinf_async._transports.devices.cuda_ipc import CudaIpcLink
+from rlinf_async._transports.devices.device_memory import Handle
+from rlinf_async._transports.devices.gpu_link_choice import CUDA_IPC, NCCL, STAGED, Gpu
+from rlinf_async._transports.devices.nccl_link import NcclLink
+from rlinf_async._transports.devices.own_gpu import OwnGpu
+from rlinf_async._transports.devices.staging import StagedLink
 
 CPU = torch.device("cpu")
 

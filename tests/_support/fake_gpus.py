@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rlinf_async._transports.device_memory import Handle
+from rlinf_async._transports.devices.device_memory import Handle
 from rlinf_async.weights.memory.gpus import Marks
 from tests._support.weight_parts import Cuda, copy_tensors
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rlinf_async._transports.own_gpu import OwnGpu
+from rlinf_async._transports.devices.own_gpu import OwnGpu
 from rlinf_async._worker import context
 from rlinf_async.errors import DeadlineExceeded, RLinfAsyncError
 from tests._support.exchanges import same

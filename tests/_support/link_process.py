@@ -19,10 +19,10 @@ from typing import Any
 import msgpack
 import torch
 
-from rlinf_async._transports.cuda_ipc import CudaIpcLink
+from rlinf_async._transports.devices.cuda_ipc import CudaIpcLink
+from rlinf_async._transports.devices.nccl_link import NcclLink
+from rlinf_async._transports.devices.staging import StagedLink
 from rlinf_async._transports.gloo_link import GlooLink
-from rlinf_async._transports.nccl_link import NcclLink
-from rlinf_async._transports.staging import StagedLink
 
 _PR_SET_PDEATHSIG = 1
 

@@ -1,4 +1,4 @@
-"""Lazy threads: order of jobs, and no thread while idle."""
+"""Lazy threads: order of jobs, and no thread while idle for long."""
 
 from __future__ import annotations
 
@@ -26,3 +26,12 @@ def test_jobs_run_one_by_one_in_their_order_and_the_thread_ends_with_them() -> N
     last = threading.Event()
     lane.submit(last.set)
     assert last.wait(5)
+
+
+def test_a_thread_that_lingers_takes_the_next_job_and_ends_when_none_comes() -> None:
+    lane = LazyThread("test-lane", linger_s=0.3)
+    first = lane.call(threading.current_thread).result(5)
+    assert lane.call(threading.current_thread).result(5) is first
+    first.join(5)
+    assert not first.is_alive()
+    assert lane.call(threading.current_thread).result(5) is not first

@@ -1,6 +1,6 @@
 """Step g: SIGKILL of each process of a run with memory on the GPU; nothing stays there.
 
-``python -m tests.gpu.deaths script`` is that run.
+``python -m tests.gpu.deaths script BYTES`` is that run.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from collections.abc import Callable
 
 import psutil
 
-from rlinf_async import Cluster, FlexiblePlacementStrategy
+from rlinf_async import FlexiblePlacementStrategy
 from rlinf_async.hardware.nvidia import read_use
 from tests.gpu.run import CHECKOUT
 from tests.gpu.step import Step, main
-from tests.gpu.workers import Pinned
+from tests.gpu.workers import Pinned, one_node
 
 HELD = 2 << 30
-"""Bytes of the GPU that each worker has."""
+"""Bytes of the GPU that each worker of the run has."""
 
 FIVE_SECONDS = 5.0
 
 
-def script() -> None:
-    with Cluster(num_nodes=1) as cluster:
+def script(nbytes: int) -> None:
+    with one_node() as cluster:
         group = Pinned.create_group().launch(cluster, FlexiblePlacementStrategy([[0], [0]]), name="held")
-        print("workers", *group.hold(HELD).wait(), flush=True)
+        print("workers", *group.hold(nbytes).wait(), flush=True)
         sys.stdin.readline()
 
 
@@ -50,44 +50,48 @@ def settled() -> int:
 def after_death_of(victim: str) -> Callable[[Step], str]:
     def check(step: Step) -> str:
         before = settled()
-        run = subprocess.Popen(
-            [sys.executable, "-m", "tests.gpu.deaths", "script"],
+        with subprocess.Popen(
+            [sys.executable, "-m", "tests.gpu.deaths", "script", str(HELD)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=CHECKOUT,
-        )  # fmt: skip
-        assert run.stdout is not None
-        workers = next(line.split()[1:] for line in run.stdout if line.startswith("workers"))
-        assert used() - before > HELD, "the driver does not count the workers' memory"
-        tree = psutil.Process(run.pid).children(recursive=True)
-        worker = psutil.Process(int(workers[0]))
-        target = {"script": run.pid, "worker": worker.pid, "daemon": worker.ppid()}[victim]
-        print(f"kills {psutil.Process(target).cmdline()} ({target})", file=sys.stderr)
-        os.kill(target, signal.SIGKILL)
-        began = time.monotonic()
-        gone = None
-        if victim == "worker":
-            time.sleep(0.5)
-            run.communicate("\n", timeout=20)
-        while time.monotonic() - began < FIVE_SECONDS:
-            if used() - before < HELD // 4:
-                gone = time.monotonic() - began
-                break
-            time.sleep(0.05)
-        run.kill()
-        run.wait()
-        left = [each.pid for each in tree if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
-        for pid in left:
-            os.kill(pid, signal.SIGKILL)
-        assert gone is not None, f"{(used() - before) >> 20} MiB of the GPU are held after {FIVE_SECONDS:g} s"
-        return f"free after {gone:.2f} s" + (f"; {len(left)} processes of it ran then" if left else "")
+        ) as run:  # fmt: skip
+            try:
+                return killed(run, victim, before)
+            finally:
+                run.kill()
 
     check.__name__ = f"check_after_death_of_the_{victim}_no_memory_is_held"
     return check
 
 
+def killed(run: subprocess.Popen[str], victim: str, before: int) -> str:
+    """Kill a process of a run that holds memory, and return how long it took until the memory was free."""
+    assert run.stdout is not None
+    workers = next(line.split()[1:] for line in run.stdout if line.startswith("workers"))
+    assert used() - before > HELD, "the driver does not count the workers' memory"
+    tree = psutil.Process(run.pid).children(recursive=True)
+    worker = psutil.Process(int(workers[0]))
+    target = {"script": run.pid, "worker": worker.pid, "daemon": worker.ppid()}[victim]
+    print(f"kills {psutil.Process(target).cmdline()} ({target})", file=sys.stderr)
+    os.kill(target, signal.SIGKILL)
+    if victim == "worker":
+        run.communicate("\n", timeout=20)  # the other one ends with the script
+    began, held = time.monotonic(), used() - before
+    while held >= HELD // 4 and time.monotonic() - began < FIVE_SECONDS:
+        time.sleep(0.05)
+        held = used() - before
+    took = time.monotonic() - began
+    left = [each for each in tree if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    if held >= HELD // 4:
+        for process in left:
+            process.kill()
+        raise AssertionError(f"{held >> 20} MiB of the GPU are held after {FIVE_SECONDS:g} s by {len(left)} processes")
+    return f"free after {took:.2f} s"
+
+
 CHECKS = [after_death_of(victim) for victim in ("worker", "script", "daemon")]
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["script"]:
-        script()
+    if sys.argv[1:2] == ["script"]:
+        script(int(sys.argv[2]))
     else:
         main("g", CHECKS)

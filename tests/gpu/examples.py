@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from tests.gpu.run import CHECKOUT
 from tests.gpu.step import Step, main
 
 REASONING = ["runner.max_steps=3", "cluster.fake_gpus=null", "runner.eval_interval=0", "data.train_size=1024",
-             "actor.warm_start.target_accuracy=0.0"]  # fmt: skip
+             "data.held_out_size=64", "actor.warm_start.target_accuracy=0.0"]  # fmt: skip
 EMBODIMENT = ["runner.max_epochs=3", "actor.device=cuda", "rollout.device=cuda", "runner.eval.interval=3",
               "runner.eval.episodes=2", "runner.save_interval=0"]  # fmt: skip
 
@@ -52,7 +51,7 @@ def on_gpu(name: str, script: str, config: str, overrides: list[str]) -> Callabl
         return run(script, config, overrides)
 
     check.__name__ = f"check_{name}"
-    return functools.wraps(check)(check)
+    return check
 
 
 GRPO = "examples/reasoning/main_grpo.py"

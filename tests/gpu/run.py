@@ -31,7 +31,7 @@ class Part:
 
     Attributes:
         letter, title: as they are printed.
-        module: program of the step, in this package.
+        module: program of the step.
         deadline_s: seconds after which it is killed.
         needs_gpu: False if it has something to say on every machine.
     """
@@ -44,13 +44,13 @@ class Part:
 
 
 PARTS: Final = (
-    Part("a", "the kernel and CUDA", "machine", 40, needs_gpu=False),
-    Part("b", "the inventory and pinning", "pinning", 40),
-    Part("c", "the tests marked gpu and the documented examples", "marked", 110),
-    Part("d", "the examples' configurations", "examples", 100),
-    Part("e", "weights of a large model", "large_model", 100),
-    Part("f", "the benches", "speed", 75),
-    Part("g", "deaths of processes with memory on the GPU", "deaths", 45),
+    Part("a", "the kernel and CUDA", "tests.gpu.machine", 40, needs_gpu=False),
+    Part("b", "the inventory and pinning", "tests.gpu.pinning", 40),
+    Part("c", "the tests marked gpu and the documented examples", "tests.gpu.marked", 110),
+    Part("d", "the examples' configurations", "tests.gpu.examples", 100),
+    Part("e", "weights of a large model", "tests.gpu.large_model", 100),
+    Part("f", "the benches", "tests.gpu.speed", 75),
+    Part("g", "deaths of processes with memory on the GPU", "tests.gpu.deaths", 45),
 )
 
 
@@ -71,12 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for part in PARTS:
         if only and part.letter not in only:
             continue
-        if part.needs_gpu and not has_gpu:
+        if has_gpu or not part.needs_gpu:
+            run_part(part, facts, log, note="" if has_gpu else "; no GPU")
+        else:
             append(facts, Fact(part.letter, part.title, SKIPPED, "no GPU"))
             print(f"{part.letter}  {part.title}: no GPU", flush=True)
-            continue
-        run_part(part, facts, log)
-    found = read_facts(facts.open())
+    found = facts_of(facts)
     (folder / "table.md").write_text(table(found))
     if not has_gpu:
         return NO_GPU
@@ -87,17 +87,22 @@ def count_gpus() -> int:
     """Return the number of GPUs that torch can use, found in a process of its own."""
     code = "import torch; print(torch.cuda.device_count())"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
-    return int(found.stdout or 0)
+    return int(found.stdout.strip() or 0)
 
 
-def run_part(part: Part, facts: Path, log: Path) -> None:
+def facts_of(path: Path) -> list[Fact]:
+    with path.open() as lines:
+        return read_facts(lines)
+
+
+def run_part(part: Part, facts: Path, log: Path, note: str = "") -> None:
     """Run one step and print its line; write down a death or a deadline as a fact of the step."""
-    before, began = len(read_facts(facts.open())), time.monotonic()
+    before, began = len(facts_of(facts)), time.monotonic()
     with log.open("ab") as output:
         output.write(f"\n==== {part.letter}  {part.title}\n".encode())
         output.flush()
         step = subprocess.Popen(
-            [sys.executable, "-m", f"tests.gpu.{part.module}", str(part.deadline_s)],
+            [sys.executable, "-m", part.module, str(part.deadline_s)],
             stdout=output, stderr=output, stdin=subprocess.DEVNULL, cwd=CHECKOUT, start_new_session=True,
             env={**os.environ, FACTS_VARIABLE: str(facts.resolve()), "PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
@@ -110,12 +115,13 @@ def run_part(part: Part, facts: Path, log: Path) -> None:
         else:
             if status not in (0, 1):
                 append(facts, Fact(part.letter, part.title, FAILED, f"the step exited with status {status}"))
-    found = read_facts(facts.open())[before:]
+    found = facts_of(facts)[before:]
     if not found:
         found = [Fact(part.letter, part.title, FAILED, "the step has said nothing")]
         append(facts, found[0])
     bad = [f"{fact.name}: {str(fact.value).splitlines()[-1][:200]}" for fact in found if fact.state == FAILED]
-    print(f"{part.letter}  {part.title}: {state_of(found)}, {len(found)} facts in {time.monotonic() - began:.0f} s")
+    took = f"{len(found)} facts in {time.monotonic() - began:.0f} s"
+    print(f"{part.letter}  {part.title}: {state_of(found)}, {took}{note}")
     for line in bad:
         print(f"   FAILED {line}")
     sys.stdout.flush()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from typing import Any
+from typing import Any, Final
 
 import torch
 
-from rlinf_async import Worker, follow, publish
+from rlinf_async import Cluster, Worker, follow, publish
 
-SHAPES_OF_7B = {
+DEVICE: Final = os.environ.get("RLINF_GPU_PROOF_DEVICE", "cuda")
+"""Device of the workers: the CPU in the tests of the proof itself."""
+
+SHAPES_OF_7B: Final = {
     "embed": (152_064, 3584),
     **{f"layers.{i}.{name}": shape for i in range(28) for name, shape in (
         ("q", (3584, 3584)), ("k", (512, 3584)), ("v", (512, 3584)), ("o", (3584, 3584)),
@@ -24,6 +27,11 @@ SHAPES_OF_7B = {
 """Parameters of a Qwen2.5-7B: 7.6 billion, 15.2 GB in bfloat16."""
 
 
+def one_node() -> Cluster:
+    """Return a cluster of this machine; with a fake GPU where the workers are on the CPU."""
+    return Cluster(num_nodes=1, fake_gpus=1 if DEVICE == "cpu" else None)
+
+
 class Pinned(Worker):
     def look(self) -> dict[str, Any]:
         """Return what this worker sees of the GPUs."""
@@ -32,12 +40,12 @@ class Pinned(Worker):
         return {"uuids": uuids, **{name: os.environ.get(name) for name in names}}
 
     def compute(self) -> float:
-        return float(torch.ones(1 << 20, device="cuda").sum())
+        return float(torch.ones(1 << 20, device=DEVICE).sum())
 
     def hold(self, nbytes: int) -> int:
         """Keep so much memory of the GPU, and return the pid."""
-        self._held = torch.ones(nbytes, dtype=torch.uint8, device="cuda")
-        torch.cuda.synchronize()
+        self._held = torch.ones(nbytes, dtype=torch.uint8, device=DEVICE)
+        self._held[-1].item()  # by now the memory is written
         return os.getpid()
 
     def initialize(self) -> torch.Tensor:
@@ -88,8 +96,7 @@ class Trainer(Worker):
             for _ in range(versions):
                 for tensor in weights.values():
                     tensor.view(torch.int16).add_(1)
-                if device == "cuda":
-                    torch.cuda.synchronize()
+                tensor.flatten()[0].item()  # by now all of them are written
                 began = time.perf_counter()
                 await publisher.send()
                 sent.append(time.perf_counter() - began)

@@ -12,7 +12,7 @@ import torch
 
 from rlinf_async._core.mapping import protect
 from rlinf_async._core.own_logger import own_logger
-from rlinf_async._transports.device_memory import Handle
+from rlinf_async._transports.devices.device_memory import Handle
 
 logger = own_logger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rlinf_async._core.own_logger import own_logger
-from rlinf_async._transports.device_memory import Handle
+from rlinf_async._transports.devices.device_memory import Handle
 from rlinf_async.errors import TransferFailed
 from rlinf_async.weights.memory.gpus import Gpus
 from rlinf_async.weights.memory.slot import (

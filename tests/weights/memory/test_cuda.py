@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async._transports import device_memory
-from rlinf_async._transports.device_memory import Handle
+from rlinf_async._transports.devices import device_memory
+from rlinf_async._transports.devices.device_memory import Handle
 from rlinf_async.weights.memory import cuda
 from rlinf_async.weights.memory.cuda import Cuda
 from rlinf_async.weights.memory.gpus import copy_settled
@@ -240,6 +240,7 @@ def test_what_this_process_has_exported_it_sees_without_opening_it(recorder: Rec
     own.free(memory)
     assert [call[0] for call in recorder.calls] == [
         "cudaMalloc",
+        "cudaSetDevice",
         "cuMemGetAddressRange_v2",
         "cudaIpcGetMemHandle",
         "cudaFree",

@@ -16,7 +16,7 @@ import torch
 from rlinf_async._core import mapping
 from rlinf_async._core.mapping import map_memory
 from rlinf_async._core.segment import allocate_segment
-from rlinf_async._transports import device_memory
+from rlinf_async._transports.devices import device_memory
 from rlinf_async.weights.memory import cuda, slot
 from rlinf_async.weights.memory.gpus import Registrar
 from tests._support.fake_gpus import GPU, FakeGpus, NoGpus

@@ -254,6 +254,8 @@ def test_a_model_that_was_moved_off_the_gpu_stays_where_it_is(caplog: pytest.Log
     destination.write(tree.tensors, {})
     assert (gpus.done("copy"), model["w"].tolist()) == ([["D2H", {}]], [2, 2, 2])
     assert (gpus.places(model.values()), destination.is_copied) == (set(), True)
+    assert not caplog.messages, "the sender may have packed it before it knew of this place"
+    destination.write(tree.tensors, {})
     assert caplog.messages == ["weights are copied to the CPU and not mapped: the sender has them elsewhere"]
     here = ParamTree.of({"w": torch.full((3,), 3.0)})
     destination.write(here.tensors, {})

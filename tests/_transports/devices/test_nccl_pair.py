@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async._transports.nccl_pair import NcclPair
+from rlinf_async._transports.devices.nccl_pair import NcclPair
 from rlinf_async._transports.transfer import Receiving, Sending
 from rlinf_async.errors import ClosedError
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from rlinf_async._messaging import peer_devices
-from rlinf_async._transports import own_gpu
-from rlinf_async._transports.cuda_ipc import CudaIpcLink
-from rlinf_async._transports.gpu_link_choice import CUDA_IPC, GPU_LINKS, Gpu, gpu_link_between
-from rlinf_async._transports.own_gpu import OwnGpu, find_own_gpu
+from rlinf_async._transports.devices import own_gpu
+from rlinf_async._transports.devices.cuda_ipc import CudaIpcLink
+from rlinf_async._transports.devices.gpu_link_choice import CUDA_IPC, GPU_LINKS, Gpu, gpu_link_between
+from rlinf_async._transports.devices.own_gpu import OwnGpu, find_own_gpu
 
 
 @pytest.fixture

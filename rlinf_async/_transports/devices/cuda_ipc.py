@@ -10,11 +10,11 @@ import torch
 
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._transports.deferred_actions import DeferredActions
-from rlinf_async._transports.device_link import DeviceLink
-from rlinf_async._transports.device_memory import CudaMemory, DeviceMemory, Handle, Mark
+from rlinf_async._transports.devices.device_link import DeviceLink
+from rlinf_async._transports.devices.device_memory import CudaMemory, DeviceMemory, Handle, Mark
+from rlinf_async._transports.devices.side_stream import SideStream
 from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async._transports.link import Post
-from rlinf_async._transports.side_stream import SideStream
 from rlinf_async._transports.transfer import Transfer
 from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work
@@ -93,7 +93,7 @@ class CudaIpcLink(DeviceLink):
                 self._writing.submit(functools.partial(self._offer_once_written, offer, handles, written))
         return offer
 
-    def _offer_once_written(self, offer: _Offer, handles: Sequence[tuple[bytes, int, int]], written: Mark) -> None:
+    def _offer_once_written(self, offer: _Offer, handles: Sequence[tuple[Any, ...]], written: Mark) -> None:
         """In a thread of the link's: a stream may have work for seconds."""
         failure = None
         try:

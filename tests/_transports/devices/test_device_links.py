@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async._transports import cuda_ipc, staging
-from rlinf_async._transports.cuda_ipc import CudaIpcLink
-from rlinf_async._transports.device_memory import Handle
+from rlinf_async._transports.devices import cuda_ipc, staging
+from rlinf_async._transports.devices.cuda_ipc import CudaIpcLink
+from rlinf_async._transports.devices.device_memory import Handle
+from rlinf_async._transports.devices.nccl_link import NcclLink
+from rlinf_async._transports.devices.nccl_pair import make_nccl_group
+from rlinf_async._transports.devices.staging import StagedLink
 from rlinf_async._transports.link import Post
-from rlinf_async._transports.nccl_link import NcclLink
-from rlinf_async._transports.nccl_pair import make_nccl_group
-from rlinf_async._transports.staging import StagedLink
 from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work
 from tests._support.fake_gpu_memory import CPU, Written, make_gloo_group

@@ -13,10 +13,10 @@ from typing import Any, Final
 import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch does not list it
 
+from rlinf_async._transports.devices.side_stream import SideStream
 from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async._transports.pair import Owner, Pair
 from rlinf_async._transports.pair_store import PeerStore
-from rlinf_async._transports.side_stream import SideStream
 from rlinf_async._transports.tcp_connections import Address
 from rlinf_async._transports.transfer import Receiving, Sending
 from rlinf_async.errors import TransferFailed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_async._transports.gpu_link_choice import Gpu, gpu_link_between
+from rlinf_async._transports.devices.gpu_link_choice import Gpu, gpu_link_between
 
 HERE = Gpu("machine 1", "GPU-1", "H100")
 

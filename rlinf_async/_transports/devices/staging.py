@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from rlinf_async._transports.device_link import DeviceLink
+from rlinf_async._transports.devices.device_link import DeviceLink
+from rlinf_async._transports.devices.side_stream import SideStream
 from rlinf_async._transports.gloo_pair import GlooPair
 from rlinf_async._transports.link import Post
 from rlinf_async._transports.pair import Pair
 from rlinf_async._transports.paired import PairedLink
-from rlinf_async._transports.side_stream import SideStream
 from rlinf_async._transports.transfer import MemorySending, Receiving, make_room
 
 

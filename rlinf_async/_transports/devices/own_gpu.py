@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import torch
 
-from rlinf_async._transports.cuda_ipc import CudaIpcLink
-from rlinf_async._transports.device_link import DeviceLink
-from rlinf_async._transports.gpu_link_choice import CUDA_IPC, MIN_GPU_LINK_BYTES, NCCL, STAGED, Gpu
+from rlinf_async._transports.devices.cuda_ipc import CudaIpcLink
+from rlinf_async._transports.devices.device_link import DeviceLink
+from rlinf_async._transports.devices.gpu_link_choice import CUDA_IPC, MIN_GPU_LINK_BYTES, NCCL, STAGED, Gpu
+from rlinf_async._transports.devices.nccl_link import NcclLink
+from rlinf_async._transports.devices.staging import StagedLink
 from rlinf_async._transports.link import Post
-from rlinf_async._transports.nccl_link import NcclLink
-from rlinf_async._transports.staging import StagedLink
 
 
 class OwnGpu:

@@ -2,8 +2,8 @@
 
 torch exports memory too, but counts references in a file under ``/dev/shm``, which a killed process leaves behind.
 Here nothing is counted: whoever exports memory keeps it until it hears that it is not needed any more.  Events are not
-shared between processes either: CUDA keeps each process's in a file under ``/dev/shm``, ``cuda.shm.*``, which stays there
-unless the process ends by ``exit()``.
+shared between processes either, because CUDA does that through a file per process, ``/dev/shm/cuda.shm.*``, which a
+killed process leaves behind as well.
 """
 
 from __future__ import annotations

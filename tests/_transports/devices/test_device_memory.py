@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async._transports import device_memory
-from rlinf_async._transports.device_memory import CudaMemory, Handle
+from rlinf_async._transports.devices import device_memory
+from rlinf_async._transports.devices.device_memory import CudaMemory, Handle
 
 GPU = torch.device("cuda", 0)
 
@@ -84,3 +84,22 @@ def test_an_error_that_was_raised_is_not_raised_again_at_the_next_kernel(monkeyp
     with pytest.raises(RuntimeError, match="to open it failed with code 1"):
         CudaMemory().open(Handle(bytes(64), 0, 1), GPU)
     assert runtime.last == 0
+
+
+def test_a_thread_that_has_not_used_cuda_gets_a_context_before_the_driver_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runtime = Runtime()
+    monkeypatch.setattr(device_memory, "cuda_runtime", lambda: runtime)
+    monkeypatch.setattr(device_memory, "_driver", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "device", runtime.on)
+
+    class Tensor:
+        device = torch.device("cuda", 1)
+        nbytes = 5
+
+        def data_ptr(self) -> int:
+            return 4096
+
+    CudaMemory().export(Tensor())  # type: ignore[arg-type]
+    assert [name for name, _ in runtime.calls[:2]] == ["cudaSetDevice", "cuMemGetAddressRange_v2"]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from rlinf_async._transports.device_link import DeviceLink
+from rlinf_async._transports.devices.device_link import DeviceLink
+from rlinf_async._transports.devices.nccl_pair import MakeGroup, NcclPair
 from rlinf_async._transports.link import Post
-from rlinf_async._transports.nccl_pair import MakeGroup, NcclPair
 from rlinf_async._transports.pair import Pair
 from rlinf_async._transports.paired import PairedLink
 from rlinf_async._transports.transfer import Receiving, Sending
