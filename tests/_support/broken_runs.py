@@ -48,8 +48,8 @@ time.sleep(600)
 
 
 class Litter(Plain):
-    """A worker with shared memory, a file of CUDA's, a child, a grandchild in a session of its own, a forked child that changed its
-    session, and two children that overwrote their environment, one in the worker's session.
+    """A worker with shared memory, a file of CUDA's, a child, a grandchild in a session of its own, a forked child that
+    changed its session, and two children that overwrote their environment, one in the worker's session.
     """
 
     def __init__(self, stay: bool) -> None:

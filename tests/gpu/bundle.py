@@ -35,6 +35,7 @@ set -e
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}
 if [ ! -e "$here/site" ]; then
+    export PIP_ROOT_USER_ACTION=ignore
     "$python" -m pip install -q --no-index --no-deps --target "$here/site.new" "$here"/wheels/*.whl
     ln -s ../checkout/launcher "$here/site.new/rlinf_launcher"
     mv "$here/site.new" "$here/site"
