@@ -142,6 +142,7 @@ class Scheduler:
         current: the process whose turn it is.
         grave: an ended process, whose globals code finds that ended processes leave behind.
         steps: turns so far.
+        serials: of tasks and futures, in the order in which they are made.
     """
 
     def __init__(self, seed: int) -> None:
@@ -160,6 +161,7 @@ class Scheduler:
         self._actors: dict[Actor, None] = {}
         self._epoll = select.epoll()
         self._numbers = itertools.count()
+        self.serials = itertools.count(1)
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
 
     def __repr__(self) -> str:

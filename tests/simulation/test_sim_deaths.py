@@ -127,6 +127,7 @@ def test_a_death_changes_no_other_process() -> None:
             return VARIABLE in os.environ
 
     assert sim.run(main) is False
+    SIM.clear()
 
 
 def test_a_driver_that_closes_nothing_is_let_go_of() -> None:
