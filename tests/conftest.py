@@ -45,10 +45,6 @@ LONG_FILES = (
     "tests/examples/test_reasoning_training.py",
 )
 
-# A simulated death leaves something in the process, after which links between processes keep their sockets: these files
-# are last until that is found.  To see it, run one of their tests with a death before tests/weights/links.
-LAST_FILES = ("tests/simulation/test_sim_pools.py", "tests/simulation/test_sim_restarts.py")
-
 _CALL_FAILED = pytest.StashKey[bool]()
 _VISIBLE_GPUS = pytest.StashKey[str | None]()
 
@@ -89,7 +85,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = {path: number for number, path in enumerate(LONG_FILES)} | dict.fromkeys(LAST_FILES, len(LONG_FILES) + 1)
+    order = {path: number for number, path in enumerate(LONG_FILES)}
     items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(LONG_FILES)))
 
 

@@ -12,6 +12,7 @@ run earlier.  Of those that can, the seed's next number chooses.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import heapq
 import itertools
@@ -65,6 +66,9 @@ class Process(Protocol):
 
     def enter(self) -> None:
         """Makes the globals of all modules this process's own."""
+
+    def entered(self) -> contextlib.AbstractContextManager[None]:
+        """Have the block find this process's globals, and what follows it those of the process before."""
 
     def keep(self) -> None:
         """Keeps the globals as they are, for the next time."""
@@ -136,7 +140,9 @@ class Scheduler:
         now: virtual time in seconds.
         random: of the seed; every choice of the simulation is one of its numbers.
         current: the process whose turn it is.
+        grave: an ended process, whose globals code finds that ended processes leave behind.
         steps: turns so far.
+        serials: of tasks and futures, in the order in which they are made.
     """
 
     def __init__(self, seed: int) -> None:
@@ -145,6 +151,7 @@ class Scheduler:
         self.steps = 0
         self._then, self._steps_then = START_S, 0
         self.current: Process | None = None
+        self.grave: Process
         self.back = _closed_lock()
         self.running: Actor | None = None
         self.threads: dict[int, ThreadActor] = {}
@@ -154,6 +161,7 @@ class Scheduler:
         self._actors: dict[Actor, None] = {}
         self._epoll = select.epoll()
         self._numbers = itertools.count()
+        self.serials = itertools.count(1)
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
 
     def __repr__(self) -> str:
@@ -162,8 +170,8 @@ class Scheduler:
     # -- threads ------------------------------------------------------------------------------------------------
 
     def is_here(self) -> bool:
-        """Whether the calling thread runs what is simulated."""
-        return self.running is not None and self.owns_thread()
+        """True if the calling thread runs simulated code, or code that an ended process has left behind."""
+        return (self.running is not None or self.current is self.grave) and self.owns_thread()
 
     def owns_thread(self) -> bool:
         """Whether the calling thread is one of the simulation's."""
@@ -345,8 +353,10 @@ class ThreadActor:
         """Ends the thread of a process that has ended, wherever it is parked."""
         if self._has_begun and not self.has_ended and not self.is_stuck:
             self.process.enter()
+            self._scheduler.running = self
             self._go.release()
             self._scheduler.await_baton(self)
+            self._scheduler.running = None
             _join(self._thread)
 
     def _run(self) -> None:

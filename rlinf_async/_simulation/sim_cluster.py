@@ -114,6 +114,9 @@ class SimCluster:
         home = SimProcess(scheduler, "outside", os.getpid(), dict(os.environ))
         home.keep()
         scheduler.current = home
+        grave = SimProcess(scheduler, "grave", 0, dict(os.environ))
+        grave.has_ended = True
+        scheduler.grave = grave
         gc.disable()
         gc.freeze()
         generators = _seed_generators(self.seed)
@@ -127,10 +130,10 @@ class SimCluster:
                     traceback.clear_frames(error.__traceback__)  # which would keep all that there is
                     raise
                 finally:
-                    with _silence():
+                    with _silence(), contextlib.ExitStack() as last:
+                        last.callback(home.enter)
+                        last.callback(self._bury)
                         self._end()
-                        home.enter()
-                        self._bury()
         finally:
             clock.monotonic = real_clock
             generators()
@@ -142,7 +145,11 @@ class SimCluster:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _bury(self) -> None:
-        """Lets go of what processes had that have ended: what their coroutines still do and say is nobody's."""
+        """Let go of what ended processes had; what their coroutines still do and say is nobody's."""
+        # A coroutine that is collected runs its `finally` blocks.  In the globals of the process that simulates, a call
+        # of a worker takes itself for a forked child's and ends that child: all exit functions would run out here.
+        # tests/simulation/test_sim_deaths.py::test_a_death_leaves_nothing_in_the_process_that_simulates
+        self.scheduler.grave.enter()
         self.nodes.clear()
         self._driver = None
         del self.fabric

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import heapq
-import itertools
 import selectors
 import threading
 from asyncio import events
@@ -23,15 +22,15 @@ from rlinf_async._wire.reading.shared_selector import SharedSelector
 TICK_S: Final = 1e-6
 """The shortest wait."""
 
-_serials = itertools.count(1)
-
 
 class _Numbered:
-    """Has its number for its hash: sets of such things have the same order in every run of a seed."""
+    """Base of things whose hash is their number: sets of them have the same order in every run of a seed."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._serial = next(_serials)
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        # Numbered from 1 in each simulation: which of two hashes comes first in a set depends on what they are, too.
+        # tests/simulation/test_sim_cluster.py::test_two_seeds_are_two_runs
+        self._serial: int = next(options["loop"]._scheduler.serials)
+        super().__init__(*args, **options)
 
     def __hash__(self) -> int:
         return self._serial

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import inf
 from typing import Any, Final
 
 from rlinf_async import channel
 from rlinf_async._channels import registration
 from rlinf_async._client import client, emulated_links, registry
+from rlinf_async._client.loop_thread import LoopThread
 from rlinf_async._core import own_start, process
 from rlinf_async._core.wait_table import WaitTable
 from rlinf_async._recorder import recording, user_metrics
@@ -19,7 +20,7 @@ from rlinf_async._simulation.scheduler import Scheduler
 from rlinf_async._trace import recorder
 from rlinf_async._waits import loop_watch, slow_waits, unobserved_errors
 from rlinf_async._worker import context
-from rlinf_async.weights.links import worker_link
+from rlinf_async.weights.links import socket_link, worker_link
 from rlinf_async.weights.scope import Scope
 from rlinf_async.worker import Worker
 
@@ -46,7 +47,11 @@ _GLOBALS: Final[tuple[tuple[Any, str], ...]] = (
 
 _ON_CLASSES: Final = (
     (Scope, "_open"),
-    *((Worker, name) for name in ("current_worker", "PID", "accelerator_type", "torch_platform", "torch_device_type")),
+    *((socket_link._Hub, name) for name in ("current", "inherited")),
+    *(
+        (Worker, name)
+        for name in ("current_worker", "logger", "PID", "accelerator_type", "torch_platform", "torch_device_type")
+    ),
 )
 """Those of classes."""
 
@@ -54,10 +59,10 @@ _TABLES: Final = tuple((vars(place), name) for place, name in _GLOBALS)
 
 
 def _fresh(value: Any) -> Any:
-    """What a new process has in the place of a global: containers of its own."""
+    """Return the value of a global in a new process: containers of its own, and no thread of another one."""
     if isinstance(value, list | dict | set | weakref.WeakSet | weakref.WeakKeyDictionary | WaitTable):
         return type(value)()
-    return value
+    return None if isinstance(value, LoopThread) else value
 
 
 class SimProcess:
@@ -107,6 +112,17 @@ class SimProcess:
             setattr(place, name, value)
         self._scheduler.current = self
 
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Have the block find this process's globals, and what follows it those of the process before."""
+        before = self._scheduler.current
+        assert before is not None
+        self.enter()
+        try:
+            yield
+        finally:
+            before.enter()
+
     def keep(self) -> None:
         """Keeps the globals as they are, for the next time."""
         self._globals = [table[name] for table, name in _TABLES]
@@ -124,5 +140,9 @@ class SimProcess:
         for sock in sockets:
             with contextlib.suppress(OSError):
                 sock.close()
-        for loop in self.loops:
-            loop.end()
+        # SIGKILL runs no code, but coroutines that are dropped with their loop run their `finally` blocks.  In the
+        # globals of the process that happens to be current, such a block would change that one's environment.
+        # tests/simulation/test_sim_deaths.py::test_a_death_changes_no_other_process
+        with self._scheduler.grave.entered():
+            for loop in self.loops:
+                loop.end()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import atexit
 import concurrent.futures
 import contextlib
 import functools
@@ -18,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
+from types import MethodType
 from typing import Any, Final
 
 import uvloop
@@ -159,10 +161,24 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
             actor.park(Until(lambda: not jobs, None))
         _REAL.shutdown(executor, wait, **options)
 
+    def is_outside() -> bool:
+        """True on a thread that is none of the simulation's, whose stuck threads outlive it."""
+        if _scheduler is scheduler:
+            return not scheduler.owns_thread()
+        return not threading.current_thread().name.startswith(SIMULATED)
+
+    def register(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Register exit functions for good, but for methods of things that end with their simulated process."""
+        is_of_a_thing = isinstance(function, MethodType) and not isinstance(function.__self__, type)
+        return function if is_of_a_thing and scheduler.is_here() else _REAL.register(function, *args, **options)
+
+    def run_exit_functions() -> None:
+        """Run none for a simulated process: all that there are belong to the process that simulates."""
+        if is_outside():
+            _REAL.run_exit_functions()
+
     def leave(code: int) -> None:
-        if _scheduler is scheduler and not scheduler.owns_thread():
-            _REAL.leave(code)
-        if _scheduler is not scheduler and not threading.current_thread().name.startswith(SIMULATED):
+        if is_outside():
             _REAL.leave(code)
         if (process := scheduler.current) is not None and not process.has_ended and scheduler.is_here():
             process.on_exit(code)
@@ -178,16 +194,29 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
                 os.close(fd)
         return size, [], flags | socket.MSG_CTRUNC, address
 
+    def living(stand_in: Callable[..., Any]) -> Callable[..., Any]:
+        """Refuse ended processes: code that they leave behind would start real threads, and wait for ever."""
+
+        @functools.wraps(stand_in)
+        def refuse(*args: Any, **options: Any) -> Any:
+            if scheduler.is_here() and scheduler.current is not None and scheduler.current.has_ended:
+                raise SimulatedDeath
+            return stand_in(*args, **options)
+
+        return refuse
+
     places: list[tuple[Any, str, Any]] = [
-        (thread_gate._Here, "make", staticmethod(new_gate)),
-        (asyncio, "new_event_loop", new_loop),
-        (asyncio.events, "new_event_loop", new_loop),
-        (uvloop, "new_event_loop", new_loop),
+        (thread_gate._Here, "make", staticmethod(living(new_gate))),
+        (asyncio, "new_event_loop", living(new_loop)),
+        (asyncio.events, "new_event_loop", living(new_loop)),
+        (uvloop, "new_event_loop", living(new_loop)),
+        (atexit, "register", register),
+        (atexit, "_run_exitfuncs", run_exit_functions),
         (os, "_exit", leave),
-        (threading.Thread, "start", start),
-        (threading.Thread, "join", join),
-        (threading.Condition, "wait", wait),
-        (ThreadPoolExecutor, "submit", submit),
+        (threading.Thread, "start", living(start)),
+        (threading.Thread, "join", living(join)),
+        (threading.Condition, "wait", living(wait)),
+        (ThreadPoolExecutor, "submit", living(submit)),
         (ThreadPoolExecutor, "shutdown", shutdown),
         (socket.socket, "recvmsg_into", recvmsg_into),
     ]
@@ -200,7 +229,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         _scheduler = None
         for (_, name, _), restore in zip(places, restores, strict=True):
             # A thread that waits outside of the simulation goes on some time, and may want to end its process.
-            if name != "_exit" or not scheduler.has_stuck_threads:
+            if name not in ("_exit", "_run_exitfuncs") or not scheduler.has_stuck_threads:
                 restore()
 
 
@@ -215,6 +244,8 @@ def replace(place: Any, name: str, value: Any) -> Callable[[], None]:
 
 
 class _REAL:
+    register: Callable[..., Any] = staticmethod(atexit.register)  # type: ignore[arg-type]  # generic in its function
+    run_exit_functions = staticmethod(atexit._run_exitfuncs)
     leave = staticmethod(os._exit)
     new_event_loop = staticmethod(asyncio.new_event_loop)
     start = threading.Thread.start

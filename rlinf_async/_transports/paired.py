@@ -22,6 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final, Generic
 
+from rlinf_async._core.error_copy import copy_of
 from rlinf_async._transports.deferred_actions import DeferredActions
 from rlinf_async._transports.link import Post
 from rlinf_async._transports.open_transfers import OpenTransfers, Request
@@ -181,7 +182,7 @@ class PairedLink(ABC, Generic[Buffer]):
         """Ends this generation: the transfers that are named fail, the others go on with the next one."""
         pair, self._pair = self._pair, None
         if pair is not None:  # before any sender may mutate its memory
-            self._deferred.add(functools.partial(pair.close, error))
+            self._deferred.add(functools.partial(pair.close, copy_of(error)))
         self._open_transfers.forget_requests()
         received, sent = self._give_up(error, receivings, sendings)
         exhausted = self._open_transfers.exhausted()
@@ -200,7 +201,10 @@ class PairedLink(ABC, Generic[Buffer]):
         """Lets those fail that are still open; returns their numbers."""
         received, sent = self._open_transfers.give_up(receivings, sendings)
         for transfer in (*received, *sent):
-            self._deferred.add(functools.partial(transfer.fail, error))
+            # An error that is raised holds its transfer's buffers.  A pair that is being connected keeps its own error
+            # until Gloo gives the connection up, and would keep them for as long: up to 15 s.
+            # tests/_transports/test_paired.py::test_the_error_of_a_transfer_is_its_own_and_keeps_no_buffers_of_another
+            self._deferred.add(functools.partial(transfer.fail, copy_of(error)))
         return [receiving.number for receiving in received], [sending.number for sending in sent]
 
     # -- what the opposite number says, under the lock --------------------------------------------------------------

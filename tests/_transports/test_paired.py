@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import itertools
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -44,6 +47,7 @@ class Half(Pair):
         self.owner, self.first, self.network = owner, first, network
         self.name = f"half {next(self.names)}"
         self.is_open, self.partner = True, ""
+        self.error: Exception | None = None
         self.heard: dict[str, bytes] = {}
         self.told = False
         self.asked: deque[WordReceiving] = deque()
@@ -80,7 +84,7 @@ class Half(Pair):
         self.sent = {tag: sent for tag, sent in self.sent.items() if sent[0].number != number}
 
     def close(self, error: Exception) -> None:
-        self.is_open = False
+        self.is_open, self.error = False, error
 
     def steps(self) -> list[str]:
         """What it can do now."""
@@ -367,3 +371,24 @@ def test_what_a_link_remembers_of_a_transfer_keeps_nothing_of_another() -> None:
     later = two.links[1].receive(2, [WORDS])
     assert later._error is not None
     assert later._error.__traceback__ is None
+
+
+@pytest.mark.parametrize("keeper", ["pair", "transfer"])
+def test_the_error_of_a_transfer_is_its_own_and_keeps_no_buffers_of_another(keeper: str) -> None:
+    """A pair that is being connected cannot be ended at once, and keeps its error for as long."""
+    two = TwoLinks()
+    link = two.links[0]
+    receiving, sending = link.receive(0, [WORDS]), link.send(0, words(0, 0))
+    pair = link.half
+    link.discard(KeyError("enough"))
+    with contextlib.suppress(KeyError):
+        sending.wait()
+    dropped = weakref.ref(sending)
+    del sending
+    if keeper == "pair":
+        del receiving
+    else:
+        del pair
+        two.network.clear()
+    gc.collect()
+    assert dropped() is None

@@ -340,16 +340,18 @@ def test_the_log_of_a_seed_is_the_same_in_every_process_also_beside_a_foreign_th
 
 
 def test_two_seeds_are_two_runs() -> None:
-    async def main() -> None:
+    async def main() -> int:
         async with Cluster(log_to_driver=False) as cluster:
             await launch(cluster, [0, 1]).double(1)
+            return hash(asyncio.current_task())
 
-    digests = []
+    digests, hashes = [], []
     for seed in (1, 1, 2):
         sim = SimCluster(nodes=2, seed=seed)
-        sim.run(main)
+        hashes.append(sim.run(main))
         digests.append(sim.scheduler.log.digest)
     assert digests[0] == digests[1] != digests[2]
+    assert hashes[0] == hashes[1], "the order of a set would depend on the simulations before"
 
 
 def test_an_hour_in_which_nothing_happens_takes_no_time() -> None:

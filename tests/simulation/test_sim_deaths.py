@@ -1,0 +1,141 @@
+"""Code that ended processes leave behind: it changes no process that runs, and not the one that simulates."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import gc
+import os
+import subprocess
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+
+from rlinf_async import Cluster, NodePlacementStrategy, Worker, WorkerDied
+from rlinf_async.testing import SimCluster
+from tests._support.weight_parts import SocketLink
+
+VARIABLE = "RLINF_TEST_LAST_ACT"
+
+
+def set_variable() -> None:
+    os.environ[VARIABLE] = "set"
+
+
+def start_thread() -> None:
+    threading.Thread(target=threading.Event().wait, args=(5.0,), daemon=True).start()
+
+
+def wait() -> None:
+    threading.Event().wait(1.0)
+
+
+def start_program() -> None:
+    subprocess.run(["true"])
+
+
+class Rollout(Worker):
+    outcomes: ClassVar[dict[str, str]] = {}
+    """By name, how the last acts of a dead rank have ended."""
+
+    async def stay(self) -> None:
+        self.link = SocketLink.invite("policy")
+        atexit.register(self.link.close)
+        LINKS[:] = [weakref.ref(self.link)]
+        try:
+            await asyncio.sleep(60)
+        finally:
+            for act in (set_variable, start_thread, wait, start_program):
+                self.outcomes[act.__name__] = outcome(act)
+
+    async def stop_before_a_turn(self) -> None:
+        """Stop this rank where a coroutine is about to go on, to which nothing refers but the loop."""
+        turn = asyncio.get_running_loop().create_future()
+
+        async def await_turn() -> None:
+            try:
+                await turn
+            finally:
+                set_variable()
+
+        asyncio.ensure_future(await_turn())
+        await asyncio.sleep(0.1)
+        turn.set_result(None)
+        SIM[0].stop("r", 0, 60.0)
+
+
+SIM: list[SimCluster] = []
+LINKS: list[weakref.ref[SocketLink]] = []
+
+
+def outcome(act: Callable[[], None]) -> str:
+    try:
+        act()
+    except BaseException as error:
+        return type(error).__name__
+    return "done"
+
+
+def launch(cluster: Cluster) -> Any:
+    return Rollout.create_group().launch(cluster, NodePlacementStrategy([0]), name="r")
+
+
+def test_a_death_leaves_nothing_in_the_process_that_simulates(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: ended.append("by its exit functions"))
+    logger, threads = Worker.logger, threading.enumerate()
+    Rollout.outcomes.clear()
+    sim = SimCluster(seed=1)
+
+    async def main() -> None:
+        async with Cluster(log_to_driver=False) as cluster:
+            call = launch(cluster).stay()
+            await asyncio.sleep(1)
+            sim.kill("r", 0)
+            with pytest.raises(WorkerDied):
+                await call
+
+    sim.run(main)
+    dead = {"start_thread": "SimulatedDeath", "wait": "SimulatedDeath", "start_program": "SimulationError"}
+    assert Rollout.outcomes == {"set_variable": "done"} | dead
+    assert ended == []
+    assert VARIABLE not in os.environ
+    assert (Worker.logger, threading.enumerate()) == (logger, threads)
+    gc.collect()
+    assert LINKS[0]() is None
+    link = SocketLink.invite("policy")
+    assert link._sockets is not None
+    assert link._sockets.hub.pid == os.getpid(), "the loop of private sockets is a dead rank's"
+    link.close()
+
+
+def test_a_death_changes_no_other_process() -> None:
+    sim = SimCluster(seed=1)
+    SIM[:] = [sim]
+
+    async def main() -> bool:
+        async with Cluster(log_to_driver=False) as cluster:
+            call = launch(cluster).stop_before_a_turn()
+            await asyncio.sleep(1)
+            sim.kill("r", 0)
+            with contextlib.suppress(WorkerDied):
+                await call
+            return VARIABLE in os.environ
+
+    assert sim.run(main) is False
+    SIM.clear()
+
+
+def test_a_driver_that_closes_nothing_is_let_go_of() -> None:
+    clusters = []
+
+    def main() -> None:
+        clusters.append(weakref.ref(Cluster(log_to_driver=False)))
+
+    SimCluster(seed=1).run(main)
+    gc.collect()
+    assert clusters[0]() is None
