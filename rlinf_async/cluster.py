@@ -502,7 +502,7 @@ class Cluster:
         seed: int | None = None,
         profiling: ProfileConfig | None = None,
         call_timeout: float | None = None,
-        restarts: tuple[Any, Any, Any] = (None, None, None),
+        restarts: tuple[Any, Any, Any, Any] = (None, None, None, None),
         close_grace: float | None = None,
     ) -> WorkerGroup[W]:
         """What ``create_group(...).launch(cluster, ...)`` does; see there."""

@@ -90,7 +90,7 @@ class PoolCalls:
         if returns is not None:
             return Standing.AWAY if returns else Standing.GONE
         # A rank that is back is still being constructed where its group has not gone on.
-        is_there = members._started or self._state.standing[rank] is Standing.LIVE
+        is_there = not members.is_held(rank) or self._state.standing[rank] is Standing.LIVE
         return Standing.LIVE if is_there else Standing.AWAY
 
     def _on_loss(self, facts: dict[str, Any]) -> None:
