@@ -42,7 +42,7 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     WatchedBy *         endpoints                                   None            messages: peers that are written to
     CallsChecked        check finished                              None            the answer to ``check_calls``
     OwesCall            number source call after                    bool            a collective that a rank has left
-    KillStuck           verdict                                     None            a worker inside such a collective
+    KillStuck           verdict                                     None            a worker that cannot go on
     FindStopped         numbers                                     list[int]       words about ranks that do not answer
     -- what a node has
     FreePort                                                        int             find_free_port()

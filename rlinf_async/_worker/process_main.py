@@ -67,7 +67,7 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
     runtime.ending.watch = EndWatch(socket_loop, runtime.ending, identity.address.get_name()).begin
     code = 0
     try:
-        runtime.serve()
+        code = runtime.serve()
     except BaseException as error:
         code = broken_loop.EXIT_CODE
         broken_loop.report(error)
@@ -102,6 +102,7 @@ def assemble(
     runtime.direct_callers = DirectCallers(client, spec["direct_sockets"], runtime)
     client.direct_connection = runtime.direct_callers.to
     context.client = client
+    context.background = runtime.background
     context.exchange = Exchange(client, identity.info, identity.group_name)
     registry.activate(client)
     client.events.on("closed", functools.partial(_cut_off, leave))
@@ -139,5 +140,6 @@ def _leave(runtime: Runtime, code: int) -> None:
     with contextlib.suppress(BaseException):
         sys.stdout.flush()
         sys.stderr.flush()
+    runtime.background.end_process(runtime.client)
     runtime.client.flush_at_exit(0.5)
     os._exit(code)

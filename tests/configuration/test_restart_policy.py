@@ -55,7 +55,8 @@ def test_what_launch_says_wins_piece_by_piece() -> None:
     assert RestartPolicy.of("rank", None, 5, None, configured) == RestartPolicy("rank", 7, 5)
     assert RestartPolicy.of(None, None, None, None, None) == RestartPolicy()
     by_rank = RestartPolicy.of("rank", None, None, "rank", None)
-    assert by_rank.by_rank and RestartPolicy.of(None, 9, None, None, by_rank) == RestartPolicy("rank", 9, order="rank")
+    assert by_rank.by_rank
+    assert RestartPolicy.of(None, 9, None, None, by_rank) == RestartPolicy("rank", 9, order="rank")
     assert RestartPolicy.of("group", None, None, None, by_rank) == RestartPolicy("group")
     assert RestartPolicy.of("never", None, None, None, configured).restarts is False
     with pytest.raises(

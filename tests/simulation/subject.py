@@ -110,6 +110,14 @@ class Subject(Worker):
             self._cancelled.add(nonce)
             raise
 
+    async def begin_task(self, seconds: float, fails: bool) -> None:
+        async def task() -> None:
+            await asyncio.sleep(seconds)
+            if fails:
+                raise ValueError("a task of its own")
+
+        self.background(task())
+
     def token(self) -> int:
         """Which incarnation this is."""
         return self._token

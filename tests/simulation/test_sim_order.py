@@ -1,4 +1,4 @@
-"""``order="rank"`` in a simulated cluster: a rank that is away holds up its own calls only, and these in their order."""
+"""``order="rank"`` in a simulated cluster: a rank that is away holds up its own calls only, which keep their order."""
 
 from __future__ import annotations
 
