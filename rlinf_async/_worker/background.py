@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any, Final
 
+from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import failures, operations
 from rlinf_async._core.own_logger import own_logger
@@ -129,6 +130,10 @@ class BackgroundTasks:
         with contextlib.suppress(Exception):  # user code may have closed it
             sys.stderr.write(f"{''.join(traceback.format_exception(error))}this worker {self.verdict}\n")
         self._loop.stop()
+
+    def limit_end(self, client: NodeClient) -> None:
+        """A task has failed: have the daemon end this process, also where exit functions or threads never end."""
+        client.later(settings.CLOSE_GRACE_S(), lambda: client.request(operations.KillStuck(self.verdict)))
 
     def end_process(self, client: NodeClient) -> None:
         """Have the daemon end this process, where a task has failed; on the main thread, with its loop stopped."""

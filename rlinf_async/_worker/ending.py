@@ -23,7 +23,6 @@ import traceback
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from rlinf_async import settings
 from rlinf_async._core.closing import seconds_for_calls, seconds_until_kill
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._worker.concurrent_calls import ConcurrentCalls
@@ -58,11 +57,6 @@ class Ending:
         self._grace = grace
         self._concurrent.end()
         self.watch(grace)
-
-    def begin_at_once(self) -> None:
-        """Watch over the time of an end that no daemon has asked for: exit functions and threads may hold it up."""
-        self.has_begun = True
-        self.watch(settings.CLOSE_GRACE_S())
 
     def run(self) -> None:
         """Cancel what runs, give it time to clean up, and call ``on_close``; on the main thread, with its loop stopped.

@@ -246,7 +246,7 @@ class Runtime:
             if not (self._stopping or self.background.verdict):
                 self._run_blocking()
         if self.background.verdict:
-            self.ending.begin_at_once()
+            self.background.limit_end(self.client)
             return EXIT_CODE
         self.ending.run()
         return 0
