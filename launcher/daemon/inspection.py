@@ -218,8 +218,8 @@ class Inspection:
     def _end_of(self, endpoint: Endpoint) -> str:
         """How a process has ended; empty while it lives."""
         if endpoint.exit_report is not None:
-            report = frames.unpack(endpoint.exit_report)
-            return f"{report['verdict']}{', and is started again' if report.get('returns') else ''}"
+            verdict: str = frames.unpack(endpoint.exit_report)["verdict"]
+            return f"{verdict}, is away and started again" if endpoint.is_away else verdict
         if endpoint.process is not None and endpoint.process.exit_status is not None:
             return endpoint.process.exit_status.text
         return "left the run" if endpoint.id in self._gone else ""
