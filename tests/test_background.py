@@ -166,7 +166,7 @@ async def _coroutine() -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (_coroutine, r"background\(\) takes a coroutine.*, got <function _coroutine at .*>; call it: self.background\("),
+        (_coroutine, r"takes a coroutine.*, got <function _coroutine at .*>; call it: self.background\("),
         (3, r"background\(\) takes a coroutine, such as that of an async def, got 3$"),
         (None, "got None$"),
     ],

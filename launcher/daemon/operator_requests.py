@@ -38,7 +38,7 @@ class OperatorRequests:
         self._files = RunFiles(log_dir)
 
     async def node_details(self, requester: Requester, op: operations.NodeDetails) -> dict[str, Any]:
-        """Command, log, devices and memory of each process, and which ranks are away; where asked, what the node's devices do."""
+        """Command, log, devices and memory of each process, ranks that are away; where asked, what the devices do."""
         use = self._probes.device_use(_DEVICE_USE_TIMEOUT_S) if op.devices else None
         processes = {
             str(endpoint.id): _details(endpoint) | {"weights": _weights(self._log_dir, endpoint.id)}

@@ -133,7 +133,11 @@ class BackgroundTasks:
 
     def limit_end(self, client: NodeClient) -> None:
         """A task has failed: have the daemon end this process, also where exit functions or threads never end."""
-        client.later(settings.CLOSE_GRACE_S(), lambda: client.request(operations.KillStuck(self.verdict)))
+
+        def cut_off() -> None:
+            client.request(operations.KillStuck(self.verdict))
+
+        client.later(settings.CLOSE_GRACE_S(), cut_off)
 
     def end_process(self, client: NodeClient) -> None:
         """Have the daemon end this process, where a task has failed; on the main thread, with its loop stopped."""

@@ -108,7 +108,10 @@ def write(seed: int) -> Program:
         steps += _pool_calls_and_faults(rng, spread, len(pool))
     order = "rank" if seed % 10 == 0 or seed % 20 == 9 else "group"
     if seed % 10 == 0:
-        steps += _calls_beside_deaths(rng, spread, placement)
+        group = rng.choice(GROUPS)
+        placement[group] = (*placement[group], rng.randrange(nodes)) if rng.random() < 0.7 else placement[group]
+        restart[group] = rng.choice(("rank", "rank", "rank", restart[group]))
+        steps += _calls_beside_deaths(rng, spread, group, placement[group])
     in_order = tuple(sorted(steps, key=lambda step: step.at))
     return Program(nodes, placement, restart, drift, in_order, ring, blocks, pool, pool_restarts, order)
 
@@ -144,14 +147,13 @@ def _deaths_in_a_ring(rng: random.Random, spread: float, size: int) -> list[Step
     return [*found, Step(round(at, 4), "call", (("ring", rng.randrange(size)), "async", 100, 1))]
 
 
-def _calls_beside_deaths(rng: random.Random, spread: float, placement: dict[str, tuple[int, ...]]) -> list[Step]:
+def _calls_beside_deaths(rng: random.Random, spread: float, group: str, ranks: tuple[int, ...]) -> list[Step]:
     """Deaths of ranks, some by a task of their own, among calls of one rank and of all."""
-    group = rng.choice(GROUPS)
     at, found = rng.uniform(0, spread), []
     for _ in range(rng.choice((1, 2, 4))):
-        rank = (group, rng.randrange(len(placement[group])))
+        rank = (group, rng.randrange(len(ranks)))
         death = rng.choice((("kill", (rank,)), ("background", (rank, rng.choice((0.0, 0.05, 0.3)), True))))
-        quiet = ("background", ((group, rng.randrange(len(placement[group]))), rng.choice((0.05, 300.0)), False))
+        quiet = ("background", ((group, rng.randrange(len(ranks))), rng.choice((0.05, 300.0)), False))
         for kind, facts in (quiet, death, ("beside", (group, rng.choice((1, 3)))), ("beside", (group, 2))):
             found.append(Step(round(at, 4), kind, facts))
             at += rng.choice((0.001, 0.02, 0.2))
