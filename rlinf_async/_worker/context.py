@@ -37,7 +37,7 @@ exchange: Exchange | None = None
 """Of this worker process; None in a driver."""
 
 background: BackgroundTasks | None = None
-"""Of this worker process; None in a driver, and in a subprocess that has joined."""
+"""None in a driver, and in a subprocess that has joined."""
 
 _parent: Identity | None = None
 """In a forked child: the worker that it was forked from."""
