@@ -10,6 +10,7 @@ from rlinf_async._simulation.sim_cluster import SimCluster
 from tests.faults.journal import Operation
 from tests.faults.judgement import Violation
 from tests.simulation.program import Program
+from tests.simulation.subject import ANY_RANK
 
 
 def check(book: Sequence[Operation]) -> list[Violation]:
@@ -68,7 +69,7 @@ def _order_of_calls(book: Sequence[Operation]) -> list[Violation]:
     """The calls of one caller on one worker begin in the order in which they were made, those of a whole group too."""
     made: dict[int, tuple[str, int]] = {}
     for place, operation in enumerate(book):
-        if operation.kind in ("call", "all"):
+        if operation.kind in ("call", "all") and ANY_RANK not in operation.facts:
             made[operation.facts[0]] = operation.who, place
     latest: dict[tuple[str, str], tuple[int, int]] = {}
     found = []

@@ -93,10 +93,11 @@ class Play:
                     order=self.program.order,
                 )  # fmt: skip
             if pool := self.program.pool:
-                options = {"restart": "rank", "max_restarts": 1000} if self.program.pool_restarts else {}
+                options: dict[str, Any] = {"restart": "rank", "max_restarts": 1000, "order": self.program.order}
                 self.groups["pool"] = Subject.create_group().launch(
-                    cluster, NodePlacementStrategy(list(pool)), name="pool", **options
-                )
+                    cluster, NodePlacementStrategy(list(pool)), name="pool",
+                    **(options if self.program.pool_restarts else {}),
+                )  # fmt: skip
                 await self.groups["pool"]  # a death while it is launched ends its other constructors
             began = loop.time()
             for step in self.program.steps:
@@ -329,7 +330,7 @@ class Play:
         self, pool: Any, kind: str, nonce: int, pause: float, limit: int | None, key: str | None
     ) -> None:
         """One of four kinds of calls; those that may run twice are judged by ``invariants``."""
-        facts = ("any", nonce, key) if kind in ("again", "tokens") else ("call", nonce, f"pool:{nonce}")
+        facts = ("any", nonce, key) if kind in ("again", "tokens") else ("call", nonce, subject.ANY_RANK)
         operation = subject.begin("driver", *facts)
         if kind == "once":
             await subject.follow(operation, pool.echo_later(nonce, 10, pause), subject.is_one_echo(nonce, 10))

@@ -19,6 +19,9 @@ BOOK: list[Operation] = []
 """What every process of the program that is being played has begun, in that order."""
 
 
+ANY_RANK = "any rank"
+"""Target of a call that is noted before its rank is known; such calls have no order."""
+
 _TOKENS = itertools.count()
 _SENT, _WANTED = Counters(), Counters()
 """Numbers of messages, and of receives, of each pair: a rank that comes back goes on where it was."""
