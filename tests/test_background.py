@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,7 +128,11 @@ def test_between_calls_it_is_a_death_like_any_other(cluster: Cluster) -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+class Odd(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, Odd])
 def test_no_exception_of_a_task_is_swallowed(cluster: Cluster, kind: type[BaseException]) -> None:
     with launch(cluster) as group, pytest.raises(WorkerDied, match=rf"{kind.__name__}: of the task itself"):
         group.raise_(kind).wait(20)
@@ -157,6 +163,28 @@ def test_a_task_that_ends_or_is_cancelled_is_quiet(
     assert path.read_text() == "cancelled"
     assert log.read_text() == ""
     assert not caplog.records
+
+
+def test_a_task_is_kept_and_ends_also_before_its_first_step() -> None:
+    woken: list[Any] = []
+
+    async def wait() -> None:
+        future = asyncio.get_running_loop().create_future()
+        weakref.finalize(future, woken.append, "collected")
+        await future
+
+    async def main() -> None:
+        tasks = BackgroundTasks(asyncio.get_running_loop(), lambda callback, *args: callback(*args))
+        tasks.begin(wait(), None)
+        early = tasks.begin(_coroutine(), None)
+        early.cancel()  # a warning that it was never awaited would be an error
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        gc.collect()
+        assert early.done()
+        assert not woken
+
+    asyncio.run(main())
 
 
 async def _coroutine() -> None:

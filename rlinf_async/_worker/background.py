@@ -75,6 +75,8 @@ class BackgroundTasks:
     def __init__(self, loop: asyncio.AbstractEventLoop, on_main: Callable[..., None]) -> None:
         self._loop = loop
         self._on_main = on_main
+        self._running: set[asyncio.Task[None]] = set()
+        """A loop knows its tasks only weakly, and one that waits for what only it knows would be collected."""
         self.verdict = ""
         self.is_closed = False
 
@@ -107,17 +109,26 @@ class BackgroundTasks:
             coroutine.close()
             task._has_ended = True
             return
+
+        def end(running: asyncio.Task[None]) -> None:
+            # One that was cancelled before its first step has not begun, and would be told as never awaited.
+            coroutine.close()
+            task._has_ended = True
+            self._running.discard(running)
+
         task._task = self._loop.create_task(self._run(task, coroutine), name=f"background task {task._name}()")
+        self._running.add(task._task)
+        task._task.add_done_callback(end)
 
     async def _run(self, task: BackgroundTask, coroutine: Coroutine[Any, Any, Any]) -> None:
         try:
             await coroutine
-        except (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:
+        except GeneratorExit:
+            raise
+        except BaseException as error:
             assert task._task is not None
             if not (isinstance(error, asyncio.CancelledError) and task._task.cancelling()):
                 self._fail(task, error)
-        finally:
-            task._has_ended = True
 
     def _fail(self, task: BackgroundTask, error: BaseException) -> None:
         kind = failures.type_name_of(type(error))
