@@ -157,7 +157,8 @@ def test_a_task_that_ends_or_is_cancelled_is_quiet(
             pass
         if how == "cancel":
             group.stop().wait()
-            assert group.ticked().wait()[0][1]
+            while not group.ticked().wait()[0][1]:
+                pass
             assert path.read_text() == "cancelled"
         log = Path(group.log_paths[0])
     assert path.read_text() == "cancelled"
