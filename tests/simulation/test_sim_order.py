@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -211,6 +212,38 @@ def test_what_has_left_for_some_ranks_ends_with_its_caller_or_its_group() -> Non
                 await call
 
     play(main)
+
+
+class Stored(Worker):
+    def __init__(self) -> None:
+        super().__init__()
+        RUN.append((self._rank, self.find_store()))
+
+    def find_store(self) -> tuple[str, str]:
+        return os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ranks_of_a_lost_node_are_constructed_with_the_store_that_has_moved(seed: int) -> None:
+    sim = SimCluster(nodes=3, seed=seed)
+    RUN.clear()
+
+    async def run() -> None:
+        async with Cluster(log_to_driver=False) as cluster:
+            placement = NodePlacementStrategy([1, 1, 1, 2])
+            group: Any = Stored.create_group().launch(cluster, placement, name="noted", restart="rank", order="rank")
+            (before,) = set(await group.find_store())
+            sim.kill_node(1)
+            while not group.away:
+                await asyncio.sleep(0.1)
+            while group.away:
+                await asyncio.sleep(0.1)
+            (after,) = set(await group.find_store())
+            assert before != after
+            assert RUN[4:] == [(rank, after) for rank, _ in RUN[4:]]
+            assert sorted(rank for rank, _ in RUN[4:]) == [0, 1, 2]
+
+    sim.run(run)
 
 
 async def _first(stream: Any, count: int) -> AsyncIterator[Any]:
