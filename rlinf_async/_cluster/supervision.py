@@ -312,7 +312,7 @@ class Supervision:
             await _pause(_NODE_END_S)
         if self._by_rank and 0 not in ranks:
             # Or these would be constructed with the address of the store that is lost.
-            # tests/simulation/test_sim_order.py::test_ranks_of_a_lost_node_are_constructed_with_the_store_that_has_moved
+            # tests/simulation/test_sim_order.py::test_ranks_of_a_lost_node_are_constructed_with_the_new_store
             await self._until(lambda: self._store_node not in lost or 0 not in self._away)
         placements = self._members.placements
         for rank in homeless:

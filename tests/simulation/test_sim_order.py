@@ -224,7 +224,7 @@ class Stored(Worker):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_ranks_of_a_lost_node_are_constructed_with_the_store_that_has_moved(seed: int) -> None:
+def test_ranks_of_a_lost_node_are_constructed_with_the_new_store(seed: int) -> None:
     sim = SimCluster(nodes=3, seed=seed)
     RUN.clear()
 
