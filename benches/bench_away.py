@@ -2,8 +2,8 @@
 
     python -m benches.bench_away [--ranks 64] [--seconds 10] [--rounds 3]
 
-Windows without and with the crashing rank take turns.  The window with it begins once its pause is some seconds long;
-a loop awaits a call of each other rank, and makes the next one.
+Windows without and with the crashing rank take turns.  In the latter the rank crashes whenever it is back.  A loop for
+each other rank awaits a call and makes the next one.
 """
 
 from __future__ import annotations
