@@ -422,6 +422,7 @@ class NodeClient:
             self.endpoint, self.node = frame[3]["endpoint"], frame[3]["node"]
             for lost in frame[3].get("lost", ()):
                 self._on_node_lost(lost)
+            self.events.in_debugger.update(frame[3].get("in_debugger", ()))
             self.ready._settle(frame[3])
         elif self._inbox is not None:
             self._inbox.on_frame(frame, fds)

@@ -454,7 +454,8 @@ class Members:
         for handler in handlers:
             if isinstance(handler, StreamCall) or handler.done() or handler._expired:
                 continue
-            left = max(handler._since, self._counts_from) + self.deadline.seconds - clock.monotonic()
+            begun = self.client.events.counts_from(max(handler._since, self._counts_from))
+            left = begun + self.deadline.seconds - clock.monotonic()
             if left <= 0:
                 handler._expire()
             elif not self.by_rank:

@@ -26,6 +26,7 @@ from rlinf_async._waits.thread_gate import LockGate, wait_at
 from rlinf_async._wire.reading.idle_reader import IdleReader
 from rlinf_async._wire.reading.shared_selector import SharedSelector
 from rlinf_async._worker import broken_loop, context
+from rlinf_async._worker.debugging import Debugger
 from rlinf_async._worker.direct_callers import DirectCallers
 from rlinf_async._worker.ending import EndWatch
 from rlinf_async._worker.rendezvous_store import MasterStore
@@ -64,7 +65,15 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
     os.register_at_fork(after_in_child=lambda: wait_at(LockGate))
     os.register_at_fork(after_in_child=lambda: emulated_links.use(None))
     os.register_at_fork(after_in_child=runtime.direct_callers.forget)
-    runtime.ending.watch = EndWatch(socket_loop, runtime.ending, identity.address.get_name()).begin
+    watch = EndWatch(socket_loop, runtime.ending, identity.address.get_name())
+    debugger = Debugger(runtime.client, identity.address.get_name(), loop, runtime.running_calls)
+    debugger.install()
+
+    def begin_end(grace: float) -> None:
+        debugger.end()
+        watch.begin(grace)
+
+    runtime.ending.watch = begin_end
     code = 0
     try:
         code = runtime.serve()
