@@ -32,19 +32,35 @@ from rlinf_async._waits.user_code import frames_of
 SIGNAL: Final = signal.SIGRTMAX - 4
 """Has the main thread of a worker look whether it is to stop."""
 
-_SKIPPED: Final = ("rlinf_async*", "asyncio*", "selectors", "threading", "queue", "logging*", "contextlib", "concurrent.*")
+_SKIPPED: Final = (
+    "rlinf_async*",
+    "asyncio*",
+    "selectors",
+    "threading",
+    "queue",
+    "logging*",
+    "contextlib",
+    "concurrent.*",
+)
 """Modules in which a step does not stop."""
 
-_WAITS: Final = frozenset(("threading", "queue", "selectors", "socket", "ssl", "subprocess", "concurrent.futures._base"))
+_WAITS: Final = frozenset(
+    ("threading", "queue", "selectors", "socket", "ssl", "subprocess", "concurrent.futures._base")
+)
 """Modules of the standard library in which a thread stands while it waits, without a lock that a reader needs."""
 
-_GATES: Final = frozenset((("rlinf_async._waits.thread_gate", "wait"), ("rlinf_async._wire.reading.idle_reader", "read_for")))
+_GATES: Final = frozenset(
+    (("rlinf_async._waits.thread_gate", "wait"), ("rlinf_async._wire.reading.idle_reader", "read_for"))
+)
 """Functions of the framework in which a thread waits, as module and name."""
 
 _AGAIN_S: Final = 0.02
-"""Until a main thread is asked again that was at work in the framework."""
+"""Until a main thread is asked again that has not stopped; twice as long each time."""
 
-_MOST_TRIES: Final = 100
+_MOST_AGAIN_S: Final = 1.0
+
+_MOST_TRIES: Final = 20
+"""Times that a main thread is found at work in the framework, until it is stopped at the user's next line instead."""
 
 _C_CALL_S: Final = 1.0
 """Seconds from which on a thread that has not stopped is said to be in a call of C."""
@@ -84,6 +100,8 @@ class Debugger:
         """Where a thread stands at the prompt; empty while none does."""
         self._last = ""
         self._told = ""
+        self._is_wanted = False
+        """An operator has asked for a stop that has not come."""
         self._tries = 0
 
     def __repr__(self) -> str:
@@ -117,8 +135,8 @@ class Debugger:
             if self._stopped_at:
                 self._say(source, "stopped", self._last)
             else:
-                self._tries = 0
-                self._client.later(0, self._interrupt)
+                self._is_wanted, self._tries = True, 0
+                self._client.later(0, self._interrupt)  # by another thread: the main one may be handling this
                 self._client.later(_C_CALL_S, self._tell_of_c_call)
         elif source == self._operator:
             if what == "line" and self._stopped_at:
@@ -127,7 +145,7 @@ class Debugger:
                 self._leave()
 
     def _leave(self) -> None:
-        self._operator = 0
+        self._operator, self._is_wanted = 0, False
         if self._stopped_at:
             self._lines.put("")
 
@@ -147,40 +165,39 @@ class Debugger:
             self._pdb().stop(frame, frame)
         return None
 
-    def _interrupt(self) -> None:
-        """Ask the main thread, on the thread that reads sockets: the main one may be handling a frame itself."""
-        if self._operator and not self._stopped_at:
+    def _interrupt(self, again: float = _AGAIN_S) -> None:
+        """Ask the main thread until it stops; on the thread of the socket."""
+        # Again and again: a signal that comes just before a system call does not interrupt that, and the thread may
+        # wait there for ever.
+        # tests/test_debugging.py::test_every_rank_of_a_deadlock_stops
+        if self._is_wanted:
             signal.pthread_kill(self._main, SIGNAL)
+            self._client.later(again, lambda: self._interrupt(min(2 * again, _MOST_AGAIN_S)))
 
     def _tell_of_c_call(self) -> None:
         frame = sys._current_frames().get(self._main)
-        if self._operator and not self._stopped_at and not self._pdb_of_main_is_armed():
+        if self._is_wanted:
             where = line_of(frames_from(frame)) or "a line that is not known"
-            self._say(self._operator, "waiting", f"{self._name} is inside a C call at {where}: it enters when it returns\n")
-
-    def _pdb_of_main_is_armed(self) -> bool:
-        return self._armed is not None and self._armed.is_armed
-
-    _armed: _Pdb | None = None
+            self._say(
+                self._operator, "waiting", f"{self._name} is inside a C call at {where}: it enters when it returns\n"
+            )
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._stopped_at or not self._operator or self._is_ending or frame is None:
+        if not self._is_wanted or self._is_ending or frame is None:
             return
         users = _users_frame(frame)
-        module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
         if users is None:
             self._loop.call_soon_threadsafe(self._enter_between)
-        elif frame is users or module in _WAITS or ((module, function) in _GATES and _may_stop()):
+        elif _may_stop(frame, users):
             self._pdb().stop(frame, users)
-        elif module.startswith("rlinf_async.") and self._tries < _MOST_TRIES:
+        elif _is_in_framework(frame, users) and self._tries < _MOST_TRIES:
             self._tries += 1
-            self._client.later(_AGAIN_S, self._interrupt)
         else:
             self._arm(frame)
 
     def _enter_between(self) -> None:
         """On the main loop: stop in a suspended coroutine of a call, or at the first line of the next one."""
-        if self._stopped_at or not self._operator:
+        if not self._is_wanted:
             return
         for call in self._calls():
             if call.task is not None and not call.task.done() and (frames := list(frames_of(call.task))):
@@ -192,8 +209,8 @@ class Debugger:
         self._say(self._operator, "waiting", f"{self._name} is idle: it stops at the first line of its next call\n")
 
     def _arm(self, frame: FrameType) -> None:
-        self._armed = self._pdb()
-        self._armed.arm(frame)
+        self._is_wanted = False
+        self._pdb().arm(frame)
 
     def _pdb(self) -> _Pdb:
         """Return the pdb of this thread, which has its breakpoints."""
@@ -212,6 +229,7 @@ class Debugger:
             while not self._lines.empty():
                 self._lines.get()
             self._stopped_at = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}()"
+            self._is_wanted = False
             self._tell_daemon(self._stopped_at)
             try:
                 talk()
@@ -360,6 +378,15 @@ def _users_frame(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-def _may_stop() -> bool:
-    """True if this thread only waits, and is not handling a frame that it has read."""
-    return may_wait()
+def _may_stop(frame: FrameType, users: FrameType) -> bool:
+    """True if a thread may stand still where it is: in the user's code, or in a wait that this has begun."""
+    module = frame.f_globals.get("__name__", "")
+    if _is_in_framework(frame, users):
+        return (module, frame.f_code.co_name) in _GATES and may_wait()
+    return frame is users or module in _WAITS
+
+
+def _is_in_framework(frame: FrameType, users: FrameType) -> bool:
+    """True if the user's code has called the framework, which may handle a frame or hold a lock."""
+    calls = frames_from(frame)
+    return any(each.f_globals.get("__name__", "").startswith("rlinf_async.") for each in calls[calls.index(users) :])
