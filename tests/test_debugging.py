@@ -98,7 +98,7 @@ class Operator:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster() as cluster:
+    with Cluster(log_to_driver=False) as cluster:
         yield cluster
 
 

@@ -25,7 +25,7 @@ from rlinf_async._trace import recorder
 from rlinf_async._waits.thread_gate import LockGate, wait_at
 from rlinf_async._wire.reading.idle_reader import IdleReader
 from rlinf_async._wire.reading.shared_selector import SharedSelector
-from rlinf_async._worker import broken_loop, context
+from rlinf_async._worker import broken_loop, context, editor
 from rlinf_async._worker.debugging import Debugger
 from rlinf_async._worker.direct_callers import DirectCallers
 from rlinf_async._worker.ending import EndWatch
@@ -68,6 +68,7 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
     watch = EndWatch(socket_loop, runtime.ending, identity.address.get_name())
     debugger = Debugger(runtime.client, identity.address.get_name(), loop, runtime.running_calls)
     debugger.install()
+    editor.connect()
 
     def begin_end(grace: float) -> None:
         debugger.end()
