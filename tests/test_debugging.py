@@ -60,6 +60,10 @@ class Debugged(Worker):
         hashlib.pbkdf2_hmac("sha256", b"", b"", rounds)
         return "hashed"
 
+    def raises(self, number: int) -> None:
+        doubled = number * 2
+        raise ValueError(f"no {doubled}")
+
 
 class Operator:
     """``rlinf-ctl debug`` on a terminal of its own."""
@@ -105,7 +109,7 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def group(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[WorkerGroup[Debugged]]:
     group = Debugged.create_group().launch(
-        cluster, NodePlacementStrategy([0, 0]), name="rollout", call_timeout=getattr(request, "param", 0), close_grace=0.5
+        cluster, NodePlacementStrategy([0, 0]), name="rollout", close_grace=0.5, **getattr(request, "param", {})
     )
     group.ping().wait()
     yield group
@@ -126,7 +130,7 @@ def debugging(run: str, ranks: str) -> Iterator[Operator]:
         operator.close()
 
 
-@pytest.mark.parametrize("group", [CALL_TIMEOUT_S], indirect=True)
+@pytest.mark.parametrize("group", [{"call_timeout": CALL_TIMEOUT_S}], indirect=True)
 @pytest.mark.parametrize("method", ["at_breakpoint", "coroutine_at_breakpoint"])
 def test_a_breakpoint_waits_says_where_and_is_debugged(
     group: Any, run: str, method: str, caplog: pytest.LogCaptureFixture
@@ -155,6 +159,25 @@ def test_a_breakpoint_waits_says_where_and_is_debugged(
 
 def breakpoint_line(method: str) -> int:
     return int(getattr(Debugged, method).__code__.co_firstlineno) + 2
+
+
+@pytest.mark.parametrize("group", [{"env": {"RLINF_POST_MORTEM_S": "60"}}], indirect=True)
+def test_what_a_method_has_raised_is_looked_at_post_mortem(group: Any, run: str) -> None:
+    call = group[0].raises(21)
+    with debugging(run, "rollout:0") as operator:
+        assert "ValueError: no 42\n" in operator.until("-> raise ValueError")
+        operator.until("(rollout:0) ")
+        operator.type("p doubled")
+        assert operator.until("(rollout:0) ").endswith("\n42\n")
+        operator.type("q")
+        with pytest.raises(ValueError, match="no 42"):
+            call.wait()
+
+
+@pytest.mark.parametrize("group", [{"env": {"RLINF_POST_MORTEM_S": "0.2"}}], indirect=True)
+def test_a_post_mortem_that_nobody_comes_to_ends(group: Any) -> None:
+    with pytest.raises(ValueError, match="no 42"):
+        group[0].raises(21).wait(timeout=20)
 
 
 def test_several_ranks_have_one_prompt_and_stand_in_status_and_verdict(group: Any, run: str) -> None:

@@ -1,4 +1,4 @@
-"""``Dialogue``: an operator's talk with the debuggers of some ranks: who is asked, who has answered, with one prompt."""
+"""``Dialogue``: an operator's talk with the debuggers of some ranks at one prompt: who is asked, who has answered."""
 
 from __future__ import annotations
 

@@ -19,12 +19,12 @@ from .run_places import NoSuchRun
 from .run_view import look
 
 _TOGETHER_S: Final = 0.3
-"""For which ranks that have answered wait for the others, until they get a prompt of their own."""
+"""Seconds that a prompt of ranks that have answered waits for the others."""
 
 _LEAVE: Final = frozenset(("q", "quit", "exit"))
 
 _SILENT_S: Final = 3.0
-"""From which on a rank is said to be silent."""
+"""Seconds from which on a rank is said to be silent."""
 
 
 async def debug(attachment: Attachment, words: str) -> bool:

@@ -32,7 +32,7 @@ from .channel_names import ChannelNames
 from .channels import Channels
 from .cleanup import run_all
 from .death_watch import DeathWatch
-from .debugging import Debugging
+from .debug_relay import DebugRelay
 from .device_locks import Locks
 from .endpoint import Endpoint
 from .group_names import Names
@@ -155,7 +155,7 @@ class DaemonService:
         self.membership = Membership(router)
         self.call_check = CallCheck(loop, router)
         self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, answer, self.gone)
-        self.debugging = Debugging(router)
+        self.debugging = DebugRelay(router)
         self.activity = Activity(
             router, templates, self.names, self.channels, self.channel_names, self.locks, self.debugging.stopped
         )

@@ -9,7 +9,6 @@ from rlinf_async._client.client import NodeClient
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._wire.terminal import Terminal
 
-
 logger = own_logger(__name__)
 
 

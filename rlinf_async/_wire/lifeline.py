@@ -366,7 +366,8 @@ def _spawn(
     near, far = socket.socketpair()
     try:
         process = subprocess.Popen(
-            [*(_PAST_EDITOR if is_in_editor() else ()), *argv], stdin=far.fileno(), stdout=far.fileno(), stderr=subprocess.PIPE, bufsize=0,
+            [*(_PAST_EDITOR if is_in_editor() else ()), *argv],
+            stdin=far.fileno(), stdout=far.fileno(), stderr=subprocess.PIPE, bufsize=0,
             env=None if env is None else dict(env), cwd=cwd, start_new_session=True,
         )  # fmt: skip
     except OSError as error:

@@ -12,6 +12,7 @@ lock of the framework: a signal enters pdb only in the user's code and in known 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pdb
 import queue
@@ -22,12 +23,16 @@ from collections.abc import Callable, Iterable, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Final
 
+from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import operations
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._inspection.code_frames import Code, code_of, frames_from, line_of
 from rlinf_async._inspection.served_calls import ServedCall
 from rlinf_async._waits.thread_gate import may_wait
 from rlinf_async._waits.user_code import frames_of
+
+logger = own_logger(__name__)
 
 SIGNAL: Final = signal.SIGRTMAX - 4
 """Has the main thread of a worker look whether it is to stop."""
@@ -100,6 +105,8 @@ class Debugger:
         """Where a thread stands at the prompt; empty while none does."""
         self._last = ""
         self._told = ""
+        self._limit: float | None = None
+        """Seconds for which a prompt waits for an operator."""
         self._is_wanted = False
         """An operator has asked for a stop that has not come."""
         self._tries = 0
@@ -165,6 +172,20 @@ class Debugger:
             self._pdb().stop(frame, frame)
         return None
 
+    def post_mortem(self, error: BaseException) -> None:
+        """Keep the frames of what a method has raised for an operator, as long as the setting says."""
+        seconds = settings.POST_MORTEM_S()
+        traceback = error.__traceback__
+        while traceback is not None and not _is_users(traceback.tb_frame):
+            traceback = traceback.tb_next
+        if not seconds or traceback is None or self._is_ending or isinstance(error, asyncio.CancelledError):
+            return
+        self._limit = seconds
+        try:
+            self._pdb().look_at(traceback, f"{type(error).__name__}: {error}".partition("\n")[0])
+        finally:
+            self._limit = None
+
     def _interrupt(self, again: float = _AGAIN_S) -> None:
         """Ask the main thread until it stops; on the thread of the socket."""
         # Again and again: a signal that comes just before a system call does not interrupt that, and the thread may
@@ -221,14 +242,14 @@ class Debugger:
 
     # -- at the prompt, on the thread that has stopped ----------------------------------------------------------------
 
-    def stopped(self, frame: FrameType, talk: Callable[[], None]) -> None:
+    def stopped(self, frame: FrameType, line: int, why: str, talk: Callable[[], None]) -> None:
         """Run a dialogue of pdb; another thread that stops meanwhile waits for its turn."""
         with self._turn:
             if self._is_ending:
                 return
             while not self._lines.empty():
                 self._lines.get()
-            self._stopped_at = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}()"
+            self._stopped_at = f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_qualname}(){why}"
             self._is_wanted = False
             self._tell_daemon(self._stopped_at)
             try:
@@ -241,7 +262,13 @@ class Debugger:
         """Tell what pdb has written, and wait for a line; empty where the operator has left."""
         self._last = text
         self._say(self._operator, "stopped", text)
-        return "" if self._is_ending else self._lines.get()
+        while not self._is_ending:
+            with contextlib.suppress(queue.Empty):
+                return self._lines.get(timeout=self._limit)
+            if not self._operator:
+                logger.warning("no debugger has come within %g s, and the error is told", self._limit)
+                break
+        return ""
 
     def _tell_resumed(self) -> None:
         if not self._stopped_at and self._told:
@@ -285,6 +312,8 @@ class _Pdb(pdb.Pdb):
         self.prompt = _Pdb.prompt
         self._debugger = debugger
         self._suspended: Sequence[FrameType] = ()
+        self._error = ""
+        """That a post mortem is of."""
         self.is_armed = False
 
     def stop(self, innermost: FrameType, users: FrameType, suspended: Sequence[FrameType] = ()) -> None:
@@ -301,6 +330,16 @@ class _Pdb(pdb.Pdb):
         self.interaction(users, None)
         if self.breaks or self.stopframe is not self.botframe or self.stoplineno != -1:  # it is to stop again
             sys.settrace(self.trace_dispatch)
+
+    def look_at(self, traceback: TracebackType, error: str) -> None:
+        """Open the prompt post mortem."""
+        self.reset()
+        self._error = error
+        self.message(error)
+        try:
+            self.interaction(None, traceback)
+        finally:
+            self._error = ""
 
     def arm(self, innermost: FrameType) -> None:
         """Stop at the next line of the user's."""
@@ -330,8 +369,12 @@ class _Pdb(pdb.Pdb):
 
     def interaction(self, frame: FrameType | None, traceback: TracebackType | Any) -> None:
         self.is_armed = False
-        where = frame if frame is not None else traceback.tb_frame
-        self._debugger.stopped(where, lambda: super(_Pdb, self).interaction(frame, traceback))
+        innermost = traceback
+        while innermost is not None and innermost.tb_next is not None:
+            innermost = innermost.tb_next
+        where, line = (frame, frame.f_lineno) if frame is not None else (innermost.tb_frame, innermost.tb_lineno)
+        why = f" ({self._error})" if self._error else ""
+        self._debugger.stopped(where, line, why, lambda: super(_Pdb, self).interaction(frame, traceback))
         self._suspended = ()
 
     def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:
@@ -350,7 +393,7 @@ class _Pdb(pdb.Pdb):
         self._go_on()
         return True
 
-    do_q = do_exit = do_EOF = do_quit
+    do_q = do_exit = do_EOF = do_quit  # noqa: N815  # pdb's own name
 
     def do_interact(self, arg: str) -> None:
         """Refuse: a Python prompt would read from this process's own stdin."""

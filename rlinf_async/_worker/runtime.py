@@ -98,6 +98,8 @@ class Runtime:
         self.direct_callers: DirectCallers
         self.store: MasterStore | None = None
         self._collectives: CollectiveWatch | None = None
+        self.post_mortem: Callable[[BaseException], None] = lambda error: None
+        """Called with what a method has raised, before its caller hears of it."""
 
     # -- the socket thread --------------------------------------------------------------------------------------
 
@@ -498,6 +500,7 @@ class Runtime:
         if call.failure is not None and isinstance(error, RuntimeError):  # torch's: a process group was aborted
             failures.add_note(error, advice(call.failure))
             process_groups.forget_half_made()
+        self.post_mortem(error)
         failure = self._capture(error)
         self._failures.add(call.method, error, failure)
         packed = failures.pack(failure)

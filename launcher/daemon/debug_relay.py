@@ -1,4 +1,4 @@
-"""``Debugging``: passes lines between operators and the debuggers of ranks, and keeps which ranks of the run stand there.
+"""``DebugRelay``: passes lines between operators and the debuggers of ranks; keeps which ranks of the run stand there.
 
 Every daemon is told of every rank in the run that stands in the debugger, and tells its own processes: their deadlines
 do not run out meanwhile, wherever the clock is.
@@ -17,7 +17,7 @@ from .router import Router
 _WORDS: Final = frozenset(("attach", "line", "detach"))
 
 
-class Debugging:
+class DebugRelay:
     """Handlers of one daemon.
 
     Attributes:
@@ -31,7 +31,7 @@ class Debugging:
         """By rank of this node, the operator that is attached."""
 
     def __repr__(self) -> str:
-        return f"<Debugging [{len(self.stopped)} ranks in the debugger]>"
+        return f"<DebugRelay [{len(self.stopped)} ranks in the debugger]>"
 
     async def debug_rank(self, requester: Requester, op: operations.DebugRank) -> None:
         """Pass on a line of an operator, or its coming and going.
