@@ -62,6 +62,9 @@ class Debugged(Worker):
 
     def raises(self, number: int) -> None:
         doubled = number * 2
+        self.refuse(doubled)
+
+    def refuse(self, doubled: int) -> None:
         raise ValueError(f"no {doubled}")
 
 
@@ -167,8 +170,10 @@ def test_what_a_method_has_raised_is_looked_at_post_mortem(group: Any, run: str)
     with debugging(run, "rollout:0") as operator:
         assert "ValueError: no 42\n" in operator.until("-> raise ValueError")
         operator.until("(rollout:0) ")
-        operator.type("p doubled")
-        assert operator.until("(rollout:0) ").endswith("\n42\n")
+        operator.type("up")
+        operator.until("-> self.refuse(doubled)\n(rollout:0) ")
+        operator.type("p number")
+        assert operator.until("(rollout:0) ").endswith("\n21\n")
         operator.type("q")
         with pytest.raises(ValueError, match="no 42"):
             call.wait()

@@ -367,12 +367,15 @@ class _Pdb(pdb.Pdb):
             return False
         return bool(super().stop_here(frame))
 
-    def interaction(self, frame: FrameType | None, traceback: TracebackType | Any) -> None:
+    def interaction(self, frame: FrameType | None, traceback: Any) -> None:
         self.is_armed = False
-        innermost = traceback
-        while innermost is not None and innermost.tb_next is not None:
-            innermost = innermost.tb_next
-        where, line = (frame, frame.f_lineno) if frame is not None else (innermost.tb_frame, innermost.tb_lineno)
+        if frame is not None:
+            where, line = frame, frame.f_lineno
+        else:
+            last = traceback
+            while last.tb_next is not None:
+                last = last.tb_next
+            where, line = last.tb_frame, last.tb_lineno
         why = f" ({self._error})" if self._error else ""
         self._debugger.stopped(where, line, why, lambda: super(_Pdb, self).interaction(frame, traceback))
         self._suspended = ()
