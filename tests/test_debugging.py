@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -98,6 +98,10 @@ class Operator:
         return self.process.wait(20)
 
     def close(self) -> None:
+        """End it; where ranks run, by Ctrl-C, so that none learns only in the next test that it has gone."""
+        self.process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(2)
         self.process.kill()
         self.process.wait()
         os.close(self._near)
@@ -114,6 +118,15 @@ def group(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[WorkerGr
     group = Debugged.create_group().launch(
         cluster, NodePlacementStrategy([0, 0]), name="rollout", close_grace=0.5, **getattr(request, "param", {})
     )
+    group.ping().wait()
+    yield group
+    group.close()
+
+
+@pytest.fixture(scope="module")
+def shared(cluster: Cluster) -> Iterator[WorkerGroup[Debugged]]:
+    """A group of the name of the others, which have been closed by the time of the first test that has it."""
+    group = Debugged.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="rollout", close_grace=0.5)
     group.ping().wait()
     yield group
     group.close()
@@ -185,23 +198,6 @@ def test_a_post_mortem_that_nobody_comes_to_ends(group: Any) -> None:
         group[0].raises(21).wait(timeout=20)
 
 
-def test_several_ranks_have_one_prompt_and_stand_in_status_and_verdict(group: Any, run: str) -> None:
-    call = group.at_breakpoint(1)
-    with debugging(run, "rollout") as operator:
-        operator.until("(rollout:0-1) ")
-        words = [sys.executable, "-c", CONTROL, "--run", run]
-        status = subprocess.run([*words, "status"], capture_output=True, text=True, timeout=20).stdout
-        assert status.count("in the debugger at ") == 2
-        verdict = subprocess.run([*words, "stuck"], capture_output=True, text=True, timeout=20).stdout
-        assert re.search(r"rollout:0-1 \(localhost\) are in the debugger at \S+test_debugging.py:\d+ in ", verdict)
-        operator.type("p self._rank")
-        answers = operator.until("(rollout:0-1) ")
-        assert "[rollout:0]\n0\n" in answers
-        assert "[rollout:1]\n1\n" in answers
-        operator.type("c")
-        assert call.wait() == [3, 4]
-
-
 @pytest.mark.parametrize("method", ["deadlocked", "deadlocked_coroutine"])
 def test_every_rank_of_a_deadlock_stops(group: Any, run: str, method: str) -> None:
     getattr(group, method)()
@@ -212,61 +208,6 @@ def test_every_rank_of_a_deadlock_stops(group: Any, run: str, method: str) -> No
         assert "[rollout:1]\n1\n" in operator.until("(rollout:0-1) ")
         operator.type("q")
         assert operator.ends() == 0
-
-
-@pytest.mark.parametrize(("method", "result"), [("sleep", "slept"), ("compute", "computed")])
-def test_a_running_rank_stops_between_two_bytecodes_or_in_a_wait(
-    group: Any, run: str, method: str, result: str
-) -> None:
-    call = getattr(group[0], method)(6)
-    with debugging(run, "rollout:0") as operator:
-        operator.until("(rollout:0) ")
-        operator.type("p seconds")
-        assert operator.until("(rollout:0) ").endswith("\n6\n")
-        operator.type("c")
-        assert call.wait() == [result]
-
-
-def test_a_rank_inside_a_c_call_is_entered_when_that_returns(group: Any, run: str) -> None:
-    call = group[0].in_c(20_000_000)
-    time.sleep(0.2)
-    with debugging(run, "rollout:0") as operator:
-        operator.until("rollout:0 is inside a C call at ")
-        operator.until("it enters when it returns\n")
-        operator.until("(rollout:0) ", 60)
-        operator.type("q")
-        call.wait()
-
-
-def test_an_idle_rank_stops_at_its_next_call(group: Any, run: str) -> None:
-    with debugging(run, "rollout:1") as operator:
-        operator.until("rollout:1 is idle: it stops at the first line of its next call\n")
-        call = group.ping()
-        operator.until("ping()\n")
-        operator.until("(rollout:1) ")
-        operator.type("c")
-        assert call.wait() == [0, 1]
-
-
-def test_ranks_go_on_when_their_operator_is_killed(group: Any, run: str) -> None:
-    call = group.at_breakpoint(1)
-    with debugging(run, "rollout") as operator:
-        operator.until("(rollout:0-1) ")
-    assert call.wait() == [3, 4]
-
-
-@pytest.mark.parametrize(
-    ("ranks", "words"),
-    [
-        ("rollout:7", "group 'rollout' has no rank 7"),
-        ("nobody", "there is no group 'nobody'"),
-        ("driver", "a driver is debugged where it was started"),
-    ],
-)
-def test_a_rank_that_is_not_there_is_one_sentence(group: Any, run: str, ranks: str, words: str) -> None:
-    with debugging(run, ranks) as operator:
-        operator.until(words)
-        assert operator.ends() == 3
 
 
 def test_a_rank_that_dies_in_the_debugger_and_one_that_is_dead_are_told(group: Any, run: str) -> None:
@@ -283,7 +224,83 @@ def test_a_rank_that_dies_in_the_debugger_and_one_that_is_dead_are_told(group: A
         call.wait()
 
 
-def test_a_debugger_without_a_terminal_is_one_sentence(group: Any, run: str) -> None:
+# -- of one group, which goes on -----------------------------------------------------------------------------------
+
+
+def test_several_ranks_have_one_prompt_and_stand_in_status_and_verdict(shared: Any, run: str) -> None:
+    call = shared.at_breakpoint(1)
+    with debugging(run, "rollout") as operator:
+        operator.until("(rollout:0-1) ")
+        words = [sys.executable, "-c", CONTROL, "--run", run]
+        status = subprocess.run([*words, "status"], capture_output=True, text=True, timeout=20).stdout
+        assert status.count("in the debugger at ") == 2
+        verdict = subprocess.run([*words, "stuck"], capture_output=True, text=True, timeout=20).stdout
+        assert re.search(r"rollout:0-1 \(localhost\) are in the debugger at \S+test_debugging.py:\d+ in ", verdict)
+        operator.type("p self._rank")
+        answers = operator.until("(rollout:0-1) ")
+        assert "[rollout:0]\n0\n" in answers
+        assert "[rollout:1]\n1\n" in answers
+        operator.type("c")
+        assert call.wait() == [3, 4]
+
+
+@pytest.mark.parametrize(("method", "result"), [("sleep", "slept"), ("compute", "computed")])
+def test_a_running_rank_stops_between_two_bytecodes_or_in_a_wait(
+    shared: Any, run: str, method: str, result: str
+) -> None:
+    call = getattr(shared[0], method)(6)
+    with debugging(run, "rollout:0") as operator:
+        operator.until("(rollout:0) ")
+        operator.type("p seconds")
+        assert operator.until("(rollout:0) ").endswith("\n6\n")
+        operator.type("c")
+        assert call.wait() == [result]
+
+
+def test_a_rank_inside_a_c_call_is_entered_when_that_returns(shared: Any, run: str) -> None:
+    call = shared[0].in_c(20_000_000)
+    time.sleep(0.2)
+    with debugging(run, "rollout:0") as operator:
+        operator.until("rollout:0 is inside a C call at ")
+        operator.until("it enters when it returns\n")
+        operator.until("(rollout:0) ", 60)
+        operator.type("q")
+        call.wait()
+
+
+def test_an_idle_rank_stops_at_its_next_call(shared: Any, run: str) -> None:
+    with debugging(run, "rollout:1") as operator:
+        operator.until("rollout:1 is idle: it stops at the first line of its next call\n")
+        call = shared.ping()
+        operator.until("ping()\n")
+        operator.until("(rollout:1) ")
+        operator.type("c")
+        assert call.wait() == [0, 1]
+
+
+def test_ranks_go_on_when_their_operator_is_killed(shared: Any, run: str) -> None:
+    call = shared.at_breakpoint(1)
+    with debugging(run, "rollout") as operator:
+        operator.until("(rollout:0-1) ")
+        operator.process.kill()
+        assert call.wait() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ("rollout:7", "group 'rollout' has no rank 7"),
+        ("nobody", "there is no group 'nobody'"),
+        ("driver", "a driver is debugged where it was started"),
+    ],
+)
+def test_a_rank_that_is_not_there_is_one_sentence(shared: Any, run: str, ranks: str, words: str) -> None:
+    with debugging(run, ranks) as operator:
+        operator.until(words)
+        assert operator.ends() == 3
+
+
+def test_a_debugger_without_a_terminal_is_one_sentence(shared: Any, run: str) -> None:
     command = [sys.executable, "-c", CONTROL, "debug", "--run", run, "rollout:0"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
     assert (done.returncode, done.stderr.count("\n")) == (3, 1)
