@@ -72,7 +72,7 @@ class Dialogue:
     def heard(self) -> str:
         """Return the answers since the last time; equal ones once, with the ranks that have given them."""
         alike: dict[str, list[int]] = {}
-        for rank, text in self._answers.items():
+        for rank, text in sorted(self._answers.items()):
             if text:
                 alike.setdefault(text, []).append(rank)
         self._answers.clear()

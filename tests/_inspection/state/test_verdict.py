@@ -379,9 +379,8 @@ def test_a_stopped_rank_that_a_driver_waits_for_is_named_with_a_way_out() -> Non
 
 
 def test_a_rank_in_the_debugger_is_called_so_and_is_not_to_be_continued_by_a_signal() -> None:
-    run = MadeRun(rollout=2)
-    call = run.driver_calls("step", "rollout:1")
-    run.call("rollout:1", call)
+    run = MadeRun(rollout=3)
+    run.driver_calls("collect", "rollout:1", asked=3)
     run.change("rollout:1", answered=False, trouble="in the debugger at t.py:4 in step()")
     verdict = run.verdict()
     assert verdict.headline == "rollout:1 is in the debugger, and the driver cannot go on"
