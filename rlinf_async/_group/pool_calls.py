@@ -231,6 +231,7 @@ class PoolCalls:
             return
         self._due = math.inf
         with self._lock:
+            self._state.counts_from = self.members.client.events.counts_from(-math.inf)
             lost = self._state.find_stalled(now)
         for attempt in lost:
             call = attempt.wish.owner if attempt.wish is not None else None
