@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import os
@@ -66,6 +67,13 @@ class Debugged(Worker):
 
     def refuse(self, doubled: int) -> None:
         raise ValueError(f"no {doubled}")
+
+    async def fails_beside(self, number: int) -> None:
+        async def task() -> None:
+            self.refuse(number)
+
+        self.background(task())
+        await asyncio.sleep(60)
 
 
 class Operator:
@@ -190,6 +198,31 @@ def test_what_a_method_has_raised_is_looked_at_post_mortem(group: Any, run: str)
         operator.type("q")
         with pytest.raises(ValueError, match="no 42"):
             call.wait()
+
+
+@pytest.mark.parametrize("group", [{"env": {"RLINF_POST_MORTEM_S": "60"}}], indirect=True)
+def test_a_background_task_that_has_failed_is_looked_at_too(group: Any, run: str) -> None:
+    call = group[0].fails_beside(21)
+    with debugging(run, "rollout:0") as operator:
+        operator.until("-> raise ValueError")
+        operator.until("(rollout:0) ")
+        operator.type("p doubled")
+        assert operator.until("(rollout:0) ").endswith("\n21\n")
+        operator.type("q")
+        with pytest.raises(WorkerDied, match="no 21"):
+            call.wait()
+
+
+def test_a_group_that_is_closed_ends_the_wait_at_a_breakpoint(group: Any, run: str) -> None:
+    call = group.at_breakpoint(1)
+    with debugging(run, "rollout:0") as operator:
+        operator.until("(rollout:0) ")
+        began = time.monotonic()
+        group.close()
+        assert time.monotonic() - began < 5
+        operator.until("rollout:0 has ended")
+        assert operator.ends() == 0
+    assert call.outcomes().wait()
 
 
 @pytest.mark.parametrize("group", [{"env": {"RLINF_POST_MORTEM_S": "0.2"}}], indirect=True)

@@ -68,6 +68,7 @@ class BackgroundTasks:
         on_main: calls back on that loop, from any thread.
 
     Attributes:
+        post_mortem: called with an error of a task, before the worker ends because of it.
         verdict: why this worker ends, once a task has failed; empty before.
         is_closed: no task is begun any more, and a failure is only logged.
     """
@@ -75,6 +76,7 @@ class BackgroundTasks:
     def __init__(self, loop: asyncio.AbstractEventLoop, on_main: Callable[..., None]) -> None:
         self._loop = loop
         self._on_main = on_main
+        self.post_mortem: Callable[[BaseException], None] = lambda error: None
         self._running: set[asyncio.Task[None]] = set()
         """A loop knows its tasks only weakly, and one that waits for what only it knows would be collected."""
         self.verdict = ""
@@ -137,6 +139,7 @@ class BackgroundTasks:
         if self.is_closed or self.verdict:
             logger.error("%s, while this worker was ending", told, exc_info=error)
             return
+        self.post_mortem(error)
         self.verdict = f"ended because {told}"
         with contextlib.suppress(Exception):  # user code may have closed it
             sys.stderr.write(f"{''.join(traceback.format_exception(error))}this worker {self.verdict}\n")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import pdb
 import queue
@@ -106,7 +107,7 @@ class Debugger:
         self._last = ""
         self._told = ""
         self._limit: float | None = None
-        """Seconds for which a prompt waits for an operator."""
+        """Seconds for which the present prompt waits for an operator."""
         self._is_wanted = False
         """An operator has asked for a stop that has not come."""
         self._tries = 0
@@ -180,11 +181,7 @@ class Debugger:
             traceback = traceback.tb_next
         if not seconds or traceback is None or self._is_ending or isinstance(error, asyncio.CancelledError):
             return
-        self._limit = seconds
-        try:
-            self._pdb().look_at(traceback, f"{type(error).__name__}: {error}".partition("\n")[0])
-        finally:
-            self._limit = None
+        self._pdb().look_at(traceback, f"{type(error).__name__}: {error}".partition("\n")[0], seconds)
 
     def _interrupt(self, again: float = _AGAIN_S) -> None:
         """Ask the main thread until it stops; on the thread of the socket."""
@@ -242,11 +239,12 @@ class Debugger:
 
     # -- at the prompt, on the thread that has stopped ----------------------------------------------------------------
 
-    def stopped(self, frame: FrameType, line: int, why: str, talk: Callable[[], None]) -> None:
+    def stopped(self, frame: FrameType, line: int, why: str, limit: float | None, talk: Callable[[], None]) -> None:
         """Run a dialogue of pdb; another thread that stops meanwhile waits for its turn."""
         with self._turn:
             if self._is_ending:
                 return
+            self._limit = limit
             while not self._lines.empty():
                 self._lines.get()
             self._stopped_at = f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_qualname}(){why}"
@@ -314,6 +312,7 @@ class _Pdb(pdb.Pdb):
         self._suspended: Sequence[FrameType] = ()
         self._error = ""
         """That a post mortem is of."""
+        self._limit: float | None = None
         self.is_armed = False
 
     def stop(self, innermost: FrameType, users: FrameType, suspended: Sequence[FrameType] = ()) -> None:
@@ -331,15 +330,15 @@ class _Pdb(pdb.Pdb):
         if self.breaks or self.stopframe is not self.botframe or self.stoplineno != -1:  # it is to stop again
             sys.settrace(self.trace_dispatch)
 
-    def look_at(self, traceback: TracebackType, error: str) -> None:
-        """Open the prompt post mortem."""
+    def look_at(self, traceback: TracebackType, error: str, limit: float) -> None:
+        """Open the prompt post mortem; it waits so many seconds for an operator."""
         self.reset()
-        self._error = error
+        self._error, self._limit = error, limit
         self.message(error)
         try:
             self.interaction(None, traceback)
         finally:
-            self._error = ""
+            self._error, self._limit = "", None
 
     def arm(self, innermost: FrameType) -> None:
         """Stop at the next line of the user's."""
@@ -377,7 +376,8 @@ class _Pdb(pdb.Pdb):
                 last = last.tb_next
             where, line = last.tb_frame, last.tb_lineno
         why = f" ({self._error})" if self._error else ""
-        self._debugger.stopped(where, line, why, lambda: super(_Pdb, self).interaction(frame, traceback))
+        talk = functools.partial(super().interaction, frame, traceback)
+        self._debugger.stopped(where, line, why, self._limit, talk)
         self._suspended = ()
 
     def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:

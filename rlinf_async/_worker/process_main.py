@@ -68,7 +68,7 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
     watch = EndWatch(socket_loop, runtime.ending, identity.address.get_name())
     debugger = Debugger(runtime.client, identity.address.get_name(), loop, runtime.running_calls)
     debugger.install()
-    runtime.post_mortem = debugger.post_mortem
+    runtime.post_mortem = runtime.background.post_mortem = debugger.post_mortem
     editor.connect()
 
     def begin_end(grace: float) -> None:
