@@ -21,6 +21,7 @@ class Options:
         launcher: ``"ssh"``, ``"srun"`` or ``"auto"``, which chooses.
         port_range: first and last port that may be listened on.
         start_timeout: seconds; None waits for ever.
+        pdb: a rank whose method has raised waits for a debugger.
         timeout: seconds that the whole run may take; None is without end.
         tee: ``"all"``, ``"none"``, or ranks with commas between: ``"0,3"``.
         verbosity: -1 quiet, 0, 1, 2.
@@ -53,6 +54,7 @@ class Options:
     accept_new_host_keys: bool = False
     start_timeout: float | None = DEFAULT_START_TIMEOUT_S
     fail_fast: bool = False
+    pdb: bool = False
     timeout: float | None = None
     log_dir: Path | None = None
     trace: Path | None = None

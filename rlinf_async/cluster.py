@@ -32,7 +32,7 @@ from rlinf_async._cluster.launch_config import (
     wanted_nodes,
 )
 from rlinf_async._cluster.node_infos import described, nodes_from
-from rlinf_async._cluster.output import show_output
+from rlinf_async._cluster.output import show_debugger, show_output
 from rlinf_async._cluster.own_nodes import declared_gpus, start_own_nodes
 from rlinf_async._cluster.supervision import Supervision
 from rlinf_async._cluster.sys_variables import ClusterEnvVar, get_full_env_var_name, get_sys_env_var
@@ -199,6 +199,7 @@ class Cluster:
             if log_to_driver:
                 self._terminal = Terminal()
                 self._client.events.on("output", functools.partial(show_output, self._terminal))
+            self._client.events.on("debugger", functools.partial(show_debugger, self._client))
         if fails_fast:
             self._client.unobserved.fail_fast()
         self._started = self._client.run(self._start_explained(), what="the start of the cluster")
@@ -502,7 +503,7 @@ class Cluster:
         seed: int | None = None,
         profiling: ProfileConfig | None = None,
         call_timeout: float | None = None,
-        restarts: tuple[Any, Any, Any] = (None, None, None),
+        restarts: tuple[Any, Any, Any, Any] = (None, None, None, None),
         close_grace: float | None = None,
     ) -> WorkerGroup[W]:
         """What ``create_group(...).launch(cluster, ...)`` does; see there."""

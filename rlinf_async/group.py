@@ -29,7 +29,7 @@ from rlinf_async._group.restart_rounds import Restart
 from rlinf_async.address import WorkerInfo
 from rlinf_async.any_rank import AnyRank, check_options
 from rlinf_async.configuration import did_you_mean
-from rlinf_async.errors import ClosedError, ConfigError, NodeLost
+from rlinf_async.errors import ClosedError, ConfigError, NodeLost, WorkerDied
 from rlinf_async.handle import Handle
 from rlinf_async.outcome import CallDeadline
 from rlinf_async.stream import Stream, StreamCall
@@ -43,7 +43,7 @@ logger = own_logger(__name__)
 _CLOSE_ANSWER_S: Final = 5.0
 """Beyond the grace, for the daemons to say that it is done."""
 
-_SHADOWED: Final = frozenset({"any", "call", "restart"})
+_SHADOWED: Final = frozenset({"any", "call", "restart", "on_death"})
 """Names of the group's that a worker class may have too: then ``group.call`` is the worker's method."""
 
 _NO_ARGUMENTS: Final = (codec.encode_arguments((), {}, describe="no argument", root="args"),)
@@ -95,8 +95,10 @@ class WorkerGroup(Generic[W_co]):
             parts.append("closed")
         elif members.endpoints is None:
             parts.append("launching")
-        if members.deaths:
-            parts.append(f"{len(members.deaths)} dead: {fold_ranks(sorted(members.deaths))}")
+        away = set() if members.supervisor is None else members.supervisor.away
+        for what, ranks in (("dead", members.deaths.keys() - away), ("away", away)):
+            if ranks:
+                parts.append(f"{len(ranks)} {what}: {fold_ranks(sorted(ranks))}")
         calls = len(members.open)
         parts.append(f"{calls} call{'s' * (calls != 1)} open")
         return f"<WorkerGroup {members.name} [{' | '.join(parts)}]>"
@@ -358,14 +360,46 @@ class WorkerGroup(Generic[W_co]):
         done: NoneOrWork = blocking(supervisor.restart(self.execute_on(*ranks)._ranks if ranks else self._ranks))
         return done
 
+    @property
+    def away(self) -> list[int]:
+        """Ranks of this view that are coming back: they are to be started again, or are on the way.
+
+        Raises:
+            ConfigError: the group was launched elsewhere, and who is away is known there.
+        """
+        self._check_own("away")
+        supervisor = self._members.supervisor
+        return [] if supervisor is None else [rank for rank in self._ranks if rank in supervisor.away]
+
+    def on_death(self, callback: Callable[[WorkerDied], object]) -> None:
+        """Calls back when a rank of the group has died, with or without ``restart=``, or was lost with its node.
+
+        It gets a ``WorkerDied``, with ``rank``, ``verdict`` and the like.  If ``died.returns`` is true the rank is
+        away and comes back; where it is given up later, the same death is told once more, with ``returns`` false.  On
+        the thread of the cluster's loop, where it must not block.
+
+        Raises:
+            ConfigError: the group was launched elsewhere.
+        """
+        self._check_own("on_death()")
+        self._members.on_death.append(_callable(callback, "on_death"))
+
     def on_restart(self, callback: Callable[[Restart], object]) -> None:
         """Calls back once ranks were started again and ``on_restart`` of all workers has ended, before calls that have
         waited go.
 
         It gets what the workers' hooks got: ``restart.ranks`` are those that have come back.  On the thread of the
         cluster's loop, where it must not block.
+
+        Raises:
+            ConfigError: the group was launched elsewhere.
         """
-        self._members.on_restart.append(callback)
+        self._check_own("on_restart()")
+        self._members.on_restart.append(_callable(callback, "on_restart"))
+
+    def _check_own(self, what: str) -> None:
+        if self._members.launching is None:
+            raise ConfigError(f"{what} of group '{self._members.name}' is for the process that has launched the group")
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -538,6 +572,12 @@ class _PlainGenerator(GroupMethod):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise _no_stream(f"{self._group.worker_group_name}.{self._name}()")
+
+
+def _callable(callback: Any, what: str) -> Any:
+    if not callable(callback):
+        raise TypeError(f"{what}() takes a function to call, got {callback!r}")
+    return callback
 
 
 def _no_stream(what: str) -> TypeError:

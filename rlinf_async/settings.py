@@ -101,6 +101,9 @@ CALL_TIMEOUT_S: Final = Setting(
     0, 0, 1e7, "how long a call of a group may take, 0 for ever; launch(call_timeout=) wins"
 )
 COLLECTIVE_TIMEOUT_S: Final = Setting(30, 0.05, 86400, "how long a collective may wait for a rank that has failed")
+POST_MORTEM_S: Final = Setting(
+    0, 0, 1e7, "how long a method that has raised waits for a debugger before its error is told; 0: not at all"
+)
 UNOBSERVED_ERROR_S: Final = Setting(
     1.0,
     0,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 
 from rlinf_async._client import registry
@@ -16,6 +17,7 @@ from rlinf_async._group.restart_rounds import Restart
 from rlinf_async._recorder.user_metrics import METRICS, Metrics
 from rlinf_async._worker import context
 from rlinf_async._worker.accelerator_util import AcceleratorUtil
+from rlinf_async._worker.background import BackgroundTask
 from rlinf_async._worker.channel_access import ChannelAccess
 from rlinf_async._worker.context import Identity
 from rlinf_async._worker.device_lock import DeviceLock
@@ -305,6 +307,30 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
     def get_parent_rank(self) -> int:
         """The rank of the worker that has launched this one; 0 where a driver has."""
         return self._worker_address.get_parent_rank()
+
+    # -- tasks --------------------------------------------------------------------------------------------------
+
+    def background(self, coroutine: Coroutine[Any, Any, Any]) -> BackgroundTask:
+        """Runs a coroutine as a task that belongs to this worker, from any method, the constructor among them.
+
+        It runs on the loop of the worker's ``async def`` methods, between them.  If it raises, this rank has failed:
+        the process ends, open calls fail with ``WorkerDied``, whose verdict names the task, its error and where it was
+        started, and ``launch(restart=)`` applies.  It is cancelled when the group is closed.
+
+        Example:
+            def __init__(self):
+                super().__init__()
+                self.background(self.refresh())      # async def refresh(self): ...
+
+        Returns:
+            A ``BackgroundTask``: ``cancel()`` ends it, from any thread.
+
+        Raises:
+            TypeError: it is no coroutine.
+            ClosedError: the worker is ending.
+            RuntimeError: this process was not launched as a worker.
+        """
+        return context.require_background().begin(coroutine, sys._getframe(1))
 
     # -- what is shared -----------------------------------------------------------------------------------------
 

@@ -90,6 +90,7 @@ async def test_a_run_is_scraped_while_its_driver_is_blocked_and_a_rank_is_stoppe
         assert found[sample("rlinf_node_up", node=node)] == 1
         assert found[sample("rlinf_node_links", node=node)] == 1
         assert found[sample("rlinf_ranks", node=node, group="players")] == 1
+        assert found[sample("rlinf_ranks_away", node=node, group="players")] == 0
         assert found[sample("rlinf_open_calls", **who)] == rank
         assert found[sample("rlinf_resident_memory_bytes", **who)] > 1e6
         assert found[sample("episodes_total", **who)] == 7

@@ -16,6 +16,7 @@ from typing import Final
 from rlinf_async.errors import ConfigError, RLinfAsyncError
 
 from ..control.attachment import Attachment, attached
+from ..control.debugger import debug
 from ..control.log_files import show_kept_logs, show_logs
 from ..control.recorded_places import choose_recorded, find_recorded
 from ..control.run_bundle import show_bundle
@@ -94,7 +95,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _usage(command: str) -> str:
-    return f"rlinf-ctl {command} {'--run ' if command in ('logs', 'stack', 'kill', 'restart') else ''}RUN"
+    return f"rlinf-ctl {command} {'--run ' if command in ('logs', 'stack', 'kill', 'restart', 'debug') else ''}RUN"
 
 
 def _wanted(options: argparse.Namespace) -> str | None:
@@ -126,6 +127,8 @@ async def _command(attachment: Attachment, options: argparse.Namespace, output: 
             return await kill(attachment, output, options.ranks)
         case "restart":
             return await kill(attachment, output, options.ranks, restart=True)
+        case "debug":
+            return await debug(attachment, options.ranks)
         case "down":
             return await down(attachment, output)
     return True

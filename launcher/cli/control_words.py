@@ -69,6 +69,8 @@ def parser() -> argparse.ArgumentParser:
     kill.add_argument("ranks", metavar="GROUP[:RANKS]", help=_RANKS_HELP)
     restart = command("restart", "end ranks of a group that has launch(restart=), and start them again.")
     restart.add_argument("ranks", metavar="GROUP[:RANKS]", help=_RANKS_HELP)
+    debug = command("debug", "stop ranks where they are, or at their breakpoint(), and debug them here with pdb.")
+    debug.add_argument("ranks", metavar="GROUP[:RANKS]", help=_RANKS_HELP)
     bundle = command("bundle", "keep all that is known of a run, alive or ended, in one file.")
     bundle.add_argument("run_id", nargs="?", metavar="RUN", help=_RECORDED_HELP)
     bundle.add_argument(

@@ -82,6 +82,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "",
             "end what the script waits for when another call has failed, whose error it does not await.",
         ),
+        Flag("pdb", "", "keep a rank whose method has raised for `rlinf-ctl debug`, for an hour at most."),
         Flag("timeout", "SECONDS", "end the run after so long, in order, with exit code 124 (default: never)."),
     ),
     "environment": (

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rlinf_async import settings
 from rlinf_async._core.resource_locks import parse_port_range
 from rlinf_async.errors import ConfigError
 
@@ -17,6 +18,9 @@ from ..remote.exported_env import chosen, is_name
 from ..remote.host import MAX_FAKE_GPUS
 from .command_line import ArgumentWords, Value, read_words, split_shell
 from .flags import GROUPS
+
+_POST_MORTEM_S = "3600"
+"""For ``--pdb``: an operator who is at lunch comes back, and a run without one ends."""
 
 _PLACES = ("where", "the way to the hosts")
 """Groups of flags that a script hardly has itself."""
@@ -59,6 +63,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         accept_new_host_keys=words.count("accept-new-host-keys") > 0,
         start_timeout=_start_timeout(words),
         fail_fast=words.count("fail-fast") > 0,
+        pdb=words.count("pdb") > 0,
         timeout=words.last("timeout", _seconds) or None,
         log_dir=words.last("log-dir", _path),
         trace=words.last("trace", _path),
@@ -88,7 +93,8 @@ def flags_behind(args: Sequence[str]) -> list[str]:
 
 def exported(environ: Mapping[str, str], options: Options) -> dict[str, str]:
     """The variables that every node gets, sorted by name; see `rlinf_launcher.remote.exported_env.chosen`."""
-    return chosen(environ, options.export, options.env_file, options.env)
+    variables = chosen(environ, options.export, options.env_file, options.env)
+    return {settings.POST_MORTEM_S.variable: _POST_MORTEM_S} | variables if options.pdb else variables
 
 
 def _check_together(options: Options) -> None:

@@ -32,6 +32,7 @@ class Attachment:
         pid: of the daemon.
         silent: nodes whose daemons have not answered in time, each with the reason.
         lost: done, with the reason, when the connection is.
+        on_event: is told what the daemon announces, with the facts.
     """
 
     def __init__(self, run: LocalRun, node: int, deadline: float, silent: dict[int, str]) -> None:
@@ -43,6 +44,7 @@ class Attachment:
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[str] = self._loop.create_future()
         self._greeted: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self.on_event: Callable[[str, dict[str, Any]], None] = lambda what, facts: None
         self._numbers = itertools.count(1)
         self._open: dict[int, asyncio.Future[Any]] = {}
         try:
@@ -169,6 +171,8 @@ class Attachment:
             _settle(self._greeted, frame[3])
         elif kind == frames.EVENT and frame[4] == "refused":
             _fail(self._greeted, LaunchError(str(frame[5]["error"][1])))
+        elif kind == frames.EVENT:
+            self.on_event(frame[4], frame[5])
         elif kind == frames.ANSWER and (answer := self._open.get(frame[4])) is not None:
             if frame[5]:
                 _settle(answer, frame[6])

@@ -96,6 +96,8 @@ async def show_status(attachment: Attachment, output: Output) -> None:
     told = f"run {run.run} since {run.since_text}, logs in {attachment.welcome['log_dir']}"
     output.line(told + (f", metrics at http://{metrics}/metrics\n" if metrics else "\n"))
     output.table(["NODE", "NAME", "STATE", "CPUS", "RANKS", "DEVICES"], _node_rows(attachment, view))
+    if away := [worker for worker in view.workers() if view.detail(worker)["away"]]:
+        output.line(f"\naway, coming back: {' '.join(_folded(away))}")
     output.line()
     output.table(["PROCESS", "NODE", "PID", "MEMORY", "DEVICES", "SINCE", "DOES"], _process_rows(view))
     if weights := weight_rows(view):

@@ -33,9 +33,11 @@ class RunView:
     missing: dict[int, str]
 
     def detail(self, process: ProcessReport) -> dict[str, Any]:
-        """Command, log, devices, bytes of memory, weights and restarts of a process; nothing where it is not known."""
+        """Command, log, devices, memory in bytes, weights and restarts of a process, and whether it has died and its
+        rank is coming back; nothing where it is not known."""
         processes: dict[str, Any] = self.details.get(process.node, {}).get("processes", {})
         detail: dict[str, Any] = {"command": "", "log": "", "devices": [], "memory": 0, "weights": {}, "restarts": 0}
+        detail["away"] = False
         detail |= processes.get(str(process.endpoint), {})
         return detail
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from rlinf_async._core import clock, operations
 from rlinf_async._core.resource_locks import Ticket
+from rlinf_async._inspection.state.run_report import IN_DEBUGGER
 
 from .channel_names import ChannelNames
 from .channels import Channels
@@ -33,8 +34,10 @@ class Activity:
         channels: Channels,
         channel_names: ChannelNames,
         locks: Locks,
+        in_debugger: Mapping[int, str],
     ) -> None:
         self._router = router
+        self._in_debugger = in_debugger
         self._channels = channels
         groups, table = names.directory, channel_names.table
         self._progress: dict[type[operations.Operation[Any]], Callable[[Ticket, Any], str]] = {
@@ -59,7 +62,7 @@ class Activity:
         now = clock.monotonic()
         found = [self._router.endpoints.get(number) for number in op.numbers]
         return [
-            [_state(worker), worker.pending_calls.ages(now, _MAX_CALLS), len(worker.pending_calls)]
+            [self._state(worker), worker.pending_calls.ages(now, _MAX_CALLS), len(worker.pending_calls)]
             if worker is not None and worker.exit_report is None
             else None
             for worker in found
@@ -78,17 +81,19 @@ class Activity:
     def _group(self, name: str) -> str:
         """The processes of a group that have not ended."""
         alive = [
-            f"{worker.process.setup.name}{f' ({state})' if (state := _state(worker)) else ''}"
+            f"{worker.process.setup.name}{f' ({state})' if (state := self._state(worker)) else ''}"
             for worker in self._router.endpoints.values()
             if worker.process is not None and worker.process.setup.group == name and worker.process.exit_status is None
         ]
         return f"still alive: {', '.join(alive)}" if alive else ""
 
-
-def _state(worker: Endpoint) -> str:
-    if worker.process is not None:
-        return state_of(worker.process.pid, worker.process.image)
-    return state_of(worker.pid, None) if worker.pid else ""
+    def _state(self, worker: Endpoint) -> str:
+        """Return what is unusual about a process, in words."""
+        if where := self._in_debugger.get(worker.id):
+            return f"{IN_DEBUGGER} at {where}"
+        if worker.process is not None:
+            return state_of(worker.process.pid, worker.process.image)
+        return state_of(worker.pid, None) if worker.pid else ""
 
 
 def _absent(what: str, name: str, names: list[str]) -> str:

@@ -71,6 +71,11 @@ class Endpoint:
         """Its process id; 0 of a worker that is still being started."""
         return self.pid if self.process is None else self.process.pid
 
+    @property
+    def is_away(self) -> bool:
+        """Whether it has died and is to come back, as another endpoint that is not there yet."""
+        return self.exit_report is not None and bool(frames.unpack(self.exit_report).get("returns"))
+
     def note_hello(self, facts: Any) -> None:
         """Keeps what it says of itself, as far as that makes sense."""
         self.is_known = True

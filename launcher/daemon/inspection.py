@@ -20,7 +20,7 @@ import dataclasses
 import itertools
 import os
 import stat
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from rlinf_async import settings
 from rlinf_async._core import clock, frames, operations
 from rlinf_async._inspection.state import stack_dump
 from rlinf_async._inspection.state.run_report import (
+    IN_DEBUGGER,
     LOOP_BLOCKED,
     Activity,
     LeftDriver,
@@ -78,16 +79,24 @@ class Inspection:
 
     Args:
         gone: endpoints that are no more.
+        in_debugger: ranks that stand in the debugger, and where.
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, router: Router, node_name: str, channels: Channels, gone: Container[int]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        router: Router,
+        node_name: str,
+        channels: Channels,
+        gone: Container[int],
+        in_debugger: Mapping[int, str],
     ) -> None:
         self._loop = loop
         self._router = router
         self._node_name = node_name
         self._channels = channels
         self._gone = gone
+        self._in_debugger = in_debugger
         self._stacks = StackReader(loop)
         self._left: dict[int, tuple[float, str]] = {}
         """Drivers that have left, by pid: when, and when they had started, as the kernel counts."""
@@ -218,8 +227,8 @@ class Inspection:
     def _end_of(self, endpoint: Endpoint) -> str:
         """How a process has ended; empty while it lives."""
         if endpoint.exit_report is not None:
-            report = frames.unpack(endpoint.exit_report)
-            return f"{report['verdict']}{', and is started again' if report.get('returns') else ''}"
+            verdict: str = frames.unpack(endpoint.exit_report)["verdict"]
+            return f"{verdict}, is away and started again" if endpoint.is_away else verdict
         if endpoint.process is not None and endpoint.process.exit_status is not None:
             return endpoint.process.exit_status.text
         return "left the run" if endpoint.id in self._gone else ""
@@ -228,6 +237,8 @@ class Inspection:
         """What is unusual about a process, in words; empty if nothing is."""
         if how := self._end_of(endpoint):
             return f"{_ENDED}: {how}"
+        if where := self._in_debugger.get(endpoint.id):
+            return f"{IN_DEBUGGER} at {where}"
         image = None if endpoint.process is None else endpoint.process.image
         state = state_of(endpoint.os_pid, image) if endpoint.os_pid else ""
         return state or ("" if endpoint.is_known else "is being started")

@@ -122,10 +122,13 @@ class NodeMetrics:
         samples[table.NODE_LINKS.name] = [[sum(each.over is None and not each.seconds_down for each in links)]]
         samples[table.DEATHS.name] = [[self._death_watch.deaths]]
         ranks: dict[str, int] = defaultdict(int)
+        away: dict[str, int] = defaultdict(int)
         for endpoint in self._router.endpoints.values():
             if endpoint.process is not None:
                 ranks[endpoint.process.setup.group] += _is_alive(endpoint)  # 0 of a group that has died
+                away[endpoint.process.setup.group] += endpoint.is_away
         samples[table.RANKS.name] = [[group, count] for group, count in ranks.items()]
+        samples[table.AWAY.name] = [[group, count] for group, count in away.items()]
         families = (table.CHANNEL_ITEMS, table.CHANNEL_BYTES, table.CHANNEL_PUTS, table.CHANNEL_GETS)
         channels: dict[tuple[MetricFamily, str], int] = defaultdict(int)  # several in a row may have had one name
         for channel, values in self._channels.measures():

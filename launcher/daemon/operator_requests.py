@@ -38,17 +38,18 @@ class OperatorRequests:
         self._files = RunFiles(log_dir)
 
     async def node_details(self, requester: Requester, op: operations.NodeDetails) -> dict[str, Any]:
-        """Command, log, devices and memory of each process; where asked, what the node's devices do."""
+        """Command, log, devices and memory of each process, ranks that are away; where asked, what the devices do."""
         use = self._probes.device_use(_DEVICE_USE_TIMEOUT_S) if op.devices else None
         processes = {
             str(endpoint.id): _details(endpoint) | {"weights": _weights(self._log_dir, endpoint.id)}
             for endpoint in self._router.endpoints.values()
             if endpoint.role != "operator" and endpoint.exit_report is None
         }
+        away = {str(endpoint.id): {"away": True} for endpoint in self._router.endpoints.values() if endpoint.is_away}
         return {
             "name": self._node,
             "log_dir": str(self._log_dir),
-            "processes": processes,
+            "processes": processes | away,
             "devices": await use if use is not None else {},
         }
 

@@ -32,6 +32,7 @@ from .channel_names import ChannelNames
 from .channels import Channels
 from .cleanup import run_all
 from .death_watch import DeathWatch
+from .debug_relay import DebugRelay
 from .device_locks import Locks
 from .endpoint import Endpoint
 from .group_names import Names
@@ -154,8 +155,11 @@ class DaemonService:
         self.membership = Membership(router)
         self.call_check = CallCheck(loop, router)
         self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, answer, self.gone)
-        self.activity = Activity(router, templates, self.names, self.channels, self.channel_names, self.locks)
-        self.inspection = Inspection(loop, router, site.name, self.channels, self.gone)
+        self.debugging = DebugRelay(router)
+        self.activity = Activity(
+            router, templates, self.names, self.channels, self.channel_names, self.locks, self.debugging.stopped
+        )
+        self.inspection = Inspection(loop, router, site.name, self.channels, self.gone, self.debugging.stopped)
         self.black_box = BlackBox(site.log_dir, site.run, site.node)
         self.operators = OperatorRequests(router, self.probes, site.name, site.log_dir)
         self.run_metrics = RunMetrics(router, site.name, lambda: self.welcome)
@@ -215,6 +219,9 @@ class DaemonService:
         on(operations.NodeDetails, self.operators.node_details)
         on(operations.KillRanks, self.operators.kill_ranks)
         on(operations.RestartRanks, self.restart_ranks)
+        on(operations.DebugRank, self.debugging.debug_rank)
+        on(operations.DebugSaid, self.debugging.debug_said)
+        on(operations.RankStopped, self.debugging.rank_stopped)
         on(operations.ListRunFiles, self.operators.list_run_files)
         on(operations.ReadRunFile, self.operators.read_run_file)
         on(operations.ServeMetrics, self.run_metrics.serve_metrics)
@@ -234,6 +241,7 @@ class DaemonService:
     def greet(self, endpoint: Endpoint, parent: dict[str, Any] | None = None) -> None:
         """The first that a process hears; a subprocess of a worker also hears of that."""
         facts = {"endpoint": endpoint.id, "node": self._site.node, **self.welcome, "lost": self.lost, "parent": parent}
+        facts["in_debugger"] = list(self.debugging.stopped)
         endpoint.send((frames.HELLO, 0, frames.endpoint(self._site.node, 0), facts))
 
     # -- groups -------------------------------------------------------------------------------------------------
@@ -534,7 +542,7 @@ class DaemonService:
         self.gone.add(gone)
         parts: list[Callable[[int], None]] = [
             self.channels.drop_client, self.channel_names.drop_client, self.death_watch.forget, self.locks.drop,
-            self.ports.drop, self.traces.drop, self.inspection.drop,
+            self.ports.drop, self.traces.drop, self.inspection.drop, self.debugging.drop,
             *((self.channels.drop_owner, self.channel_names.drop_owner) if ended else ()),
             self.router.drop_caller, self.names.drop, self._drop_stores, self._abandon_groups,
         ]  # fmt: skip
@@ -557,6 +565,7 @@ class DaemonService:
             if frames.node_of(owner) == node:
                 self.drop_owner(owner)
         self.channel_names.table.lose_node(node)
+        self.debugging.drop_node(node)
         self.traces.look_again()
 
     # -- errors that the script has not got -------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from typing import Any, Final
 from rlinf_async._client.direct_calls import DirectCalls
 from rlinf_async._client.events import Events, Listener
 from rlinf_async._client.loop_thread import LoopThread
-from rlinf_async._client.reply_handler import Inbox, Receiver, ReplyHandler
+from rlinf_async._client.reply_handler import NOWHERE, Inbox, Receiver, ReplyHandler
 from rlinf_async._client.requests import OWN_NODE, Request, Requests, error_of
 from rlinf_async._client.tasks import Task, Tasks
 from rlinf_async._core import codec, failures, frames, operations, process
@@ -96,7 +96,7 @@ class NodeClient:
         self._tasks = Tasks(loop, self._on_loop)
         self.events = Events()
         self.restarts: dict[str, Callable[[], Activity]] = {}
-        """By group, an account of the restart of its ranks that goes on."""
+        """By what is done, an account of each restart of ranks that goes on."""
         self.unobserved = UnobservedErrors(self._send_operation if inbox is None else None, self.later)
         self.on_ended: Callable[[NodeClient], None] = lambda client: None
         _clients.add(self)
@@ -153,13 +153,13 @@ class NodeClient:
         body: bytes | int,
         fds: Sequence[int],
         credit: int = 0,
+        held: Sequence[int] = (),
     ) -> None:
-        """Sends a call to every target of the route; the answers go to the handler."""
-        call = next(self._ids)
-        handler._begin(call)
-        self._calls[call] = handler
-        targets = handler._targets
+        """Sends a call to every target of the route but those in ``held`` slots; the answers go to the handler."""
+        call, targets = self._begin(handler, held)
         ways, rest = self._direct_calls.open(call, targets, method)
+        if held:
+            rest = [slot for slot in rest if targets[slot] != NOWHERE]
         try:
             count = len(fds)
             copies = self._copies(fds, len(ways)) if count else []
@@ -169,7 +169,7 @@ class NodeClient:
             if not rest:
                 close_fds(fds)
             else:
-                if ways:
+                if ways or held:
                     route = frames.route_to(targets, rest)
                 self.send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds)
         except BaseException:
@@ -177,6 +177,16 @@ class NodeClient:
             self._direct_calls.ended(call)
             raise
         self._departed(call, handler)
+
+    def _begin(self, handler: ReplyHandler, held: Sequence[int]) -> tuple[int, Sequence[int]]:
+        call = next(self._ids)
+        handler._begin(call)
+        if held:
+            targets = handler._targets = [*handler._targets]
+            for slot in held:
+                targets[slot] = NOWHERE
+        self._calls[call] = handler
+        return call, handler._targets
 
     @staticmethod
     def _copies(fds: Sequence[int], ways: int) -> list[int]:
@@ -194,20 +204,20 @@ class NodeClient:
     def call_each(
         self,
         handler: ReplyHandler,
-        targets: Sequence[int],
         method: str,
         bodies: Sequence[tuple[bytes | int, Sequence[int]]],
         credit: int = 0,
+        held: Sequence[int] = (),
     ) -> None:
         """As ``call``, with a body of its own for every target."""
-        call = next(self._ids)
-        handler._begin(call)
-        self._calls[call] = handler
+        call, targets = self._begin(handler, held)
         ways, rest = self._direct_calls.open(call, targets, method)
         for slot, way in ways:
             body, fds = bodies[slot]
             way.send((frames.CALL, len(fds), 0, slot, call, method, credit, body), fds)
         for slot in rest:
+            if targets[slot] == NOWHERE:
+                continue
             body, fds = bodies[slot]
             route = frames.route_to(targets, [slot])
             self.send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds, later=True)
@@ -236,12 +246,19 @@ class NodeClient:
                 self._answer(call, slot, Status.LOST, frames.pack([at, reason]))
 
     def call_again(
-        self, call: int, targets: Sequence[int], slot: int, method: str, body: bytes | int, fds: Sequence[int]
+        self,
+        call: int,
+        targets: Sequence[int],
+        slot: int,
+        method: str,
+        body: bytes | int,
+        fds: Sequence[int],
+        credit: int = 0,
     ) -> None:
         """Sends an open call once more, to the process that has come in the place of a dead one."""
         self._direct_calls.relays(targets[slot], call)
         route = frames.route_to(targets, [slot])
-        self.send((frames.CALL, len(fds), self.endpoint, route, call, method, 0, body), fds)
+        self.send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds)
 
     def hand_over(self, call: int, handler: ReplyHandler) -> bool:
         """Have another handler take what comes for an open call. Return False if it has been answered."""
@@ -405,6 +422,7 @@ class NodeClient:
             self.endpoint, self.node = frame[3]["endpoint"], frame[3]["node"]
             for lost in frame[3].get("lost", ()):
                 self._on_node_lost(lost)
+            self.events.in_debugger.update(frame[3].get("in_debugger", ()))
             self.ready._settle(frame[3])
         elif self._inbox is not None:
             self._inbox.on_frame(frame, fds)

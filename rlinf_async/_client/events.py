@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any, Final
+
+from rlinf_async._core import clock
 
 Listener = Callable[[dict[str, Any]], None]
 """Called with the facts of the event, where frames are handled."""
@@ -19,10 +22,14 @@ class Events:
 
     Attributes:
         returned: by the endpoint that a rank has had, the facts of its return: for who learns of that endpoint later.
+        in_debugger: ranks of the run that stand in the debugger.
     """
 
     def __init__(self) -> None:
         self.returned: dict[int, dict[str, Any]] = {}
+        self.in_debugger: set[int] = set()
+        self._resumed_at = -math.inf
+        """When the last of them has gone on, by ``clock.monotonic()``."""
         self._always: dict[str, list[Listener]] = {}
         self._while_alive: dict[str, list[weakref.WeakMethod[Listener]]] = {}
 
@@ -39,6 +46,8 @@ class Events:
             self.returned[facts["was"]] = facts
             if len(self.returned) > _MAX_RETURNED:
                 del self.returned[next(iter(self.returned))]
+        elif what == "debugger":
+            self._note_stop(facts["endpoint"], stands=bool(facts["where"]))
         for listener in list(self._always.get(what, ())):
             listener(facts)
         listening = self._while_alive.get(what, [])
@@ -48,3 +57,15 @@ class Events:
                 listening.remove(reference)
             else:
                 method(facts)
+
+    def _note_stop(self, endpoint: int, *, stands: bool) -> None:
+        if stands:
+            self.in_debugger.add(endpoint)
+        elif endpoint in self.in_debugger:
+            self.in_debugger.discard(endpoint)
+            self._resumed_at = clock.monotonic()
+
+    def counts_from(self, since: float) -> float:
+        """Return when a time limit begins that has begun at ``since``: anew when no rank stands in the debugger."""
+        # Whichever rank it is: those that wait for it, and those that wait for these, cannot go on either.
+        return clock.monotonic() if self.in_debugger else max(since, self._resumed_at)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from rlinf_async._core.payload import Body
+
+NOWHERE: Final = -1
+"""Target of a slot for which a call has not left: its rank is away."""
 
 
 class ReplyHandler(Protocol):
@@ -13,7 +16,7 @@ class ReplyHandler(Protocol):
 
     _method: str
     _targets: Sequence[int]
-    """Endpoints of the workers that are called, by slot, once it has begun."""
+    """Endpoints of the workers that are called, by slot, once it has begun; or ``NOWHERE``."""
 
     def _begin(self, call: int) -> None:
         """It is about to be sent, and known to the daemons by this number."""

@@ -19,6 +19,7 @@ from rlinf_async._core import frames, operations, own_start, surroundings
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.worker_facts import pack_hardware
 from rlinf_async._group.members import Members
+from rlinf_async._worker import editor
 from rlinf_async.address import NodeInfo, WorkerAddress
 from rlinf_async.configuration import RESTARTS, RestartPolicy
 from rlinf_async.errors import ClosedError, NodeLost
@@ -129,7 +130,7 @@ async def spawn(
             operations.Spawn(
                 group=plan.name,
                 workers=[_worker(plan, placement, first.node_ip, port, restarts) for placement in placements],
-                env=plan.environment,
+                env=plan.environment | (editor.environment() if node == client.node else {}),
                 script_env=dict(plan.script_environment),
                 node_env=dict(setting.env),
                 python=setting.python,

@@ -1,11 +1,15 @@
-"""Prints workers' lines of output in the driver, each prefixed with its worker's name."""
+"""Prints workers' lines of output in the driver, each with its worker's name; says which ranks wait at breakpoint()."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
+from rlinf_async._client.client import NodeClient
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._wire.terminal import Terminal
+
+logger = own_logger(__name__)
 
 
 def show_output(terminal: Terminal, facts: dict[str, Any]) -> None:
@@ -15,3 +19,10 @@ def show_output(terminal: Terminal, facts: dict[str, Any]) -> None:
     rank = facts["who"].rpartition("@")[0].rpartition(":")[2]
     where = f": rank {rank}'s log has all of it: {facts['log']}"
     terminal.write(stream, "".join(f"{prefix}{line}\n" for line in facts["lines"]), prefix, where)
+
+
+def show_debugger(client: NodeClient, facts: dict[str, Any]) -> None:
+    """Say of a rank that waits in the debugger, and whom no operator has stopped, how to attach."""
+    if facts["where"] and not facts["attached"]:
+        command = f"rlinf-ctl debug --run {client.welcome['run']} {facts['name']}"
+        logger.warning("%s waits in the debugger at %s: `%s` attaches", facts["name"], facts["where"], command)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -57,6 +58,10 @@ class Supervision:
 
     A rank whose node is lost is started on another one (``Substitutes``), once what ran on its own has ended.
 
+    By default the calls of all ranks wait, and ranks that are away together come back together.  With ``order="rank"``
+    each rank has a pause and a way back of its own, and only its own calls wait; the other ranks' calls wait while
+    hooks run, which may have to meet on all ranks, and which begin once nobody is away.
+
     Everything but ``rank_died`` runs on the client's loop, in one task at a time.
 
     Args:
@@ -92,12 +97,14 @@ class Supervision:
         self._paid: set[int] = set()
         """Ranks whose restart was counted, and that could not be started yet."""
         self._hook = hook
+        self._store_node = plan.placements[0].cluster_node_rank
         self._has_moved = False
         """The store is on another node than the living ranks know."""
         self.port = 0
         self._budget = RestartBudget(plan.policy)
         self._rounds = RestartRounds()
         self._away = self._rounds.away
+        self._by_rank = members.by_rank = plan.policy.by_rank
         self._free: set[int] = set()
         """Ranks that were ended on purpose: their next restart is not counted."""
         self._causes: dict[int, list[str]] = {}
@@ -115,8 +122,18 @@ class Supervision:
         """A rank has died; from the thread that handles frames."""
         # In this order: who lets the calls go sets the group free first, and looks for ranks that are away afterwards.
         self._rounds.died(rank, facts)
-        self._members.hold()
+        self._members.hold(self._held_with([rank]))
         self._client.later(0, self._look)
+        self._members.tell_death(rank, facts)
+
+    @property
+    def away(self) -> set[int]:
+        """Ranks that are coming back."""
+        return self._rounds.coming_back
+
+    def _held_with(self, ranks: Iterable[int]) -> Iterable[int]:
+        """Return the ranks whose calls wait while these are away."""
+        return ranks if self._by_rank else range(self._members.size)
 
     def restart_wanted(self, rank: int) -> None:
         """The next death of this rank is counted against no limit; from the thread that handles frames."""
@@ -143,7 +160,8 @@ class Supervision:
             await members.launching.async_wait()
         before = {rank: members.restarts[rank] for rank in ranks}
         self._free.update(ranks)
-        members.hold()
+        held = self._held_with(ranks)
+        members.hold(held)
         for rank in ranks:
             if rank in members.deaths:
                 self._rounds.missed(rank, members.deaths[rank])
@@ -152,8 +170,8 @@ class Supervision:
         finally:
             self._look()
             if self._working is None:  # they are back already, or nothing could be told
-                members.release()
-        await self._until(lambda: members.closed or (self._working is None and not self._away))
+                members.release(held)
+        await self._until(lambda: members.closed or not any(map(members.is_held, held)))
         for rank in ranks:
             if members.restarts[rank] == before[rank]:
                 if members.closed:
@@ -170,10 +188,12 @@ class Supervision:
     async def _bring_all_back(self) -> None:
         try:
             while self._has_moved or not self._rounds.is_over:
-                if self._away:
-                    await self._bring_back()
-                else:
+                if not self._away:
                     await self._run_hooks()
+                elif self._by_rank:
+                    await self._bring_each_back()
+                else:
+                    await self._bring_back()
         except BaseException as error:
             if not isinstance(error, asyncio.CancelledError | ClosedError) and self._client.closed is None:
                 logger.exception("ranks of group '%s' could not be started again", self._plan.name)
@@ -185,15 +205,45 @@ class Supervision:
             self._members.release()
             raise
         self._working = None
-        self._members.release()
-        if self._away:  # another one has died at this moment
-            self._members.hold()
+        self._let_go(range(self._members.size))
         self._changed.set()
 
-    async def _bring_back(self) -> None:
-        """Starts the ranks that are away now; what dies, or fails, meanwhile is away again afterwards."""
-        with self._told(f"the restart of {name_ranks(sorted(self._away))} of group '{self._members.name}'"):
-            back = await self._start_all()
+    def _let_go(self, ranks: Iterable[int]) -> None:
+        """Send the calls that wait for these ranks."""
+        self._members.release(ranks)
+        if self._away:  # another one has died at this moment
+            self._members.hold(self._held_with(list(self._away)))
+
+    async def _bring_each_back(self) -> None:
+        """Bring back every rank that is away at its own pace, and those that die meanwhile."""
+        tasks: dict[int, asyncio.Task[None]] = {}
+
+        def end(rank: int) -> None:
+            del tasks[rank]
+            self._changed.set()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                while more := self._away.keys() - tasks.keys():
+                    for rank in more:
+                        tasks[rank] = group.create_task(self._bring_rank_back(rank))
+                        tasks[rank].add_done_callback(functools.partial(lambda rank, task: end(rank), rank))
+                    await self._until(lambda: not tasks or bool(self._away.keys() - tasks.keys()))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
+
+    async def _bring_rank_back(self, rank: int) -> None:
+        await self._bring_back([rank])
+        if self._hook or rank in self._away or rank not in self._rounds.coming_back:
+            return
+        self._move_store()
+        self._announce(self._rounds.go_on(rank, self._members.restarts))
+        self._let_go([rank])
+
+    async def _bring_back(self, ranks: Sequence[int] = ()) -> None:
+        """Starts these ranks, or all that are away now; what dies, or fails, meanwhile is away again afterwards."""
+        with self._told(f"the restart of {name_ranks(ranks or sorted(self._away))} of group '{self._members.name}'"):
+            back = await self._start_all(ranks)
         if back:
             await self._construct_all(back)
 
@@ -208,17 +258,17 @@ class Supervision:
             state = State.WAITING if targets else State.RUNNING
             return Activity(name, state, age, wait=Wait(RESTART, what, age, targets))
 
-        self._client.restarts[self._members.name] = tell
+        self._client.restarts[what] = tell
         try:
             yield
         finally:
-            del self._client.restarts[self._members.name]
+            del self._client.restarts[what]
 
-    async def _start_all(self) -> list[int]:
-        """Starts the processes of the ranks that are away, after their pause; those that are there."""
+    async def _start_all(self, ranks: Sequence[int]) -> list[int]:
+        """Starts the processes of these ranks, or of all that are away, after their pause; those that are there."""
         if self._plan.policy.restarts_group:
             await self._end_others()
-        ranks, pause = await self._afford(sorted(self._away))
+        ranks, pause = await self._afford(list(ranks) or sorted(self._away))
         if not ranks:
             return []
         await _pause(pause)
@@ -233,8 +283,9 @@ class Supervision:
         """Starts the process of a rank, and tells every node; whether it is there."""
         members = self._members
         try:
-            counts = [count + 1 for count in members.restarts]
+            counts, store_node = [count + 1 for count in members.restarts], self._store_node
             entry = (await spawn(self._client, self._plan, [rank], self.port, counts))[rank]
+            self._has_moved |= store_node != self._store_node
         except NodeLost as error:
             if self._client.closed is not None:  # it is this machine's own daemon
                 raise
@@ -259,6 +310,10 @@ class Supervision:
         homeless = [rank for rank in ranks if self._members.placements[rank].cluster_node_rank in lost]
         if homeless:
             await _pause(_NODE_END_S)
+        if self._by_rank and 0 not in ranks:
+            # Or these would be constructed with the address of the store that is lost.
+            # tests/simulation/test_sim_order.py::test_ranks_of_a_lost_node_are_constructed_with_the_new_store
+            await self._until(lambda: self._store_node not in lost or 0 not in self._away)
         placements = self._members.placements
         for rank in homeless:
             node = self._substitutes.choose(placements[rank], lost, self._residents())
@@ -270,9 +325,10 @@ class Supervision:
         settings = [self._setting_for(placement) for placement in placements]
         self._plan = replace(self._plan, placements=placements, settings=settings)
         if 0 in homeless and placements[0].cluster_node_rank not in lost:
-            self._has_moved = True
             try:
                 self.port = await open_store(self._client, self._plan)
+                self._store_node, self._has_moved = placements[0].cluster_node_rank, True
+                self._changed.set()
             except NodeLost:  # it moves once more
                 if self._client.closed is not None:
                     raise
@@ -366,36 +422,50 @@ class Supervision:
             error = outcome.error
             if isinstance(error, WorkerDied) and error.pid == self._members.infos[outcome.rank].pid:
                 self._rounds.missed(outcome.rank, vars(error))
+                self._members.tell_death(outcome.rank, vars(error))
             elif isinstance(error, NodeLost):
                 self._members.look_for_loss(outcome.rank)
 
     async def _run_hooks(self) -> None:
         """Tell the workers and the driver who is back; a death of a worker ends that untold."""
         members, rounds = self._members, self._rounds
-        living = [rank for rank in range(members.size) if rank not in members.deaths]
-        if self._has_moved:
-            self._has_moved = False
-            first = self._plan.nodes[members.placements[0].cluster_node_rank]
-            body = codec.encode(((first.node_ip, self.port), {}))
-            # Not awaited here: a rank may be in a method that one of the calls which wait for this is to end.  What
-            # this process calls later comes later there.
-            moving = members.call_now(living, MOVE_STORE, body).outcomes().async_wait()
-            self._client.run(moving, what=f"the store of group '{members.name}' on another node")
+        self._move_store()
+        members.hold()
         restart = rounds.begin(members.restarts)
-        outcomes = await self._call_hooks(living, restart) if self._hook else []
+        outcomes = await self._call_hooks(self._living(), restart) if self._hook else []
         self._look_for_deaths(outcomes)
         if not rounds.end():
             if self._hook:
                 who = name_ranks(sorted(self._away))
                 logger.warning("on_restart() of group '%s' has ended unfinished: %s died meanwhile", members.name, who)
+            if self._by_rank:  # the others go on until the next attempt
+                self._let_go(set(range(members.size)) - rounds.coming_back)
             return
         for outcome in outcomes:
             if outcome.error is not None and not isinstance(outcome.error, PeerLost):
                 logger.error("on_restart() of rank %d of group '%s' failed", outcome.rank, members.name)
                 self._report(f"on_restart() of rank {outcome.rank}", f"{outcome.error!r}")
-        ranks = restart.ranks
-        if not ranks:  # only the store has moved
+        if restart.ranks:  # else only the store has moved
+            self._announce(restart)
+
+    def _living(self) -> list[int]:
+        return [rank for rank in range(self._members.size) if rank not in self._members.deaths]
+
+    def _move_store(self) -> None:
+        """Tell the living ranks where the store is, if it is on another node than they know."""
+        if not self._has_moved:
             return
+        self._has_moved = False
+        members = self._members
+        body = codec.encode(((self._plan.nodes[self._store_node].node_ip, self.port), {}))
+        # Not awaited here: a rank may be in a method that one of the calls which wait for this is to end.  What
+        # this process calls later comes later there.
+        moving = members.call_now(self._living(), MOVE_STORE, body).outcomes().async_wait()
+        self._client.run(moving, what=f"the store of group '{members.name}' on another node")
+
+    def _announce(self, restart: Restart) -> None:
+        """Tell the driver who is back."""
+        members, ranks = self._members, restart.ranks
         for callback in members.on_restart:
             try:
                 callback(restart)
@@ -433,9 +503,13 @@ class Supervision:
         for rank in ranks:
             report = {**self._rounds.given_up(rank), "returns": False, "reason": reason}
             members.deaths[rank] = report
+            self._changed.set()
             self._free.discard(rank)
             self._paid.discard(rank)
+            members.tell_death(rank, report)
             await self._tell(rank, members.endpoints[rank], None, report)
+            if self._by_rank:
+                self._let_go([rank])
         facts = members.deaths[ranks[0]]
         who = f"{name_ranks(ranks)} of group '{members.name}'"
         log = " ".join(told_log(facts)) if "log_path" in facts else ""

@@ -42,7 +42,7 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     WatchedBy *         endpoints                                   None            messages: peers that are written to
     CallsChecked        check finished                              None            the answer to ``check_calls``
     OwesCall            number source call after                    bool            a collective that a rank has left
-    KillStuck           verdict                                     None            a worker inside such a collective
+    KillStuck           verdict                                     None            a worker that cannot go on
     FindStopped         numbers                                     list[int]       words about ranks that do not answer
     -- what a node has
     FreePort                                                        int             find_free_port()
@@ -67,6 +67,9 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     NodeDetails         devices                                     dict[str, Any]  an operator: logs, devices, commands
     KillRanks           numbers reason                              list[int]       an operator; a group's owner
     RestartRanks        numbers                                     list[int]       an operator
+    DebugRank           number what line                            None            an operator: a line for a debugger
+    DebugSaid           operator state text                         None            a rank: its debugger's words
+    RankStopped         endpoint name where attached                None            a rank in the debugger, or out of it
     ListRunFiles                                                    list[list[Any]] an operator: logs, flight recorders
     ReadRunFile         path offset nbytes                          bytes           an operator: a piece of one of these
     EndRun              by                                          bool            an operator
@@ -206,6 +209,9 @@ class Inspected(Operation[None]): round: int; activities: list[Any]
 class NodeDetails(Operation[dict[str, Any]]): devices: bool
 class KillRanks(Operation[list[int]]): numbers: list[int]; reason: str
 class RestartRanks(Operation[list[int]]): numbers: list[int]
+class DebugRank(Operation[None]): number: int; what: str; line: str
+class DebugSaid(Operation[None]): operator: int; state: str; text: str
+class RankStopped(Operation[None]): endpoint: int; name: str; where: str; attached: bool
 class ListRunFiles(Operation[list[list[Any]]]): pass
 class ReadRunFile(Operation[bytes]): path: str; offset: int; nbytes: int
 class EndRun(Operation[bool]): by: str

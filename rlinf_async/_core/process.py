@@ -96,3 +96,8 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def is_in_editor() -> bool:
+    """True if an editor debugs this process, by debugpy."""
+    return "pydevd" in sys.modules

@@ -12,6 +12,7 @@ from typing import Final
 
 from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
+from rlinf_async._client.reply_handler import NOWHERE
 from rlinf_async._core import clock
 from rlinf_async.handle import Handle
 from rlinf_async.stream import StreamCall
@@ -135,4 +136,5 @@ class FailureNotices:
             "ends": ends,
         }
         targets = (handler._targets[slot] for slot in handler._unanswered())
-        self._client.tell_failure(handler._call, [target for target in targets if target != failure.endpoint], facts)
+        told = [target for target in targets if target not in (failure.endpoint, NOWHERE)]
+        self._client.tell_failure(handler._call, told, facts)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from rlinf_async._client import far_side
 from rlinf_async._client.client import NodeClient
+from rlinf_async._client.reply_handler import NOWHERE
 from rlinf_async._client.tasks import Task
 from rlinf_async._core import clock, codec, frames
 from rlinf_async._core.encoded import Encoded
@@ -17,7 +19,7 @@ from rlinf_async._core.frames import Status
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.payload import pack_body
 from rlinf_async._core.root_cause import name_ranks
-from rlinf_async._core.segment import close_fds
+from rlinf_async._core.segment import close_fds, copy_fds
 from rlinf_async._core.worker_facts import read_worker
 from rlinf_async._group.failure_notices import Failure, FailureNotices
 from rlinf_async._group.restart_rounds import Restart
@@ -27,7 +29,7 @@ from rlinf_async._trace import recorder
 from rlinf_async._waits import loop_watch
 from rlinf_async._waits.unobserved_errors import UnobservedError, cause_of
 from rlinf_async.address import WorkerInfo
-from rlinf_async.errors import ClosedError, ForkedProcessError, told_log
+from rlinf_async.errors import ClosedError, ForkedProcessError, WorkerDied, told_log
 from rlinf_async.handle import Handle
 from rlinf_async.outcome import CallDeadline, death_cause, describe_failure, loss_cause
 from rlinf_async.placement import Placement
@@ -52,6 +54,10 @@ class Supervisor(Protocol):
     """
 
     port: int
+
+    @property
+    def away(self) -> set[int]:
+        """Ranks that are coming back."""
 
     def rank_died(self, rank: int, facts: dict[str, Any]) -> None:
         """A rank has died that is to come back; where answers are handled."""
@@ -82,11 +88,24 @@ class PoolOfCalls(Protocol):
         """End the calls that wait."""
 
 
+@dataclass
+class Waiting:
+    """A call that has not left for some of its ranks; ``slots`` are theirs."""
+
+    callee: Callee
+    handler: CallHandle
+    method: str
+    bodies: Bodies
+    same: bool
+    slots: list[int]
+
+
 class Members:
-    """Ranks of a group and where they live; until that is known, calls wait here in order.
+    """Ranks of a group, and their endpoints; until these are known, calls wait here in order.
 
     Lifecycle: launching (calls are queued) -> running -> closed (calls raise ``ClosedError``), or failed at launch.
-    Where ranks are started again, it is held meanwhile, and calls are queued as at first.
+    Where ranks are started again, ranks are held meanwhile (all of them, or with ``by_rank`` those that are away), and
+    calls of held ranks are queued as at first: each rank gets its calls in the order in which they were made.
 
     Attributes:
         restarts: by rank, how often it was started again.
@@ -95,6 +114,8 @@ class Members:
         supervisor: of the group's owner, if it starts ranks again that have died.
         pool: calls that any rank may take; None until there is one.
         on_restart: callbacks of the driver.
+        on_death: the same, for deaths.
+        by_rank: a rank that is away holds up no call of another one.
     """
 
     def __init__(self, client: NodeClient, name: str, size: int) -> None:
@@ -120,13 +141,20 @@ class Members:
         self.supervisor: Supervisor | None = None
         self.pool: PoolOfCalls | None = None
         self.on_restart: list[Callable[[Restart], object]] = []
+        self.on_death: list[Callable[[WorkerDied], object]] = []
+        self._told: dict[int, tuple[int, bool]] = {}
+        """By rank, pid and fate of the last death that the callbacks were told."""
+        self.by_rank = False
         self.version = 0
         """Goes up whenever a rank has another endpoint."""
         self._lock = threading.Lock()
-        self._pending: list[tuple[Callee, CallHandle, str, Bodies, bool]] = []
+        self._pending: list[Waiting] = []
         self._repeats: list[tuple[Callee, Handle, int]] = []
         """Calls and slots that a rank's death has left unanswered, and that are made again."""
+        self._held = set(range(size))
+        """Ranks whose calls wait; they are added without the lock, and removed under it."""
         self._started = False
+        """No rank is held."""
         self._failure: BaseException | None = None
         self.closing: Work[None] | None = None
         client.listen("died", self._on_death)
@@ -149,31 +177,93 @@ class Members:
             for rank in range(len(endpoints)):
                 while (facts := self.client.events.returned.get(endpoints[rank])) is not None:
                     self.replace(rank, *_place_of(facts["entry"]))
+            self._held.clear()
             self._let_go()
         if self.pool is not None:
             self.pool.look()
 
     def _let_go(self) -> None:
+        """Send what waits for ranks that are not held, in order; under the lock."""
         repeats, self._repeats = self._repeats, []
         for callee, handler, slot in repeats:
-            self._repeat(callee, handler, slot)
-        for waiting in self._pending:
-            self._send(*waiting)
-        self._pending.clear()
+            if callee.ranks[slot] in self._held:
+                self._repeats.append((callee, handler, slot))
+            else:
+                self._repeat(callee, handler, slot)
+        self._pending = [waiting for waiting in self._pending if not self._leave(waiting)]
+        # In this order: a rank that the thread which handles frames holds meanwhile is seen here, or there.
         self._started = True
-        if self._repeats:  # added meanwhile, by the thread that handles frames
+        if self._held:
+            self._started = False
+        if any(callee.ranks[slot] not in self._held for callee, _, slot in self._repeats):  # added meanwhile, by it
             self.client.later(0, self._repeat_now)
 
-    def hold(self) -> None:
-        """A rank is away: calls wait until ``release``."""
+    def _leave(self, waiting: Waiting) -> bool:
+        """Send a call to those of its ranks that are not held; under the lock. True once it has left for all."""
+        callee, handler = waiting.callee, waiting.handler
+        held = [slot for slot in waiting.slots if callee.ranks[slot] in self._held]
+        if len(held) < len(waiting.slots):
+            if not handler._call:
+                try:
+                    self._send(callee, handler, waiting.method, waiting.bodies, waiting.same, held)
+                except OSError as error:  # no descriptor is left
+                    if held and waiting.same:
+                        close_fds(waiting.bodies[0][1])
+                    handler._fail(error)
+                    return True
+            else:
+                for slot in set(waiting.slots).difference(held):
+                    self._send_late(waiting, slot)
+                if waiting.same and not held:
+                    close_fds(waiting.bodies[0][1])
+            waiting.slots = held
+        return not held
+
+    def _send_late(self, waiting: Waiting, slot: int) -> None:
+        """Send a call that has left for other ranks to the one in this slot."""
+        handler, (body, fds) = waiting.handler, waiting.bodies[0 if waiting.same else slot]
+        if handler._cancel_sent:  # or another rank has failed in it
+            if not waiting.same:
+                close_fds(fds)
+            self.client.answer_for(handler._call, slot, Status.CANCELLED, b"")
+            return
+        try:
+            self._send_again(waiting.callee, handler, slot, body, copy_fds(fds) if waiting.same else fds)
+        except OSError as error:  # no descriptor is left
+            self.client.answer_for(handler._call, slot, Status.UNKNOWN, frames.pack(str(error)))
+
+    def hold(self, ranks: Iterable[int] | None = None) -> None:
+        """Have calls of these ranks, by default of all, wait until ``release``."""
+        self._held.update(range(self.size) if ranks is None else ranks)
         self._started = False
 
-    def release(self) -> None:
-        """All that come back are there: what was called meanwhile is sent, in order."""
+    def release(self, ranks: Iterable[int] | None = None) -> None:
+        """Send what was called meanwhile to these ranks, by default to all, in order."""
         with self._lock:
+            self._held.difference_update(range(self.size) if ranks is None else ranks)
             self._let_go()
         if self.pool is not None:
             self.pool.look()
+
+    def is_held(self, rank: int) -> bool:
+        return rank in self._held
+
+    def tell_death(self, rank: int, facts: dict[str, Any]) -> None:
+        """Call back for a death, once, and once more where the rank is given up afterwards; where frames are handled.
+
+        Several tell of one death: the daemon, calls that were open, and the loss of a node.
+        """
+        told = (facts["pid"], bool(facts.get("returns")))
+        if self.on_death and self._told.get(rank) != told:
+            self._told[rank] = told
+            self.client.later(0, lambda: self._call_back(WorkerDied.from_exit_report(facts)))
+
+    def _call_back(self, died: WorkerDied) -> None:
+        for callback in self.on_death:
+            try:
+                callback(died)
+            except Exception:
+                logger.exception("a callback of on_death() of group '%s' failed", self.name)
 
     def replace(self, rank: int, endpoint: int, info: WorkerInfo, log: str) -> None:
         """A rank is back, as another process."""
@@ -204,9 +294,15 @@ class Members:
             repeats, self._repeats = self._repeats, []
         for _, repeated, slot in repeats:
             self.client.answer_for(repeated._call, slot, Status.UNKNOWN, frames.pack(str(error)))
-        for _, handler, _, bodies, _ in pending:
-            close_fds(fd for _, fds in bodies for fd in fds)
-            handler._fail(error)  # the same one: who saw it at one call has seen it
+        for waiting in pending:
+            handler = waiting.handler
+            left = waiting.bodies if waiting.same or not handler._call else [waiting.bodies[i] for i in waiting.slots]
+            close_fds(fd for _, fds in left for fd in fds)
+            if not handler._call:
+                handler._fail(error)  # the same one: who saw it at one call has seen it
+                continue
+            for slot in waiting.slots:
+                self.client.answer_for(handler._call, slot, Status.UNKNOWN, frames.pack(str(error)))
         if self.pool is not None:
             self.pool.fail(error)
 
@@ -233,6 +329,7 @@ class Members:
         if not self.closed and self.endpoints is not None and facts["endpoint"] in self.endpoints:
             rank = self.endpoints.index(facts["endpoint"])
             self.deaths[rank] = facts
+            self.tell_death(rank, facts)
             died = f"rank {rank} of group '{self.name}' {facts['verdict']}"
             self.notices.failed(Failure(rank, facts["endpoint"], 0, lambda: died), None)
             who = f"rank {rank} of group '{self.name}' on {facts['node']}"
@@ -258,6 +355,8 @@ class Members:
                     self._lose_rank(rank, node)
                 logger.warning("%s; %s were there, and are started again elsewhere", error, where)
                 return
+            for rank in ranks:
+                self.tell_death(rank, self._loss_of(rank, node))
             self.client.unobserved.arrived(UnobservedError(loss_cause(node), where, f"{error}; {where} were there"))
 
     def _was_lost(self, rank: int, node: int) -> bool:
@@ -276,21 +375,23 @@ class Members:
     def _lose_rank(self, rank: int, node: int) -> None:
         """Tells the supervisor of a rank that is gone with its node."""
         assert self.supervisor is not None
-        info, lost = self.infos[rank], self.client.lost_nodes[node]
-        facts = {
-            "group": self.name, "rank": rank, "node": info.node_name, "pid": info.pid, "lost_node": node,
-            "verdict": f"was lost with its node ({lost.reason})", "returns": True,
-        }  # fmt: skip
-        self.deaths[rank] = facts
+        facts = self.deaths[rank] = self._loss_of(rank, node)
         died = f"rank {rank} of group '{self.name}' {facts['verdict']}"
         assert self.endpoints is not None
         self.notices.failed(Failure(rank, self.endpoints[rank], 0, lambda: died), None)
         self.supervisor.rank_died(rank, facts)
 
+    def _loss_of(self, rank: int, node: int) -> dict[str, Any]:
+        info, lost = self.infos[rank], self.client.lost_nodes[node]
+        return {
+            "group": self.name, "rank": rank, "node": info.node_name, "pid": info.pid, "lost_node": node,
+            "verdict": f"was lost with its node ({lost.reason})", "returns": self.supervisor is not None,
+        }  # fmt: skip
+
     def forgotten_calls(self) -> list[str]:
         """Open calls that nobody has awaited, with their ranks; the constructors' is none of them."""
         with self._lock:
-            waiting = [handler for _, handler, *_ in self._pending]
+            waiting = [each.handler for each in self._pending if not each.handler._call]
         waiting += self.pool.waiting() if self.pool is not None else ()
         return [
             handler._title()
@@ -340,7 +441,7 @@ class Members:
         """Ends calls; seconds to the next deadline, None where no call is open."""
         if self.deadline is None:
             return None
-        sent = self._expire_in_order((*list(self.open.values()), *(waiting[1] for waiting in list(self._pending))))
+        sent = self._expire_in_order((*list(self.open.values()), *(each.handler for each in list(self._pending))))
         if self.pool is None:
             return sent
         # By themselves: a call that waited for a rank, or has lost one, is sent later than younger ones.
@@ -349,14 +450,19 @@ class Members:
 
     def _expire_in_order(self, handlers: Sequence[CallHandle]) -> float | None:
         assert self.deadline is not None
+        least: float | None = None
         for handler in handlers:
             if isinstance(handler, StreamCall) or handler.done() or handler._expired:
                 continue
-            left = max(handler._since, self._counts_from) + self.deadline.seconds - clock.monotonic()
-            if left > 0:
+            begun = self.client.events.counts_from(max(handler._since, self._counts_from))
+            left = begun + self.deadline.seconds - clock.monotonic()
+            if left <= 0:
+                handler._expire()
+            elif not self.by_rank:
                 return left
-            handler._expire()
-        return None
+            else:  # a call that has waited for its rank has left after younger ones
+                least = left if least is None else min(left, least)
+        return least
 
     # -- calls --------------------------------------------------------------------------------------------------
 
@@ -398,8 +504,10 @@ class Members:
                     close_fds(fd for _, fds in bodies for fd in fds)
                     self.client.unobserved.observed(cause_of(self._failure))
                     raise copy_of(self._failure)
-                if not self._started:
-                    self._pending.append((callee, handler, method, bodies, same))
+                if not self._held.isdisjoint(callee.ranks):
+                    waiting = Waiting(callee, handler, method, bodies, same, list(range(len(callee.ranks))))
+                    if not self._leave(waiting):
+                        self._pending.append(waiting)
                     self.watch_deadlines()  # ranks are away
                     return
         self._send(callee, handler, method, bodies, same)
@@ -439,16 +547,20 @@ class Members:
         self._send(callee, handle, method, [pack_body(encoded)], same=True)
         return handle
 
-    def _send(self, callee: Callee, handler: CallHandle, method: str, bodies: Bodies, same: bool) -> None:
+    def _send(
+        self, callee: Callee, handler: CallHandle, method: str, bodies: Bodies, same: bool, held: Sequence[int] = ()
+    ) -> None:
+        """Send a call; not to the slots whose ranks are held, for which its bodies are kept."""
         credit = handler._window if isinstance(handler, StreamCall) else 0
         self.open[id(handler)] = handler
         self.watch_deadlines()
         try:
             if same:
                 body, fds = bodies[0]
-                self.client.call(handler, callee.route, method, body, fds, credit)
+                fds = copy_fds(fds) if held else fds
+                self.client.call(handler, callee.route, method, body, fds, credit, held)
             else:
-                self.client.call_each(handler, callee.targets, method, bodies, credit)
+                self.client.call_each(handler, method, bodies, credit, held)
         except BaseException:
             self.open.pop(id(handler), None)
             self.notices.finished(handler)
@@ -469,7 +581,7 @@ class Members:
             if not any(each is handler and at == slot for _, each, at in self._repeats):
                 handler._note_death(slot, {})
                 self._repeats.append((callee, handler, slot))
-            if self._started and not self._was_lost(rank, node):
+            if rank not in self._held and not self._was_lost(rank, node):
                 self._lose_rank(rank, node)  # the call has heard of it first
             return True
         if not facts.get("returns"):
@@ -482,14 +594,13 @@ class Members:
         # tests/simulation/test_sim_restarts.py::test_a_death_at_the_launch_is_heard_of_while_another_rank_is_away
         if self.infos[rank].pid == facts["pid"] and not self._is_given_up(rank):  # nobody has listened to its end
             self.supervisor.rank_died(rank, facts)
-        elif self._started:  # it is back, and the daemon has heard of the call only now
+        elif rank not in self._held:  # it is back, and the daemon has heard of the call only now
             self.client.later(0, self._repeat_now)
         return True
 
     def _repeat_now(self) -> None:
         with self._lock:
-            if self._started:
-                self._let_go()
+            self._let_go()
 
     def _repeat(self, callee: Callee, handler: Handle, slot: int) -> None:
         method, encoded = handler._method, handler._again
@@ -504,9 +615,18 @@ class Members:
         except MemoryError as error:
             self.client.answer_for(handler._call, slot, Status.UNKNOWN, frames.pack(str(error)))
             return
+        self._send_again(callee, handler, slot, body, fds)
+
+    def _send_again(
+        self, callee: Callee, handler: CallHandle, slot: int, body: bytes | int, fds: Sequence[int]
+    ) -> None:
+        """Send a call that others have got to the rank that is there now."""
         targets = handler._targets = [*handler._targets]  # the others' answers come from where the call has gone
         targets[slot] = callee.targets[slot]
-        self.client.call_again(handler._call, targets, slot, method, body, fds)
+        credit = handler._window if isinstance(handler, StreamCall) else 0
+        self.client.call_again(handler._call, targets, slot, handler._method, body, fds, credit)
+        if handler._cancel_sent:  # meanwhile, maybe before this was sent
+            self.client.cancel(handler._call, [targets[slot]])
 
     def call_failed(self, callee: Callee, handler: CallHandle) -> None:
         """A rank has failed in a call."""
@@ -589,9 +709,11 @@ class Callee:
     def holds(self, call: CallHandle, slot: int) -> bool:
         """True if the call leaves for this rank, for the first time or again, once ranks that are away are back."""
         members = self._members
-        if members._started or members.endpoints is None:
+        if members.endpoints is None or not members.is_held(self.ranks[slot]):
             return False
-        return not call._call or any(each is call and at == slot for _, each, at in list(members._repeats))
+        if not call._call or call._targets[slot] == NOWHERE:
+            return True
+        return any(each is call and at == slot for _, each, at in list(members._repeats))
 
     def repeats(self, call: Handle, slot: int, status: int, report: bytes) -> bool:
         return self._members.repeats(self, call, slot, status, report)

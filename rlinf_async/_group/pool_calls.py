@@ -90,7 +90,7 @@ class PoolCalls:
         if returns is not None:
             return Standing.AWAY if returns else Standing.GONE
         # A rank that is back is still being constructed where its group has not gone on.
-        is_there = members._started or self._state.standing[rank] is Standing.LIVE
+        is_there = not members.is_held(rank) or self._state.standing[rank] is Standing.LIVE
         return Standing.LIVE if is_there else Standing.AWAY
 
     def _on_loss(self, facts: dict[str, Any]) -> None:
@@ -231,6 +231,7 @@ class PoolCalls:
             return
         self._due = math.inf
         with self._lock:
+            self._state.counts_from = self.members.client.events.counts_from(-math.inf)
             lost = self._state.find_stalled(now)
         for attempt in lost:
             call = attempt.wish.owner if attempt.wish is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -90,11 +91,13 @@ class RankPool:
     Attributes:
         standing: by rank.
         open: by rank, the calls that it has not answered.
+        counts_from: silence before this moment is none: a rank of the run stood in the debugger.
     """
 
     def __init__(self, size: int) -> None:
         self.standing = [Standing.AWAY] * size
         self.open: list[dict[Attempt, None]] = [{} for _ in range(size)]
+        self.counts_from = -math.inf
         self._heard = [0.0] * size
         self._silent: set[int] = set()
         """Ranks at which a call has stalled, and from which nothing has come since."""
@@ -211,7 +214,8 @@ class RankPool:
                 yield rank, owed
 
     def _owes_since(self, rank: int) -> float:
-        return max(self._heard[rank], min(each.since for each in self.open[rank] if each.since is not None))
+        since = min(each.since for each in self.open[rank] if each.since is not None)
+        return max(self._heard[rank], since, self.counts_from)
 
     # -- choice -------------------------------------------------------------------------------------------------
 

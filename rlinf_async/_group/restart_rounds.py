@@ -63,6 +63,11 @@ class RestartRounds:
     def is_over(self) -> bool:
         return not self.away and not self._back
 
+    @property
+    def coming_back(self) -> set[int]:
+        """Ranks that take no calls yet: they are away, or the hooks of their return have not ended."""
+        return self._back | self.away.keys()
+
     def died(self, rank: int, report: Mapping[str, Any]) -> None:
         """Note a death; of a rank that is away already, the later report."""
         self.away[rank] = dict(report)
@@ -85,6 +90,12 @@ class RestartRounds:
         """Begin an attempt of the hooks."""
         self.attempt += 1
         return Restart(tuple(counts), tuple(sorted(self._back - self.away.keys())), self.attempt)
+
+    def go_on(self, rank: int, counts: Sequence[int]) -> Restart:
+        """Let a rank that is back go on by itself, whoever else is away: no hook has to meet it."""
+        self.attempt += 1
+        self._back.discard(rank)
+        return Restart(tuple(counts), (rank,), self.attempt)
 
     def end(self) -> bool:
         """End an attempt. Return False if a death has ended it: then the next one tells of its ranks again."""

@@ -25,7 +25,7 @@ from rlinf_async.weights.scope import Scope
 from rlinf_async.worker import Worker
 
 _GLOBALS: Final[tuple[tuple[Any, str], ...]] = (
-    *((context, name) for name in ("identity", "client", "exchange", "_parent")),
+    *((context, name) for name in ("identity", "client", "exchange", "background", "_parent")),
     *((registry, name) for name in ("_active", "_inherited")),
     (client, "_clients"),
     *((recording, name) for name in ("ring", "admits", "begin", "end", "point", "start_call", "finish_call", "_owner")),

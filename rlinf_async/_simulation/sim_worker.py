@@ -92,10 +92,11 @@ class SimWorkerProcess(WorkerProcess):
         self.process.actors.append(
             LoopActor(self._scheduler, self.process, socket_loop, f"{self.process.name} (sockets)")
         )
-        self._runtime.serve()
+        code = self._runtime.serve()
+        self._runtime.background.end_process(self._runtime.client)
         self._runtime.direct_callers.flush_blocking(0)
         self._runtime.client.flush_at_exit(0)
-        self._leave(ExitStatus(exit_code=0))
+        self._leave(ExitStatus(exit_code=code))
 
     def _leave(self, exit_status: ExitStatus) -> None:
         if self.process.has_ended:

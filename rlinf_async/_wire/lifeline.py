@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from rlinf_async._core.process import is_in_editor
 from rlinf_async._wire.marked_lines import MAX_LINE_CHARS, MAX_LINES, MarkedLines
 from rlinf_async._wire.remote_exit import RemoteExit, describe_exit
 from rlinf_async.errors import ClosedError, DeadlineExceeded, LaunchError, RLinfAsyncError
@@ -33,6 +34,9 @@ _READ_BYTES: Final = 64 * 1024
 _READS_PER_TURN: Final = 16
 _LAST_OUTPUT_S: Final = 2.0
 """Between the end of the output, or a SIGKILL, and the exit code."""
+_PAST_EDITOR: Final = ("/usr/bin/env",)
+"""In front of a command: debugpy rewrites that of a Python, and a node that it debugs has threads in its template."""
+
 _STOP_S: Final = 5.0
 """That the far side has, once its stdin has ended, to end what it started: a guardian takes four at most."""
 
@@ -362,7 +366,8 @@ def _spawn(
     near, far = socket.socketpair()
     try:
         process = subprocess.Popen(
-            list(argv), stdin=far.fileno(), stdout=far.fileno(), stderr=subprocess.PIPE, bufsize=0,
+            [*(_PAST_EDITOR if is_in_editor() else ()), *argv],
+            stdin=far.fileno(), stdout=far.fileno(), stderr=subprocess.PIPE, bufsize=0,
             env=None if env is None else dict(env), cwd=cwd, start_new_session=True,
         )  # fmt: skip
     except OSError as error:

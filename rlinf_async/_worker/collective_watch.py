@@ -116,7 +116,8 @@ class CollectiveWatch:
         if not self._watched:
             return
         now = clock.monotonic()
-        first = min(watched.failed_at + self._patience(watched) for watched in self._watched.values())
+        counts_from = self._client.events.counts_from
+        first = min(counts_from(each.failed_at) + self._patience(each) for each in self._watched.values())
         if first > now:  # nothing is due: the recorder, which is slow, is not asked
             self._collectives.sample()
             self._look_after(first - now)
@@ -140,7 +141,8 @@ class CollectiveWatch:
         return 0.0 if watched.ends else self._timeout
 
     def _rest(self, watched: Watched, operation: Pending) -> float:
-        return max(watched.failed_at, operation.since) + self._patience(watched) - clock.monotonic()
+        begun = self._client.events.counts_from(max(watched.failed_at, operation.since))
+        return begun + self._patience(watched) - clock.monotonic()
 
     def _stuck(self) -> list[tuple[Watched, Pending]]:
         """The watched calls whose methods run, with the operations that pend."""
@@ -196,7 +198,7 @@ class CollectiveWatch:
     def _end(self, watched: Watched, operation: Pending, since_abort: PythonProbe | None) -> None:
         """Has this process killed, if the aborting has not helped: it sits there still, or for long in another one."""
         second_half, watched.second_half, watched.is_aborted = watched.second_half, None, False
-        if watched.call.state is State.ENDED:
+        if watched.call.state is State.ENDED or self._client.events.in_debugger:
             return
         latest = clock.monotonic() - self._grace / 3
         stuck = [each for other, each in self._stuck() if other.call is watched.call and each.since < latest]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import process
 from rlinf_async._messaging.exchange import Exchange
+from rlinf_async._worker.background import BackgroundTasks
 from rlinf_async.address import WorkerAddress, WorkerInfo
 
 
@@ -34,6 +35,9 @@ client: NodeClient | None = None
 
 exchange: Exchange | None = None
 """Of this worker process; None in a driver."""
+
+background: BackgroundTasks | None = None
+"""None in a driver, and in a subprocess that has joined."""
 
 _parent: Identity | None = None
 """In a forked child: the worker that it was forked from."""
@@ -63,6 +67,18 @@ def require_exchange() -> Exchange:
     return exchange
 
 
+def require_background() -> BackgroundTasks:
+    """Where this worker's background tasks run.
+
+    Raises:
+        RuntimeError: this process was not launched as a worker.
+        ForkedProcessError: it is a forked child of one.
+    """
+    if background is None:
+        raise _no_worker("background() is for a worker that was launched: this process is none")
+    return background
+
+
 def _no_worker(why: str) -> RuntimeError:
     if _parent is None:
         return RuntimeError(why)
@@ -71,6 +87,6 @@ def _no_worker(why: str) -> RuntimeError:
 
 def forget() -> None:
     """A forked child of user code is no worker; its copy of the socket is let go by the client."""
-    global identity, client, exchange, _parent
+    global identity, client, exchange, background, _parent
     _parent = identity or _parent
-    identity = client = exchange = None
+    identity = client = exchange = background = None

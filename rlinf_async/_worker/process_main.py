@@ -25,7 +25,8 @@ from rlinf_async._trace import recorder
 from rlinf_async._waits.thread_gate import LockGate, wait_at
 from rlinf_async._wire.reading.idle_reader import IdleReader
 from rlinf_async._wire.reading.shared_selector import SharedSelector
-from rlinf_async._worker import broken_loop, context
+from rlinf_async._worker import broken_loop, context, editor
+from rlinf_async._worker.debugging import Debugger
 from rlinf_async._worker.direct_callers import DirectCallers
 from rlinf_async._worker.ending import EndWatch
 from rlinf_async._worker.rendezvous_store import MasterStore
@@ -64,10 +65,20 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
     os.register_at_fork(after_in_child=lambda: wait_at(LockGate))
     os.register_at_fork(after_in_child=lambda: emulated_links.use(None))
     os.register_at_fork(after_in_child=runtime.direct_callers.forget)
-    runtime.ending.watch = EndWatch(socket_loop, runtime.ending, identity.address.get_name()).begin
+    watch = EndWatch(socket_loop, runtime.ending, identity.address.get_name())
+    debugger = Debugger(runtime.client, identity.address.get_name(), loop, runtime.running_calls)
+    debugger.install()
+    runtime.post_mortem = runtime.background.post_mortem = debugger.post_mortem
+    editor.connect()
+
+    def begin_end(grace: float) -> None:
+        debugger.end()
+        watch.begin(grace)
+
+    runtime.ending.watch = begin_end
     code = 0
     try:
-        runtime.serve()
+        code = runtime.serve()
     except BaseException as error:
         code = broken_loop.EXIT_CODE
         broken_loop.report(error)
@@ -102,6 +113,7 @@ def assemble(
     runtime.direct_callers = DirectCallers(client, spec["direct_sockets"], runtime)
     client.direct_connection = runtime.direct_callers.to
     context.client = client
+    context.background = runtime.background
     context.exchange = Exchange(client, identity.info, identity.group_name)
     registry.activate(client)
     client.events.on("closed", functools.partial(_cut_off, leave))
@@ -139,5 +151,6 @@ def _leave(runtime: Runtime, code: int) -> None:
     with contextlib.suppress(BaseException):
         sys.stdout.flush()
         sys.stderr.flush()
+    runtime.background.end_process(runtime.client)
     runtime.client.flush_at_exit(0.5)
     os._exit(code)

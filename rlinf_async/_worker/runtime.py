@@ -39,6 +39,8 @@ from rlinf_async._transports import process_groups
 from rlinf_async._waits.thread_gate import EndableWaits
 from rlinf_async._wire.unix import Connection
 from rlinf_async._worker import context
+from rlinf_async._worker.background import BackgroundTasks
+from rlinf_async._worker.broken_loop import EXIT_CODE
 from rlinf_async._worker.collective_watch import CollectiveWatch, advice
 from rlinf_async._worker.concurrent_calls import ConcurrentCalls
 from rlinf_async._worker.direct_callers import DirectCallers
@@ -78,6 +80,7 @@ class Runtime:
         self._methods = Methods(self._construct)
         self._concurrent = ConcurrentCalls(self._start_concurrent)
         self.ending = Ending(loop, self._methods, self._concurrent)
+        self.background = BackgroundTasks(loop, self._on_main)
         self._queue: deque[Call] = deque()
         self._early: list[Call] | None = []
         """Calls that have come before the constructor's; None once that is there."""
@@ -95,6 +98,8 @@ class Runtime:
         self.direct_callers: DirectCallers
         self.store: MasterStore | None = None
         self._collectives: CollectiveWatch | None = None
+        self.post_mortem: Callable[[BaseException], None] = lambda error: None
+        """Called with what a method has raised, before its caller hears of it."""
 
     # -- the socket thread --------------------------------------------------------------------------------------
 
@@ -228,9 +233,11 @@ class Runtime:
 
     # -- the main thread ----------------------------------------------------------------------------------------
 
-    def serve(self) -> None:
-        """Runs calls until the daemon says stop, and what comes before the end of the process."""
-        while not self._stopping:
+    def serve(self) -> int:
+        """Runs calls until the daemon says stop, or a background task fails, and what comes before the end of the
+        process; its exit code.
+        """
+        while not (self._stopping or self.background.verdict):
             try:
                 self._loop.run_forever()
             except (SystemExit, KeyboardInterrupt) as error:
@@ -238,9 +245,13 @@ class Runtime:
                 logger.warning("%s in a background task of the worker is ignored", type(error).__name__)
                 self._loop.call_soon(self._pump)
                 continue
-            if not self._stopping:
+            if not (self._stopping or self.background.verdict):
                 self._run_blocking()
+        if self.background.verdict:
+            self.background.limit_end(self.client)
+            return EXIT_CODE
         self.ending.run()
+        return 0
 
     def finish(self) -> None:
         """Runs what comes at the end of a program."""
@@ -489,6 +500,7 @@ class Runtime:
         if call.failure is not None and isinstance(error, RuntimeError):  # torch's: a process group was aborted
             failures.add_note(error, advice(call.failure))
             process_groups.forget_half_made()
+        self.post_mortem(error)
         failure = self._capture(error)
         self._failures.add(call.method, error, failure)
         packed = failures.pack(failure)
@@ -524,7 +536,7 @@ class Runtime:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def _stop(self) -> None:
-        self._stopping = True
+        self._stopping = self.background.is_closed = True
         self._loop.stop()
 
 

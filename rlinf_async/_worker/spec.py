@@ -70,6 +70,7 @@ class GroupSpec(Generic[W_co]):
         restart: str | None = None,
         max_restarts: int | None = None,
         restart_window: float | None = None,
+        order: str | None = None,
         close_grace: float | None = None,
     ) -> WorkerGroup[W_co]:
         """Starts one worker per rank and returns the ``WorkerGroup`` at once; ``await group`` waits until it is ready.
@@ -107,6 +108,11 @@ class GroupSpec(Generic[W_co]):
                 each there is a pause, 0.1 s, and twice as long each time, up to 10 s, for a rank that has not lived for
                 10 s.
             restart_window: seconds for which a restart is counted (600).
+            order: which calls wait while a rank is away: ``"group"`` (the default, or what ``cluster.supervision``
+                says), those of all ranks, so that every rank gets the group's calls in one order; ``"rank"``, with
+                ``restart="rank"``, only those of that rank.  Then a call of several ranks leaves for those that are
+                there, and for the others when they are back; ``on_restart`` runs once nobody is away, and only
+                meanwhile all calls wait.
             close_grace: seconds that the workers have for ``on_close``, exit functions and the like when the group is
                 closed (``RLINF_CLOSE_GRACE_S``); a worker that is done earlier ends at once.
 
@@ -131,7 +137,7 @@ class GroupSpec(Generic[W_co]):
             seed=seed,
             profiling=profiling,
             call_timeout=call_timeout,
-            restarts=(restart, max_restarts, restart_window),
+            restarts=(restart, max_restarts, restart_window, order),
             close_grace=close_grace,
         )
         return group

@@ -16,6 +16,10 @@ RESTARTS: Final = "RLINF_RESTARTS"
 
 _KINDS: Final = ("never", "rank", "group")
 
+_ORDERS: Final = ("group", "rank")
+
+_KEYS: Final = ("restart", "max_restarts", "window", "order")
+
 
 @dataclass(frozen=True)
 class RestartPolicy:
@@ -25,6 +29,7 @@ class RestartPolicy:
         restart: ``"never"``; ``"rank"``, the one that has died; ``"group"``, all ranks of its group.
         max_restarts: of one rank, or of the group, within ``window`` seconds; with one more, it is lost for good.
         window: in seconds.
+        order: ``"group"``, calls of all ranks wait while one is away; ``"rank"``, only those of that rank.
 
     Raises:
         ConfigError: one of them has no such value.
@@ -33,11 +38,15 @@ class RestartPolicy:
     restart: str = "never"
     max_restarts: int = 3
     window: float = 600.0
+    order: str = "group"
 
     def __post_init__(self) -> None:
-        if self.restart not in _KINDS:
-            hint = did_you_mean(self.restart, _KINDS) if isinstance(self.restart, str) else ""
-            raise ConfigError(f"restart is one of {', '.join(map(repr, _KINDS))}, got {self.restart!r}{hint}")
+        for name, value, known in (("restart", self.restart, _KINDS), ("order", self.order, _ORDERS)):
+            if value not in known:
+                hint = did_you_mean(value, known) if isinstance(value, str) else ""
+                raise ConfigError(f"{name} is one of {', '.join(map(repr, known))}, got {value!r}{hint}")
+        if self.by_rank and self.restart != "rank":
+            raise ConfigError(f"order='rank' goes with restart='rank', got restart={self.restart!r}")
         if isinstance(self.max_restarts, bool) or not isinstance(self.max_restarts, int) or self.max_restarts < 0:
             raise ConfigError(f"max_restarts must be a whole number that is not negative, got {self.max_restarts!r}")
         is_number = isinstance(self.window, int | float) and not isinstance(self.window, bool)
@@ -54,15 +63,24 @@ class RestartPolicy:
         """Whether all ranks are, with the one that has died."""
         return self.restart == "group"
 
+    @property
+    def by_rank(self) -> bool:
+        """Whether a rank that is away holds up its own calls only."""
+        return self.order == "rank"
+
     @classmethod
-    def of(cls, restart: Any, max_restarts: Any, window: Any, configured: RestartPolicy | None) -> RestartPolicy:
+    def of(
+        cls, restart: Any, max_restarts: Any, window: Any, order: Any, configured: RestartPolicy | None
+    ) -> RestartPolicy:
         """What ``launch()`` says, for each None what is configured.
 
         Raises:
             ConfigError: it says what cannot be.
         """
         before = configured or cls()
-        given = {"restart": restart, "max_restarts": max_restarts, "window": window}
+        if restart is not None and restart != before.restart:
+            before = dataclasses.replace(before, order="group")  # which goes with what is overruled
+        given = {"restart": restart, "max_restarts": max_restarts, "window": window, "order": order}
         try:
             return dataclasses.replace(before, **{name: each for name, each in given.items() if each is not None})
         except ConfigError as error:
@@ -95,13 +113,10 @@ def read_supervision(
             raise misplaced(here, origin, text)
         if not isinstance(entry, Mapping):
             raise misplaced(here, origin, f"{example}, got {entry!r}")
-        section = Section(
-            entry, here, origin, kind="supervision", known=("restart", "max_restarts", "window"), needed=("restart",)
-        )
+        section = Section(entry, here, origin, kind="supervision", known=_KEYS, needed=("restart",))
         try:
-            found[str(name)] = RestartPolicy(
-                section.get("restart"), section.get("max_restarts", 3), section.get("window", 600.0)
-            )
+            given = {key: section.get(key) for key in _KEYS[1:] if section.get(key) is not None}
+            found[str(name)] = RestartPolicy(section.get("restart"), **given)
         except ConfigError as error:
             raise section.error(str(error)) from None
     return found

@@ -39,6 +39,8 @@ def test_where_there_are_components_it_names_some_of_them() -> None:
         ({"a": {"restart": "rank", "max_restarts": 1.5}}, "got 1.5"),
         ({"a": {"restart": "rank", "window": 0}}, "seconds above 0, got 0"),
         ({"a": {"restart": "rank", "window": "1m"}}, "seconds above 0, got '1m'"),
+        ({"a": {"restart": "rank", "order": "ranks"}}, r"order is one of 'group', 'rank', got 'ranks' \(did you mean"),
+        ({"a": {"restart": "group", "order": "rank"}}, "order='rank' goes with restart='rank', got restart='group'"),
     ],
 )
 def test_what_cannot_be_meant_is_said_with_its_place(supervision: Any, text: str) -> None:
@@ -49,11 +51,15 @@ def test_what_cannot_be_meant_is_said_with_its_place(supervision: Any, text: str
 
 def test_what_launch_says_wins_piece_by_piece() -> None:
     configured = RestartPolicy("group", 7, 60.0)
-    assert RestartPolicy.of(None, None, None, configured) == configured
-    assert RestartPolicy.of("rank", None, 5, configured) == RestartPolicy("rank", 7, 5)
-    assert RestartPolicy.of(None, None, None, None) == RestartPolicy()
-    assert RestartPolicy.of("never", None, None, configured).restarts is False
+    assert RestartPolicy.of(None, None, None, None, configured) == configured
+    assert RestartPolicy.of("rank", None, 5, None, configured) == RestartPolicy("rank", 7, 5)
+    assert RestartPolicy.of(None, None, None, None, None) == RestartPolicy()
+    by_rank = RestartPolicy.of("rank", None, None, "rank", None)
+    assert by_rank.by_rank
+    assert RestartPolicy.of(None, 9, None, None, by_rank) == RestartPolicy("rank", 9, order="rank")
+    assert RestartPolicy.of("group", None, None, None, by_rank) == RestartPolicy("group")
+    assert RestartPolicy.of("never", None, None, None, configured).restarts is False
     with pytest.raises(
         ConfigError, match=r"launch\(\): restart is one of .* for example launch\(\.\.\., restart='rank'"
     ):
-        RestartPolicy.of("foo", None, None, configured)
+        RestartPolicy.of("foo", None, None, None, configured)

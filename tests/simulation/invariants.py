@@ -10,6 +10,7 @@ from rlinf_async._simulation.sim_cluster import SimCluster
 from tests.faults.journal import Operation
 from tests.faults.judgement import Violation
 from tests.simulation.program import Program
+from tests.simulation.subject import ANY_RANK
 
 
 def check(book: Sequence[Operation]) -> list[Violation]:
@@ -65,16 +66,17 @@ def find_left(loop: asyncio.AbstractEventLoop, sim: SimCluster) -> list[Violatio
 
 
 def _order_of_calls(book: Sequence[Operation]) -> list[Violation]:
-    """The calls of one caller on one worker begin in the order in which they were made."""
-    made: dict[int, tuple[tuple[str, str], int]] = {}
+    """The calls of one caller on one worker begin in the order in which they were made, those of a whole group too."""
+    made: dict[int, tuple[str, int]] = {}
     for place, operation in enumerate(book):
-        if operation.kind == "call":
-            made[operation.facts[0]] = (operation.who, operation.facts[1]), place
+        if operation.kind in ("call", "all") and ANY_RANK not in operation.facts:
+            made[operation.facts[0]] = operation.who, place
     latest: dict[tuple[str, str], tuple[int, int]] = {}
     found = []
     for operation in book:
         if operation.kind == "run" and operation.facts[0] in made:
-            pair, place = made[operation.facts[0]]
+            caller, place = made[operation.facts[0]]
+            pair = caller, operation.who
             before = latest.get(pair, (-1, -1))
             if place < before[0]:
                 text = f"{pair[0]} -> {pair[1]}: call {operation.facts[0]} began behind the later call {before[1]}"

@@ -79,22 +79,25 @@ class Play:
         async with Cluster(log_to_driver=False) as cluster:
             self.cluster = cluster
             for name, nodes in self.program.placement.items():
-                options = (
-                    {"restart": self.program.restart[name], "max_restarts": 1000} if self.program.restart[name] else {}
-                )
+                restart = self.program.restart[name]
+                options = {"restart": restart, "max_restarts": 1000} if restart else {}
+                if restart == "rank":
+                    options["order"] = self.program.order
                 self.groups[name] = Subject.create_group().launch(
                     cluster, NodePlacementStrategy(list(nodes)), name=name, **options
                 )
             if ring := self.program.ring:
                 cls = subject.BlockingRing if self.program.ring_blocks else subject.Ring
                 self.groups["ring"] = cls.create_group().launch(
-                    cluster, NodePlacementStrategy(list(ring)), name="ring", restart="rank", max_restarts=1000
-                )
+                    cluster, NodePlacementStrategy(list(ring)), name="ring", restart="rank", max_restarts=1000,
+                    order=self.program.order,
+                )  # fmt: skip
             if pool := self.program.pool:
-                options = {"restart": "rank", "max_restarts": 1000} if self.program.pool_restarts else {}
+                options: dict[str, Any] = {"restart": "rank", "max_restarts": 1000, "order": self.program.order}
                 self.groups["pool"] = Subject.create_group().launch(
-                    cluster, NodePlacementStrategy(list(pool)), name="pool", **options
-                )
+                    cluster, NodePlacementStrategy(list(pool)), name="pool",
+                    **(options if self.program.pool_restarts else {}),
+                )  # fmt: skip
                 await self.groups["pool"]  # a death while it is launched ends its other constructors
             began = loop.time()
             for step in self.program.steps:
@@ -254,6 +257,33 @@ class Play:
     async def call_all(self, group: str, nonce: int) -> None:
         await subject.follow(subject.begin("driver", "all", nonce), self.groups[group].echo(nonce, 10))
 
+    async def do_beside(self, group: str, times: int) -> None:
+        """Calls of each rank and of all by turns; where ranks have their own order, those that are there get them."""
+        ranks = range(len(self.program.placement[group]))
+        for _ in range(times):
+            await self.do_call_all(group, 1)
+            for rank in ranks:
+                await self.do_call((group, rank), "def", 10, 1)
+                await asyncio.sleep(0)  # it is made
+                members = self.groups[group]._members
+                waits = any(rank in each.callee.ranks for each in members._pending if not each.handler._call)
+                ordered = self.program.restart[group] == "rank" and self.program.order == "rank"
+                away = {*self.groups[group].away, *(members.supervisor._free if ordered else ())}
+                if ordered and waits and members.endpoints and rank not in away:
+                    self.hung.append(Violation("beside", f"a call of {group}:{rank}, which is there, waits"))
+
+    async def do_background(self, who: tuple[str, int], seconds: float, fails: bool) -> None:
+        if fails:
+            self.killed.add(f"{who[0]}:{who[1]}")
+        self.start(f"a task of {who}", self.have_task(who, seconds, fails))
+
+    async def have_task(self, who: tuple[str, int], seconds: float, fails: bool) -> None:
+        before = self.sim.find(*who)
+        await self.groups[who[0]][who[1]].begin_task(seconds, fails)
+        await asyncio.sleep(seconds + 20 if fails else 0)
+        if fails and before is not None and self.sim.find(*who) is before:
+            self.hung.append(Violation("background", f"a task of {who} has failed, and its rank lives on"))
+
     async def do_guest(self, name: str, node: int, seconds: float) -> None:
         self.start(f"a group '{name}' for a while", self.have_guest(name, node, seconds))
 
@@ -300,7 +330,7 @@ class Play:
         self, pool: Any, kind: str, nonce: int, pause: float, limit: int | None, key: str | None
     ) -> None:
         """One of four kinds of calls; those that may run twice are judged by ``invariants``."""
-        facts = ("any", nonce, key) if kind in ("again", "tokens") else ("call", nonce, f"pool:{nonce}")
+        facts = ("any", nonce, key) if kind in ("again", "tokens") else ("call", nonce, subject.ANY_RANK)
         operation = subject.begin("driver", *facts)
         if kind == "once":
             await subject.follow(operation, pool.echo_later(nonce, 10, pause), subject.is_one_echo(nonce, 10))

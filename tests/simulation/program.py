@@ -42,6 +42,7 @@ class Program:
         ring_blocks: that is a ``def``.
         pool: the node of each rank of a group whose calls any rank may take; empty for none.
         pool_restarts: its ranks are started again.
+        order: of groups whose ranks are started again one by one, the ring and the pool among them.
     """
 
     nodes: int
@@ -53,11 +54,14 @@ class Program:
     ring_blocks: bool = False
     pool: tuple[int, ...] = ()
     pool_restarts: bool = False
+    order: str = "group"
 
     def __str__(self) -> str:
         ring = f", ring {self.ring} {'def' if self.ring_blocks else 'async'}" if self.ring else ""
         pool = f", pool {self.pool} {'rank' if self.pool_restarts else None}" if self.pool else ""
-        head = f"{self.nodes} nodes, groups {self.placement}, restart {self.restart}, drift {self.drift}{ring}{pool}"
+        order = "" if self.order == "group" else f", order {self.order}"
+        head = f"{self.nodes} nodes, groups {self.placement}, restart {self.restart}, drift {self.drift}"
+        head += f"{ring}{pool}{order}"
         return "\n".join([head, *(f"  {step}" for step in self.steps)])
 
 
@@ -102,8 +106,14 @@ def write(seed: int) -> Program:
         pool = tuple(sorted(rng.randrange(nodes) for _ in range(rng.choice((2, 3)))))
         pool_restarts = rng.random() < 0.5
         steps += _pool_calls_and_faults(rng, spread, len(pool))
+    order = "rank" if seed % 10 == 0 or seed % 20 in (7, 9) else "group"
+    if seed % 10 == 0:
+        group = rng.choice(GROUPS)
+        placement[group] = (*placement[group], rng.randrange(nodes)) if rng.random() < 0.7 else placement[group]
+        restart[group] = rng.choice(("rank", "rank", "rank", restart[group]))
+        steps += _calls_beside_deaths(rng, spread, group, placement[group])
     in_order = tuple(sorted(steps, key=lambda step: step.at))
-    return Program(nodes, placement, restart, drift, in_order, ring, blocks, pool, pool_restarts)
+    return Program(nodes, placement, restart, drift, in_order, ring, blocks, pool, pool_restarts, order)
 
 
 def _pool_calls_and_faults(rng: random.Random, spread: float, size: int) -> list[Step]:
@@ -135,6 +145,19 @@ def _deaths_in_a_ring(rng: random.Random, spread: float, size: int) -> list[Step
         found.append(Step(round(at, 4), "kill", (("ring", rng.randrange(size)),)))
         at += rng.choice((0.01, 0.12, 0.25, 0.4, 0.6))
     return [*found, Step(round(at, 4), "call", (("ring", rng.randrange(size)), "async", 100, 1))]
+
+
+def _calls_beside_deaths(rng: random.Random, spread: float, group: str, ranks: tuple[int, ...]) -> list[Step]:
+    """Deaths of ranks, some by a task of their own, among calls of one rank and of all."""
+    at, found = rng.uniform(0, spread), []
+    for _ in range(rng.choice((1, 2, 4))):
+        rank = (group, rng.randrange(len(ranks)))
+        death = rng.choice((("kill", (rank,)), ("background", (rank, rng.choice((0.0, 0.05, 0.3)), True))))
+        quiet = ("background", ((group, rng.randrange(len(ranks))), rng.choice((0.05, 300.0)), False))
+        for kind, facts in (quiet, death, ("beside", (group, rng.choice((1, 3)))), ("beside", (group, 2))):
+            found.append(Step(round(at, 4), kind, facts))
+            at += rng.choice((0.001, 0.02, 0.2))
+    return found
 
 
 def _phrase(

@@ -19,6 +19,9 @@ BOOK: list[Operation] = []
 """What every process of the program that is being played has begun, in that order."""
 
 
+ANY_RANK = "any rank"
+"""Target of a call that is noted before its rank is known; such calls have no order."""
+
 _TOKENS = itertools.count()
 _SENT, _WANTED = Counters(), Counters()
 """Numbers of messages, and of receives, of each pair: a rank that comes back goes on where it was."""
@@ -109,6 +112,14 @@ class Subject(Worker):
         except asyncio.CancelledError:
             self._cancelled.add(nonce)
             raise
+
+    async def begin_task(self, seconds: float, fails: bool) -> None:
+        async def task() -> None:
+            await asyncio.sleep(seconds)
+            if fails:
+                raise ValueError("a task of its own")
+
+        self.background(task())
 
     def token(self) -> int:
         """Which incarnation this is."""

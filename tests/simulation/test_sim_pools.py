@@ -249,6 +249,23 @@ def test_a_rank_that_hangs_loses_its_calls(method: str) -> None:
         assert error == (DeadlineExceeded, text)
 
 
+def test_no_rank_hangs_while_one_stands_in_the_debugger() -> None:
+    async def work(group: Any, sim: SimCluster) -> Any:
+        events = group._members.client.events
+        calls = [group.any(stall_timeout=2.0).generate("x", 9.0 + rank) for rank in range(2)]
+        for begins, where in ((1.0, "t.py:3 in f()"), (7.0, ""), (0.5, "t.py:4 in f()"), (7.0, "")):
+            await asyncio.sleep(begins)
+            events.announce("debugger", {"endpoint": 7, "where": where, "attached": True})
+            resumed = monotonic()
+        with pytest.raises(DeadlineExceeded):
+            await group.any(stall_timeout=2.0).generate("y", 60.0)
+        return await asyncio.gather(*calls), monotonic() - resumed
+
+    ranks, seconds = simulate(work, ranks=2)
+    assert ranks == [0, 1]
+    assert 2.0 <= seconds < 2.2
+
+
 def test_a_rank_that_answers_other_calls_does_not_hang() -> None:
     async def work(group: Any, sim: SimCluster) -> Any:
         pool = group.any(stall_timeout=1.5)

@@ -155,6 +155,9 @@ class OpenCall:
     age: float
 
 
+IN_DEBUGGER: Final = "in the debugger"
+"""Begins the trouble of a rank that stands at a prompt of pdb."""
+
 LOOP_BLOCKED: Final = "does not run its event loop"
 """Trouble of a driver whose loop stands still: frames that come to it are not handled, and no task goes on."""
 

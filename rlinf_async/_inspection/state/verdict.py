@@ -20,7 +20,7 @@ from rlinf_async._inspection.state.descriptions import lines_of, names_of, secon
 from rlinf_async._inspection.state.entanglement import Core, by_age, core_of, stopped_ones, waiting_for
 from rlinf_async._inspection.state.liveness import Liveness
 from rlinf_async._inspection.state.progress import Progress, goes_on
-from rlinf_async._inspection.state.run_report import LOOP_BLOCKED, ProcessReport, RunReport, State
+from rlinf_async._inspection.state.run_report import IN_DEBUGGER, LOOP_BLOCKED, ProcessReport, RunReport, State
 from rlinf_async._inspection.state.wait_graph import Node, WaitGraph, is_stopped
 
 
@@ -162,10 +162,14 @@ def _stopped(liveness: Liveness, earlier: Liveness | None) -> Verdict | None:
         return None
     waiting = by_age(liveness.hopeless)
     waits = f", and {names_of(node.process for node in waiting)} cannot go on" if waiting else ""
-    headline = f"{names_of(node.process for node in stopped)} {'is' if len(pids) == 1 else 'are'} stopped{waits}"
-    advice = f"kill -CONT {' '.join(map(str, pids[:_MAX_PIDS]))} resumes what no debugger has stopped"
+    debugged = [node.process for node in stopped if node.process.trouble.startswith(IN_DEBUGGER)]
+    how = IN_DEBUGGER if len(debugged) == len(stopped) else "stopped"
+    headline = f"{names_of(node.process for node in stopped)} {'is' if len(pids) == 1 else 'are'} {how}{waits}"
+    advice = [f"rlinf-ctl debug {process.name} attaches; after `c` or `q` it goes on" for process in debugged[:1]]
+    if pids := [pid for pid in pids if pid not in {process.pid for process in debugged}]:
+        advice.append(f"kill -CONT {' '.join(map(str, pids[:_MAX_PIDS]))} resumes what no debugger has stopped")
     lines = lines_of(graph, stopped) + lines_of(graph, waiting)
-    return Verdict(Kind.STOPPED, headline, lines, [advice, *_besides(liveness)], _endpoints(stopped))
+    return Verdict(Kind.STOPPED, headline, lines, [*advice, *_besides(liveness)], _endpoints(stopped))
 
 
 def _acts(node: Node) -> bool:

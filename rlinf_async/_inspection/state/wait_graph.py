@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlinf_async._inspection.state.run_report import (
+    IN_DEBUGGER,
     Activity,
     OpenCall,
     ProcessReport,
@@ -169,7 +170,7 @@ class WaitGraph:
 
 def is_stopped(process: ProcessReport) -> bool:
     """Whether SIGSTOP or a debugger keeps it from running."""
-    return any(part.startswith("stopped") for part in process.trouble.split(", "))
+    return any(part.startswith(("stopped", IN_DEBUGGER)) for part in process.trouble.split(", "))
 
 
 def supervision(group: str) -> str:

@@ -37,6 +37,9 @@ DEATHS: Final = MetricFamily(
     "rlinf_deaths_total", "Workers and their subprocesses that have ended unexpectedly", kind=MetricKind.COUNTER
 )
 RANKS: Final = MetricFamily("rlinf_ranks", "Workers of a group that are alive, stopped ones among them", ("group",))
+AWAY: Final = MetricFamily(
+    "rlinf_ranks_away", "Workers of a group that have died and are coming back (launch(restart=))", ("group",)
+)
 OPEN_CALLS: Final = MetricFamily("rlinf_open_calls", "Calls that a worker has not answered", _PROCESS)
 CALL_AGE: Final = MetricFamily("rlinf_oldest_call_age_seconds", "Age of the oldest of these; 0 without any", _PROCESS)
 MEMORY: Final = MetricFamily("rlinf_resident_memory_bytes", "Memory in which a process stands", _PROCESS)

@@ -378,6 +378,15 @@ def test_a_stopped_rank_that_a_driver_waits_for_is_named_with_a_way_out() -> Non
     assert verdict.advice[0].startswith("kill -CONT 103 ")
 
 
+def test_a_rank_in_the_debugger_is_called_so_and_is_not_to_be_continued_by_a_signal() -> None:
+    run = MadeRun(rollout=3)
+    run.driver_calls("collect", "rollout:1", asked=3)
+    run.change("rollout:1", answered=False, trouble="in the debugger at t.py:4 in step()")
+    verdict = run.verdict()
+    assert verdict.headline == "rollout:1 is in the debugger, and the driver cannot go on"
+    assert verdict.advice == ["rlinf-ctl debug rollout:1 attaches; after `c` or `q` it goes on"]
+
+
 def test_a_stopped_driver_stops_a_run_that_does_nothing_else() -> None:
     run = MadeRun(rollout=2)
     run.change(DRIVER, answered=False, trouble="stopped by a debugger (t)")

@@ -53,7 +53,8 @@ class Daemon:
         self.gone: set[int] = set()
         self.router = Router(loop, 2, lambda source, ask, operation, arguments: None)
         self.channels = Channels(loop, self.router, self.gone, 1 << 30)
-        self.inspection = Inspection(loop, self.router, "n2", self.channels, self.gone)
+        self.in_debugger: dict[int, str] = {}
+        self.inspection = Inspection(loop, self.router, "n2", self.channels, self.gone, self.in_debugger)
 
     def driver(self, pid: int | None = None) -> Endpoint:
         endpoint = self.router.new_endpoint("driver")

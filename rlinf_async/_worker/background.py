@@ -1,0 +1,161 @@
+"""``BackgroundTasks``: coroutines that belong to a worker; the first failure among them ends its process.
+
+any thread    begin(coroutine) ── on the main loop ──► a task
+main loop     the task raises ──► its traceback on stderr ── the loop stops, exit functions run
+daemon        ◄── KillStuck: the task, its error, and where it was started: the verdict on this death
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import traceback
+from collections.abc import Callable, Coroutine
+from types import FrameType
+from typing import Any, Final
+
+from rlinf_async import settings
+from rlinf_async._client.client import NodeClient
+from rlinf_async._core import failures, operations
+from rlinf_async._core.own_logger import own_logger
+from rlinf_async.errors import ClosedError
+
+logger = own_logger(__name__)
+
+_KILL_TIMEOUT_S: Final = 5.0
+"""For the daemon to end this process; one that takes longer is on its way out itself."""
+
+_MAX_TEXT: Final = 300
+"""Characters of an error that stand in the verdict."""
+
+
+class BackgroundTask:
+    """A coroutine that a worker runs in the background, as ``Worker.background`` returns it."""
+
+    def __init__(self, name: str, origin: str, on_main: Callable[..., None]) -> None:
+        """Not for users: ``Worker.background`` makes one."""
+        self._name = name
+        self._origin = origin
+        self._on_main = on_main
+        self._task: asyncio.Task[None] | None = None
+        self._is_cancelled = False
+        self._has_ended = False
+
+    def __repr__(self) -> str:
+        state = "done" if self._has_ended else "cancelled" if self._is_cancelled else "running"
+        return f"<BackgroundTask {self._name} [{state}], started at {self._origin}>"
+
+    def cancel(self) -> None:
+        """Cancel the task, which gets ``CancelledError``.  Any thread; idempotent."""
+        self._is_cancelled = True
+        self._on_main(self._cancel)
+
+    def done(self) -> bool:
+        """True once the task has ended."""
+        return self._has_ended
+
+    def _cancel(self) -> None:
+        if self._task is not None and not self._task.cancelling():
+            self._task.cancel()
+
+
+class BackgroundTasks:
+    """The background tasks of one worker.
+
+    Args:
+        loop: of the main thread, where the tasks run.
+        on_main: calls back on that loop, from any thread.
+
+    Attributes:
+        post_mortem: called with an error of a task, before the worker ends because of it.
+        verdict: why this worker ends, once a task has failed; empty before.
+        is_closed: no task is begun any more, and a failure is only logged.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_main: Callable[..., None]) -> None:
+        self._loop = loop
+        self._on_main = on_main
+        self.post_mortem: Callable[[BaseException], None] = lambda error: None
+        self._running: set[asyncio.Task[None]] = set()
+        """A loop knows its tasks only weakly, and one that waits for what only it knows would be collected."""
+        self.verdict = ""
+        self.is_closed = False
+
+    def begin(self, coroutine: Any, caller: FrameType | None) -> BackgroundTask:
+        """Have a coroutine run as a task; from any thread.
+
+        Args:
+            caller: the frame of the call, for errors.
+
+        Raises:
+            TypeError: it is no coroutine.
+            ClosedError: the worker is ending.
+        """
+        if not isinstance(coroutine, Coroutine):
+            hint = "" if not callable(coroutine) else "; call it: self.background(self.refresh())"
+            raise TypeError(f"background() takes a coroutine, such as that of an async def, got {coroutine!r}{hint}")
+        name = getattr(coroutine, "__qualname__", type(coroutine).__name__).replace("<locals>.", "")
+        if self.is_closed or self.verdict:
+            coroutine.close()
+            raise ClosedError(f"background task {name}() cannot be started any more: this worker is ending")
+        origin = "?"
+        if caller is not None:
+            origin = f"{caller.f_code.co_filename}:{caller.f_lineno} in {caller.f_code.co_qualname}()"
+        task = BackgroundTask(name, origin, self._on_main)
+        self._on_main(self._start, task, coroutine)
+        return task
+
+    def _start(self, task: BackgroundTask, coroutine: Coroutine[Any, Any, Any]) -> None:
+        if task._is_cancelled or self.is_closed:
+            coroutine.close()
+            task._has_ended = True
+            return
+
+        def end(running: asyncio.Task[None]) -> None:
+            # One that was cancelled before its first step has not begun, and would be told as never awaited.
+            coroutine.close()
+            task._has_ended = True
+            self._running.discard(running)
+
+        task._task = self._loop.create_task(self._run(task, coroutine), name=f"background task {task._name}()")
+        self._running.add(task._task)
+        task._task.add_done_callback(end)
+
+    async def _run(self, task: BackgroundTask, coroutine: Coroutine[Any, Any, Any]) -> None:
+        try:
+            await coroutine
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            assert task._task is not None
+            if not (isinstance(error, asyncio.CancelledError) and task._task.cancelling()):
+                self._fail(task, error)
+
+    def _fail(self, task: BackgroundTask, error: BaseException) -> None:
+        kind = failures.type_name_of(type(error))
+        text = f"{kind}: {failures.text_of(error)}".partition("\n")[0][:_MAX_TEXT]
+        told = f"its background task {task._name}(), started at {task._origin}, failed ({text})"
+        if self.is_closed or self.verdict:
+            logger.error("%s, while this worker was ending", told, exc_info=error)
+            return
+        self.post_mortem(error)
+        self.verdict = f"ended because {told}"
+        with contextlib.suppress(Exception):  # user code may have closed it
+            sys.stderr.write(f"{''.join(traceback.format_exception(error))}this worker {self.verdict}\n")
+        self._loop.stop()
+
+    def limit_end(self, client: NodeClient) -> None:
+        """A task has failed: have the daemon end this process, also where exit functions or threads never end."""
+
+        def cut_off() -> None:
+            client.request(operations.KillStuck(self.verdict))
+
+        client.later(settings.CLOSE_GRACE_S(), cut_off)
+
+    def end_process(self, client: NodeClient) -> None:
+        """Have the daemon end this process, where a task has failed; on the main thread, with its loop stopped."""
+        if self.verdict:
+            # Not by an exit status, which says nothing: of a worker that the daemon kills it tells the reason.
+            with contextlib.suppress(Exception):  # it is gone, or does not answer: then this process ends by itself
+                client.request(operations.KillStuck(self.verdict)).wait(_KILL_TIMEOUT_S)

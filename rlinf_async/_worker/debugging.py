@@ -1,0 +1,438 @@
+"""Debugger of a worker: ``breakpoint()`` waits for an operator, and an operator stops a running rank.
+
+The standard library's pdb runs on the thread that stops; its lines come from an operator by way of the daemons::
+
+    rlinf-ctl ── DebugRank(line) ──► daemon ── "debug" ──► the thread that reads sockets ── queue ──► pdb
+              ◄── "debug" ────────── daemon ◄── DebugSaid(text) ───────────────────────────────────── pdb
+
+While the main thread stands at a prompt, the socket thread reads.  So the main thread must not stop where it holds a
+lock of the framework: a signal enters pdb only in the user's code and in known waits, and elsewhere comes again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import pdb
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from types import FrameType, TracebackType
+from typing import Any, Final
+
+from rlinf_async import settings
+from rlinf_async._client.client import NodeClient
+from rlinf_async._core import operations
+from rlinf_async._core.own_logger import own_logger
+from rlinf_async._inspection.code_frames import Code, code_of, frames_from, line_of
+from rlinf_async._inspection.served_calls import ServedCall
+from rlinf_async._waits.thread_gate import may_wait
+from rlinf_async._waits.user_code import frames_of
+
+logger = own_logger(__name__)
+
+SIGNAL: Final = signal.SIGRTMAX - 4
+"""Has the main thread of a worker look whether it is to stop."""
+
+_SKIPPED: Final = (
+    "rlinf_async*",
+    "asyncio*",
+    "selectors",
+    "threading",
+    "queue",
+    "logging*",
+    "contextlib",
+    "concurrent.*",
+)
+"""Modules in which a step does not stop."""
+
+_WAITS: Final = frozenset(
+    ("threading", "queue", "selectors", "socket", "ssl", "subprocess", "concurrent.futures._base")
+)
+"""Modules of the standard library in which a thread stands while it waits, without a lock that a reader needs."""
+
+_GATES: Final = frozenset(
+    (("rlinf_async._waits.thread_gate", "wait"), ("rlinf_async._wire.reading.idle_reader", "read_for"))
+)
+"""Functions of the framework in which a thread waits, as module and name."""
+
+_AGAIN_S: Final = 0.02
+"""Until a main thread is asked again that has not stopped; twice as long each time."""
+
+_MOST_AGAIN_S: Final = 1.0
+
+_MOST_TRIES: Final = 20
+"""Times that a main thread is found at work in the framework, until it is stopped at the user's next line instead."""
+
+_C_CALL_S: Final = 1.0
+"""Seconds from which on a thread that has not stopped is said to be in a call of C."""
+
+_RESUMED_S: Final = 0.2
+"""A step takes less: it is not told as the end of a stop and another one."""
+
+
+class Debugger:
+    """The debugger of one worker process.
+
+    Args:
+        loop: of the main thread.
+        calls: those that run now.
+    """
+
+    def __init__(
+        self,
+        client: NodeClient,
+        name: str,
+        loop: asyncio.AbstractEventLoop,
+        calls: Callable[[], Iterable[ServedCall]],
+    ) -> None:
+        self._client = client
+        self._name = name
+        self._loop = loop
+        self._calls = calls
+        self._main = threading.get_ident()
+        self._pid = os.getpid()
+        self._turn = threading.Lock()
+        """Held by the thread that stands at the prompt."""
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._here = threading.local()
+        self._operator = 0
+        self._is_ending = False
+        self._stopped_at = ""
+        """Where a thread stands at the prompt; empty while none does."""
+        self._last = ""
+        self._told = ""
+        self._limit: float | None = None
+        """Seconds for which the present prompt waits for an operator."""
+        self._is_wanted = False
+        """An operator has asked for a stop that has not come."""
+        self._tries = 0
+
+    def __repr__(self) -> str:
+        state = f"at {self._stopped_at}" if self._stopped_at else "running"
+        return f"<Debugger of {self._name} [{state}, {'attached' if self._operator else 'not attached'}]>"
+
+    @property
+    def is_attached(self) -> bool:
+        return self._operator != 0
+
+    def install(self) -> None:
+        """Have ``breakpoint()`` and operators stop this process; on the main thread."""
+        sys.breakpointhook = self._breakpoint
+        signal.signal(SIGNAL, self._on_signal)
+        self._client.events.on("debug", self._on_event)
+
+    def end(self) -> None:
+        """Let go of a thread that stands at the prompt, because this process is to end; from any thread."""
+        self._is_ending = True
+        self._leave()
+
+    # -- what an operator says, where frames are handled ---------------------------------------------------------
+
+    def _on_event(self, facts: dict[str, Any]) -> None:
+        source, what = facts["operator"], facts["what"]
+        if what == "attach":
+            if self._operator not in (0, source):
+                self._say(source, "refused", f"{self._name} is being debugged by another operator\n")
+                return
+            self._operator = source
+            if self._stopped_at:
+                self._say(source, "stopped", self._last)
+            else:
+                self._is_wanted, self._tries = True, 0
+                self._client.later(0, self._interrupt)  # by another thread: the main one may be handling this
+                self._client.later(_C_CALL_S, self._tell_of_c_call)
+        elif source == self._operator:
+            if what == "line" and self._stopped_at:
+                self._lines.put(facts["line"] + "\n")
+            elif what == "detach":
+                self._leave()
+
+    def _leave(self) -> None:
+        self._operator, self._is_wanted = 0, False
+        if self._stopped_at:
+            self._lines.put("")
+
+    def _say(self, operator: int, state: str, text: str) -> None:
+        if operator:
+            self._client.request(operations.DebugSaid(operator, state, text))
+            self._client.flush()  # a thread that stands at the prompt ends no turn of its loop
+
+    # -- entering -------------------------------------------------------------------------------------------------
+
+    def _breakpoint(self, *args: Any, **kwargs: Any) -> Any:
+        """Stop the calling thread; what ``PYTHONBREAKPOINT`` names has precedence, as anywhere."""
+        if os.environ.get("PYTHONBREAKPOINT") or os.getpid() != self._pid:
+            return sys.__breakpointhook__(*args, **kwargs)
+        frame = sys._getframe(1)
+        if not self._is_ending:
+            self._pdb().stop(frame, frame)
+        return None
+
+    def post_mortem(self, error: BaseException) -> None:
+        """Keep the frames of what a method has raised for an operator, as long as the setting says."""
+        seconds = settings.POST_MORTEM_S()
+        traceback = error.__traceback__
+        while traceback is not None and not _is_users(traceback.tb_frame):
+            traceback = traceback.tb_next
+        if not seconds or traceback is None or self._is_ending or isinstance(error, asyncio.CancelledError):
+            return
+        self._pdb().look_at(traceback, f"{type(error).__name__}: {error}".partition("\n")[0], seconds)
+
+    def _interrupt(self, again: float = _AGAIN_S) -> None:
+        """Ask the main thread until it stops; on the thread of the socket."""
+        # Again and again: a signal that comes just before a system call does not interrupt that, and the thread may
+        # wait there for ever.
+        # tests/test_debugging.py::test_every_rank_of_a_deadlock_stops
+        if self._is_wanted:
+            signal.pthread_kill(self._main, SIGNAL)
+            self._client.later(again, lambda: self._interrupt(min(2 * again, _MOST_AGAIN_S)))
+
+    def _tell_of_c_call(self) -> None:
+        frame = sys._current_frames().get(self._main)
+        if self._is_wanted:
+            where = line_of(frames_from(frame)) or "a line that is not known"
+            self._say(
+                self._operator, "waiting", f"{self._name} is inside a C call at {where}: it enters when it returns\n"
+            )
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if not self._is_wanted or self._is_ending or frame is None:
+            return
+        users = _users_frame(frame)
+        if users is None:
+            self._loop.call_soon_threadsafe(self._enter_between)
+        elif _may_stop(frame, users):
+            self._pdb().stop(frame, users)
+        elif _is_in_framework(frame, users) and self._tries < _MOST_TRIES:
+            self._tries += 1
+        else:
+            self._arm(frame)
+
+    def _enter_between(self) -> None:
+        """On the main loop: stop in a suspended coroutine of a call, or at the first line of the next one."""
+        if not self._is_wanted:
+            return
+        for call in self._calls():
+            if call.task is not None and not call.task.done() and (frames := list(frames_of(call.task))):
+                users = [frame for frame in frames if code_of(frame.f_code.co_filename) is Code.USERS]
+                if users:
+                    self._pdb().stop(sys._getframe(), users[-1], users)
+                    return
+        self._arm(sys._getframe())
+        self._say(self._operator, "waiting", f"{self._name} is idle: it stops at the first line of its next call\n")
+
+    def _arm(self, frame: FrameType) -> None:
+        self._is_wanted = False
+        self._pdb().arm(frame)
+
+    def _pdb(self) -> _Pdb:
+        """Return the pdb of this thread, which has its breakpoints."""
+        found: _Pdb | None = getattr(self._here, "pdb", None)
+        if found is None:
+            found = self._here.pdb = _Pdb(self)
+        return found
+
+    # -- at the prompt, on the thread that has stopped ----------------------------------------------------------------
+
+    def stopped(self, frame: FrameType, line: int, why: str, limit: float | None, talk: Callable[[], None]) -> None:
+        """Run a dialogue of pdb; another thread that stops meanwhile waits for its turn."""
+        with self._turn:
+            if self._is_ending:
+                return
+            self._limit = limit
+            while not self._lines.empty():
+                self._lines.get()
+            self._stopped_at = f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_qualname}(){why}"
+            self._is_wanted = False
+            self._tell_daemon(self._stopped_at)
+            try:
+                talk()
+            finally:
+                self._stopped_at = ""
+                self._client.later(_RESUMED_S, self._tell_resumed)
+
+    def read_line(self, text: str) -> str:
+        """Tell what pdb has written, and wait for a line; empty where the operator has left."""
+        self._last = text
+        self._say(self._operator, "stopped", text)
+        while not self._is_ending:
+            with contextlib.suppress(queue.Empty):
+                return self._lines.get(timeout=self._limit)
+            if not self._operator:
+                logger.warning("no debugger has come within %g s, and the error is told", self._limit)
+                break
+        return ""
+
+    def _tell_resumed(self) -> None:
+        if not self._stopped_at and self._told:
+            self._tell_daemon("")
+
+    def _tell_daemon(self, where: str) -> None:
+        self._told = where
+        self._client.request(operations.RankStopped(self._client.endpoint, self._name, where, self.is_attached))
+        self._client.flush()
+
+
+class _Wire:
+    """The stdin and stdout of pdb."""
+
+    encoding = "utf-8"
+
+    def __init__(self, debugger: Debugger) -> None:
+        self._debugger = debugger
+        self._text: list[str] = []
+
+    def write(self, text: str) -> int:
+        self._text.append(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing: text leaves with the next prompt."""
+
+    def readline(self) -> str:
+        text, self._text = "".join(self._text).removesuffix(_Pdb.prompt), []
+        return self._debugger.read_line(text)
+
+
+class _Pdb(pdb.Pdb):
+    """The pdb of one thread."""
+
+    prompt = "(Pdb) "
+
+    def __init__(self, debugger: Debugger) -> None:
+        wire: Any = _Wire(debugger)
+        super().__init__(stdin=wire, stdout=wire, nosigint=True, readrc=False, skip=_SKIPPED)
+        self.prompt = _Pdb.prompt
+        self._debugger = debugger
+        self._suspended: Sequence[FrameType] = ()
+        self._error = ""
+        """That a post mortem is of."""
+        self._limit: float | None = None
+        self.is_armed = False
+
+    def stop(self, innermost: FrameType, users: FrameType, suspended: Sequence[FrameType] = ()) -> None:
+        """Open the prompt at a frame of the user's.
+
+        Args:
+            innermost: frame of this thread that is traced, with those that have called it.
+            suspended: the frames of a coroutine, the outermost first, where that is none of this thread's.
+        """
+        # Without tracing: pdb would be at the prompt in its own code.
+        sys.settrace(None)
+        self._mark(innermost)
+        self._suspended = suspended
+        self.interaction(users, None)
+        if self.breaks or self.stopframe is not self.botframe or self.stoplineno != -1:  # it is to stop again
+            sys.settrace(self.trace_dispatch)
+
+    def look_at(self, traceback: TracebackType, error: str, limit: float) -> None:
+        """Open the prompt post mortem; it waits so many seconds for an operator."""
+        self.reset()
+        self._error, self._limit = error, limit
+        self.message(error)
+        try:
+            self.interaction(None, traceback)
+        finally:
+            self._error, self._limit = "", None
+
+    def arm(self, innermost: FrameType) -> None:
+        """Stop at the next line of the user's."""
+        self.is_armed = True
+        self._mark(innermost)
+        self.set_step()
+        sys.settrace(self.trace_dispatch)
+
+    def _mark(self, innermost: FrameType) -> None:
+        """Have the frames of this thread traced that run already."""
+        self.reset()
+        for frame in frames_from(innermost):
+            frame.f_trace = self.trace_dispatch
+        self.botframe = frames_from(innermost)[0]
+
+    def trace_dispatch(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if self.is_armed and not self._debugger.is_attached:  # the operator has left meanwhile
+            self.is_armed = False
+            self.set_continue()
+            return None
+        return super().trace_dispatch(frame, event, arg)
+
+    def stop_here(self, frame: FrameType) -> bool:
+        if self.is_armed and code_of(frame.f_code.co_filename) is not Code.USERS:
+            return False
+        return bool(super().stop_here(frame))
+
+    def interaction(self, frame: FrameType | None, traceback: Any) -> None:
+        self.is_armed = False
+        if frame is not None:
+            where, line = frame, frame.f_lineno
+        else:
+            last = traceback
+            while last.tb_next is not None:
+                last = last.tb_next
+            where, line = last.tb_frame, last.tb_lineno
+        why = f" ({self._error})" if self._error else ""
+        talk = functools.partial(super().interaction, frame, traceback)
+        self._debugger.stopped(where, line, why, self._limit, talk)
+        self._suspended = ()
+
+    def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:
+        if self._suspended:
+            return [(frame, frame.f_lineno) for frame in self._suspended], len(self._suspended) - 1
+        stack, index = super().get_stack(f, t)
+        # The frames below the user's are the framework's, on whose way a call has come.
+        first = next((at for at, (frame, _) in enumerate(stack) if _is_users(frame)), 0)
+        return stack[first:], index - first
+
+    def set_quit(self) -> None:
+        self._go_on()
+
+    def do_quit(self, arg: str) -> bool:
+        """Leave the debugger: the rank goes on."""
+        self._go_on()
+        return True
+
+    do_q = do_exit = do_EOF = do_quit  # noqa: N815  # pdb's own name
+
+    def do_interact(self, arg: str) -> None:
+        """Refuse: a Python prompt would read from this process's own stdin."""
+        self.error("`interact` is not there: its prompt would read from the rank's stdin, which is /dev/null")
+
+    def do_run(self, arg: str) -> None:
+        """Refuse: a rank is started by its group."""
+        self.error("a rank is not run anew from here: `rlinf-ctl restart` starts it again")
+
+    do_restart = do_run
+
+    def _go_on(self) -> None:
+        self.clear_all_breaks()
+        self.set_continue()
+
+
+def _is_users(frame: FrameType) -> bool:
+    return code_of(frame.f_code.co_filename) is Code.USERS
+
+
+def _users_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame of the user's."""
+    while frame is not None and not _is_users(frame):
+        frame = frame.f_back
+    return frame
+
+
+def _may_stop(frame: FrameType, users: FrameType) -> bool:
+    """True if a thread may stand still where it is: in the user's code, or in a wait that this has begun."""
+    module = frame.f_globals.get("__name__", "")
+    if _is_in_framework(frame, users):
+        return (module, frame.f_code.co_name) in _GATES and may_wait()
+    return frame is users or module in _WAITS
+
+
+def _is_in_framework(frame: FrameType, users: FrameType) -> bool:
+    """True if the user's code has called the framework, which may handle a frame or hold a lock."""
+    calls = frames_from(frame)
+    return any(each.f_globals.get("__name__", "").startswith("rlinf_async.") for each in calls[calls.index(users) :])
