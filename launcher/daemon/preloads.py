@@ -50,10 +50,12 @@ class Wanted:
     """Modules that a launch wants to have imported before its workers are forked.
 
     Attributes:
+        node: name of the node, for errors.
         modules: in their order.
         asked: those that the user names: one that does not exist fails the launch.
     """
 
+    node: str
     modules: tuple[str, ...]
     asked: frozenset[str]
     surroundings: Surroundings
@@ -61,6 +63,7 @@ class Wanted:
 
 def wanted_by(
     op: operations.Spawn,
+    node: str,
     python: str,
     variables: Mapping[str, str],
     paths: Sequence[str],
@@ -70,6 +73,7 @@ def wanted_by(
 
     Args:
         op: the launch.
+        node: name of this node.
         python: the interpreter of its workers.
         variables: environment variables that all its workers have.
         paths: folders that come before the script's ``sys.path``.
@@ -88,7 +92,7 @@ def wanted_by(
         module=op.module,
         own_variables=frozenset({MARKER, RESTARTS}.union(*(worker["env"] for worker in op.workers))),
     )
-    return Wanted(tuple(modules), frozenset(op.preload), surroundings)
+    return Wanted(node, tuple(modules), frozenset(op.preload), surroundings)
 
 
 class Refusal(NamedTuple):
@@ -224,8 +228,8 @@ class Preloads:
                 self._drop(key)
             if refusal is not None and refusal.is_missing and refusal.module in wanted.asked:
                 raise LaunchError(
-                    f"launch(preload=...) names {refusal.module!r}, which cannot be imported here "
-                    f"({refusal.reason}); sys.path of the workers: {', '.join(place.sys_path)}"
+                    f"launch(preload=...) names {refusal.module!r}, which node {wanted.node} does not have ({refusal.reason}); "
+                    f"sys.path of the workers: {', '.join(place.sys_path)}"
                 )
             if refusal is not None and (refusal.module, place) not in self._refused:
                 self._refused[refusal.module, place] = refusal.reason

@@ -300,7 +300,8 @@ class DaemonService:
         shared = place.variables({})
         threads = self._threads(op, op.workers[0], shared)
         variables = self._shared_variables(shared, threads)
-        return wanted_by(op, place.python or self._templates.python, variables, place.paths, self._here)
+        python = place.python or self._templates.python
+        return wanted_by(op, self._site.name, python, variables, place.paths, self._here)
 
     def _threads(self, op: operations.Spawn, worker: dict[str, Any], environment: Mapping[str, str]) -> int:
         there = max(len(op.workers), _first_number(worker["env"].get("NODE_LOCAL_WORLD_SIZE")) or 1)

@@ -16,6 +16,8 @@ import signal
 import stat
 import sys
 import sysconfig
+import threading
+import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +25,9 @@ from typing import Any, Final
 
 _HARMLESS_MAJORS: Final = frozenset({1, 5, *range(136, 144)})
 """Devices without a state: the kernel's memory devices (null, zero, urandom, ...) and terminals."""
+
+_THREAD_END_S: Final = 0.1
+"""For a thread that was joined to leave the kernel's list, a moment after the join and without a notice."""
 
 
 class RefusedError(Exception):
@@ -92,7 +97,7 @@ def import_module(name: str, own_variables: Collection[str], into: Imported) -> 
 
 @contextlib.contextmanager
 def _seen_reads() -> Iterator[set[str]]:
-    """Names of the variables that are read from ``os.environ``; whole copies of it are not."""
+    """Names of the variables that Python code reads from ``os.environ`` meanwhile."""
     reads: set[str] = set()
     environment: Any = type(os.environ)
     given = environment.__getitem__
@@ -113,10 +118,18 @@ def thread_names() -> list[str]:
     return [(entry / "comm").read_text().strip() for entry in Path("/proc/self/task").iterdir()]
 
 
+def _other_threads() -> list[str]:
+    until = time.monotonic() + _THREAD_END_S
+    while len(threads := thread_names()) > 1:
+        if time.monotonic() > until:
+            return [each.name for each in threading.enumerate() if each is not threading.main_thread()] or threads[1:]
+        os.sched_yield()
+    return []
+
+
 def _left_behind(descriptors: Collection[tuple[int, int]]) -> str:
-    threads = thread_names()
-    if len(threads) > 1:
-        return f"its import starts {len(threads) - 1} thread{'s' * (len(threads) > 2)} ({', '.join(threads[1:])})"
+    if threads := _other_threads():
+        return f"its import starts {len(threads)} thread{'s' * (len(threads) > 1)} ({', '.join(threads)})"
     for fd, _ in sorted(_descriptors() - set(descriptors)):
         return f"its import leaves {Path(f'/proc/self/fd/{fd}').readlink()} open"
     with contextlib.suppress(ChildProcessError):
