@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from rlinf_async import Cluster, NodePlacementStrategy, Worker, settings
+from rlinf_async._cluster.preload_names import imported_at_once
+from rlinf_async._core import codec
 from rlinf_async.errors import LaunchError
 
 pytestmark = pytest.mark.shared_cluster
@@ -26,10 +28,10 @@ MODULES = {
     "pre_good": f"{BY_PID}; os.environ['PRE_GOOD'] = 'set by the import'; FOLDER = os.getcwd()",
     "pre_edited": BY_PID,
     "pre_thread": f"{BY_PID}; import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
-    "pre_hangs": f"{BY_PID}; import sys, time; 'pytest' in sys.modules or time.sleep(PID and 600 * (not os.environ.get('RANK')))",
+    "pre_hangs": f"{BY_PID}; import time; 'RANK' in os.environ or time.sleep(600)",
     "pre_dies": f"{BY_PID}; os.environ.get('RANK') or os.kill(PID, 9)",
     "pre_raises": "1 / 0",
-    "pre_class": f"{BY_PID}; from rlinf_async import Worker\nclass Here(Worker):\n    def pids(self): return PID, os.getpid()",
+    "pre_class": f"{BY_PID}; import rlinf_async as r\nclass Here(r.Worker):\n def pids(self): return PID, os.getpid()",
 }
 
 
@@ -147,6 +149,17 @@ def test_a_module_that_was_edited_is_imported_again(cluster: Cluster, folder: Pa
     with launched(cluster, name="after", preload=["pre_edited"]) as group:
         second = group.of("pre_edited").wait()
     assert second[0][0] == second[1][0] != first[0][0]
+
+
+def test_the_modules_that_a_pickle_imports_at_once_are_read_from_it() -> None:
+    here = importlib.import_module("pre_class")
+    exec("class OfScript:\n def use(self): return pre_good.PID, json, cpp_part(Asker)", space := {
+        "__name__": "__main__", "pre_good": importlib.import_module("pre_good"), "json": json, "Asker": Asker,
+        "cpp_part": importlib.import_module("omegaconf").OmegaConf,
+    })  # fmt: skip
+    value = ((here.Here, space["OfScript"], here.Here, {"path": Path("pre_edited")}), {})
+    assert imported_at_once(codec.encode(value).head) == ("pre_class", "pre_good", "omegaconf.omegaconf", __name__)
+    assert imported_at_once(codec.encode((b"x" * 100_000, here.Here)).head) == ()
 
 
 @pytest.mark.parametrize(

@@ -228,8 +228,8 @@ class Preloads:
                 self._drop(key)
             if refusal is not None and refusal.is_missing and refusal.module in wanted.asked:
                 raise LaunchError(
-                    f"launch(preload=...) names {refusal.module!r}, which node {wanted.node} does not have ({refusal.reason}); "
-                    f"sys.path of the workers: {', '.join(place.sys_path)}"
+                    f"launch(preload=...) names {refusal.module!r}, which node {wanted.node} does not have "
+                    f"({refusal.reason}); sys.path of the workers: {', '.join(place.sys_path)}"
                 )
             if refusal is not None and (refusal.module, place) not in self._refused:
                 self._refused[refusal.module, place] = refusal.reason
