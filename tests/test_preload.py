@@ -18,6 +18,7 @@ from rlinf_async import Cluster, NodePlacementStrategy, Worker, settings
 from rlinf_async._cluster.preload_names import imported_at_once
 from rlinf_async._core import codec
 from rlinf_async.errors import LaunchError
+from rlinf_launcher.cli.control import main
 
 pytestmark = pytest.mark.shared_cluster
 
@@ -127,6 +128,26 @@ def test_what_refuses_hangs_or_ends_costs_its_own_import_only_and_is_told_once(
         for (module, reason), line in zip(reasons.items(), told, strict=True):
             where = rf"each worker of 'refused' on node \S+ imports {module} itself, which is not preloaded: {reason}"
             assert re.fullmatch(where, line), line
+
+
+def test_status_shows_templates_their_memory_and_the_refusals(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with launched(cluster, name="shown", preload=["pre_good", "pre_raises"]) as group:
+        importer = group.of("pre_good").wait()[0][0]
+    words = ["--run-dir", os.environ["XDG_RUNTIME_DIR"], "status", cluster.run_id]
+    capsys.readouterr()
+    assert main([*words, "--json"]) == 0
+    (here, _) = json.loads(capsys.readouterr().out)["nodes"]
+    plain, *preloaded = here["templates"]
+    assert plain["modules"] == []
+    assert (preloaded[-1]["pid"], preloaded[-1]["modules"]) == (importer, ["pre_good", __name__])
+    assert all(0 < each["private"] < each["memory"] for each in here["templates"])
+    assert here["not_preloaded"]["pre_raises"] == "its import raises ZeroDivisionError: division by zero"
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert re.search(rf"pid {importer} +local-0 +\S+ MB +\S+ MB +torch, pre_good, {__name__}", out)
+    assert re.search(r"- +local-0 +- +- +not pre_raises: its import raises ZeroDivisionError: division by zero", out)
 
 
 def test_a_module_that_does_not_exist_fails_the_launch_and_each_later_one(cluster: Cluster, folder: Path) -> None:

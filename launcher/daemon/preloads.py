@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,7 +118,7 @@ class PreloadedTemplate(ForkServer):
         loop: asyncio.AbstractEventLoop,
         plain: ForkServer,
         modules: tuple[str, ...],
-        control: Any,
+        control: socket.socket,
         pid: int,
         log: Path | None,
         token: str,
@@ -131,7 +132,8 @@ class PreloadedTemplate(ForkServer):
         seconds = settings.PRELOAD_TIMEOUT_S()
         self._deadline = loop.call_later(seconds, self._too_late, seconds)
         self.watch(loop)
-        control.send(b"\0")  # the process in between is gone: from here on this daemon is the parent
+        with contextlib.suppress(OSError):  # it has ended, as its pidfd will say
+            control.send(b"\0")  # the process in between is gone: from here on this daemon is the parent
 
     def _hear(self, facts: dict[str, Any]) -> None:
         if "importing" in facts:

@@ -298,13 +298,13 @@ class DaemonService:
 
     def _wanted_modules(self, op: operations.Spawn, place: WorkerEnv) -> Wanted:
         shared = place.variables({})
-        threads = self._threads(op, op.workers[0], shared)
+        threads = self._threads(op, op.workers[0]["env"] if op.workers else {}, shared)
         variables = self._shared_variables(shared, threads)
         python = place.python or self._templates.python
         return wanted_by(op, self._site.name, python, variables, place.paths, self._here)
 
-    def _threads(self, op: operations.Spawn, worker: dict[str, Any], environment: Mapping[str, str]) -> int:
-        there = max(len(op.workers), _first_number(worker["env"].get("NODE_LOCAL_WORLD_SIZE")) or 1)
+    def _threads(self, op: operations.Spawn, own: Mapping[str, str], environment: Mapping[str, str]) -> int:
+        there = max(len(op.workers), _first_number(own.get("NODE_LOCAL_WORLD_SIZE")) or 1)
         return _first_number(environment.get("OMP_NUM_THREADS")) or max(1, self._site.cpus // there)
 
     def _shared_variables(self, environment: Mapping[str, str], threads: int) -> dict[str, str]:
@@ -384,7 +384,7 @@ class DaemonService:
     ) -> Endpoint:
         site = self._site
         environment = place.variables(await self.probes.rendering(worker["env"], place.variables(worker["env"])))
-        threads = self._threads(op, worker, environment)
+        threads = self._threads(op, worker["env"], environment)
         environment = self._shared_variables(environment, threads)
         endpoint = self.router.new_endpoint("worker")
         token = f"{site.run[:8]:0>8}{endpoint.id & 0xFFFFFFFF:08x}"

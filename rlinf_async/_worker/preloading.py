@@ -175,7 +175,8 @@ def _differs(state: dict[str, Any]) -> str:
 def _files_of(modules: Collection[str]) -> dict[str, tuple[int, int]]:
     paths = sysconfig.get_paths()
     installed = tuple(f"{paths[name]}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    files = {getattr(sys.modules.get(name), "__file__", None) for name in modules}
+    # Not by getattr, which makes a lazy module import what it stands for.
+    files = {getattr(sys.modules.get(name), "__dict__", {}).get("__file__") for name in modules}
     own = [file for file in files if isinstance(file, str) and not file.startswith(installed)]
     return {file: mark for file in own if (mark := _mark(file)) is not None}
 

@@ -40,7 +40,7 @@ MODULES = {
     "quiet": "VALUE = 7",
     "thread": "import threading; threading.Thread(target=threading.Event().wait, name='t', daemon=True).start()",
     "ended_thread": "import threading; t = threading.Thread(target=int); t.start(); t.join()",
-    "device": "import os; FD = os.open('/dev/full', 2); n = os.fstat(FD).st_rdev; os.major = lambda d: 1 + 194 * (d == n)",
+    "device": "import os; FD = os.open('/dev/full', 2); n = os.fstat(FD).st_rdev; os.major = lambda d: 1 + (d == n)",
     "null": "import os; FD = os.open('/dev/null', os.O_RDWR)",
     "file": "FILE = open(__file__)",
     "child": "import os, time; os.fork() or (time.sleep(1), os._exit(0))",
