@@ -262,7 +262,7 @@ class ForkServer:
             os.waitpid(pid, os.WNOHANG)
 
     def describe(self) -> str:
-        """What it is at, in words; empty if nobody waits for it."""
+        """Return its state in words; an empty text if nobody waits for it."""
         if not self._waiting and not self._to_send:
             return ""
         state = state_of(self.pid, None)
