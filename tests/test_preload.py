@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import logging
 import os
 import re
+import select
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +34,8 @@ MODULES = {
     "pre_hangs": f"{BY_PID}; import time; 'RANK' in os.environ or time.sleep(600)",
     "pre_dies": f"{BY_PID}; os.environ.get('RANK') or os.kill(PID, 9)",
     "pre_raises": "1 / 0",
+    "pre_child": "import pathlib, subprocess\n"
+    "pathlib.Path(__file__ + '.pid').write_text(str(subprocess.Popen(['sleep', '600']).pid))",
     "pre_class": f"{BY_PID}; import rlinf_async as r\nclass Here(r.Worker):\n def pids(self): return PID, os.getpid()",
 }
 
@@ -105,9 +109,9 @@ def test_the_module_of_the_class_is_preloaded_without_a_word(cluster: Cluster) -
 
 
 def test_what_refuses_hangs_or_ends_costs_its_own_import_only_and_is_told_once(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture
+    cluster: Cluster, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    names = ["pre_raises", "pre_thread", "pre_good", "pre_dies", "pre_hangs"]
+    names = ["pre_raises", "pre_thread", "pre_good", "pre_child", "pre_dies", "pre_hangs"]
     for name in ("refused", "refused_again"):
         caplog.clear()
         with caplog.at_level(logging.INFO), launched(cluster, name=name, preload=names) as group:
@@ -122,12 +126,17 @@ def test_what_refuses_hangs_or_ends_costs_its_own_import_only_and_is_told_once(
         reasons = {
             "pre_raises": "its import raises ZeroDivisionError: division by zero",
             "pre_thread": r"its import starts 1 thread \(Thread-1 \(wait\)\)",
+            "pre_child": "its import leaves a child process",
             "pre_dies": r"during its import the process was killed by SIGKILL.*",
             "pre_hangs": r"its import has not ended after 4 s \(\$RLINF_PRELOAD_TIMEOUT_S\)",
         }
         for (module, reason), line in zip(reasons.items(), told, strict=True):
             where = rf"each worker of 'refused' on node \S+ imports {module} itself, which is not preloaded: {reason}"
             assert re.fullmatch(where, line), line
+        with contextlib.suppress(ProcessLookupError):
+            child = os.pidfd_open(int((folder / "pre_child.py.pid").read_text()))
+            assert select.select([child], [], [], 10)[0], "the daemon ends what an import has left"
+            os.close(child)
 
 
 def test_status_shows_templates_their_memory_and_the_refusals(
