@@ -277,7 +277,7 @@ class ForkServer:
         """Ends the template; workers that were forked from it live on."""
         if self._pidfd >= 0 and not self._has_ended:
             self._kill()
-            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
+            os.waitpid(self.pid, 0)  # not by the pidfd, which uvloop makes a descriptor that does not block
         self._fail("this node is closing")
         self._let_go()
         for pid in list(self._strays):
