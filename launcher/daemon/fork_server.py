@@ -29,6 +29,9 @@ from .template_log import log_tail
 
 PACKET_BYTES: Final = 512 * 1024
 
+_REPORTS: Final = frozenset({"ready", "importing", "refused"})
+"""Keys of messages that answer no order."""
+
 _Answer = asyncio.Future[dict[str, Any]]
 
 MARKER: Final = "RLINF_WORKER"
@@ -170,7 +173,7 @@ class ForkServer:
             self._loop.remove_reader(self._socket.fileno())
             return False
         facts = frames.unpack(packet)
-        if self.facts is None:
+        if not _REPORTS.isdisjoint(facts):
             self._hear(facts)
         else:
             answer = self._waiting.popleft()
