@@ -290,7 +290,7 @@ async def test_a_worker_whose_birth_was_given_up_is_ended_and_reaped(
 
 
 async def test_a_stopped_template_does_not_keep_a_node_from_closing(stuck: Template) -> None:
-    os.kill(stuck._process.pid, signal.SIGSTOP)
+    os.kill(stuck.pid, signal.SIGSTOP)
     start = asyncio.ensure_future(stuck.fork({}, []))
     await asyncio.sleep(0)
     stuck.close()
