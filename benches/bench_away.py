@@ -2,8 +2,9 @@
 
     python -m benches.bench_away [--ranks 64] [--seconds 10] [--rounds 3]
 
-Windows without and with the crashing rank take turns.  In the latter the rank crashes whenever it is back.  A loop for
-each other rank awaits a call and makes the next one.
+Windows without and with the crashing rank take turns.  In the latter the rank crashes whenever it is back, and the
+window begins after some crashes, when the delay before a restart has grown to seconds.  A loop for each other rank
+awaits a call and makes the next one.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import os
 import statistics
-from typing import Any
+from typing import Any, Final
 
 from rlinf_async import Cluster, NodePlacementStrategy, PeerLost, Worker
 from rlinf_async._core import clock
+
+_CRASHES_BEFORE: Final = 6
+"""The delay before the next restart is 3.2 s then."""
 
 
 class Sampler(Worker):
@@ -43,11 +48,13 @@ async def rate(others: list[Any], seconds: float) -> float:
     return answered / seconds
 
 
-async def crash_on(member: Any) -> None:
+async def crash_on(member: Any, has_slowed: asyncio.Event) -> None:
     """Have a rank crash whenever it is back."""
-    while True:
+    for crash in itertools.count(1):
         with contextlib.suppress(PeerLost):
             await member.crash()
+        if crash == _CRASHES_BEFORE:
+            has_slowed.set()
 
 
 async def measure(ranks: int, seconds: float, rounds: int, order: str) -> None:
@@ -60,7 +67,9 @@ async def measure(ranks: int, seconds: float, rounds: int, order: str) -> None:
         quiet, beside = [], []
         for _ in range(rounds):
             quiet.append(await rate(others, seconds))
-            crashing = asyncio.create_task(crash_on(group[ranks - 1]))
+            has_slowed = asyncio.Event()
+            crashing = asyncio.create_task(crash_on(group[ranks - 1], has_slowed))
+            await has_slowed.wait()
             beside.append(await rate(others, seconds))
             crashing.cancel()
             await asyncio.wait([crashing])
