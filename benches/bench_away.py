@@ -3,8 +3,8 @@
     python -m benches.bench_away [--ranks 64] [--rounds 8]
 
 A loop for each other rank awaits a call and makes the next one.  Each round compares the time from a crash until the
-rank is back, about ten seconds because of the delay before a restart, with the seconds before and after it.  So whatever
-else the machine does falls on both.
+rank is back, about ten seconds because of the delay before a restart, with the seconds before and after it.  Other load
+of the machine falls on both.
 """
 
 from __future__ import annotations
