@@ -1,9 +1,10 @@
 """Calls per second of 63 ranks while the 64th crashes again and again, by ``order`` of the group's calls.
 
-    python -m benches.bench_away [--ranks 64] [--seconds 10] [--rounds 3]
+    python -m benches.bench_away [--ranks 64] [--rounds 8]
 
-Windows without and with the crashing rank take turns.  In the latter the rank crashes whenever it is back.  A loop for
-each other rank awaits a call and makes the next one.
+A loop for each other rank awaits a call and makes the next one.  Each round compares the time from a crash until the
+rank is back, about ten seconds because of the delay before a restart, with the seconds before and after it.  Other load
+of the machine falls on both.
 """
 
 from __future__ import annotations
@@ -13,10 +14,17 @@ import asyncio
 import contextlib
 import os
 import statistics
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, Final
 
 from rlinf_async import Cluster, NodePlacementStrategy, PeerLost, Worker
 from rlinf_async._core import clock
+
+_CRASHES_BEFORE: Final = 8
+"""The delay before the next restart is the longest one then."""
+
+_QUIET_S: Final = 2.5
+"""Less than 10 s: a rank that lives so long has a short delay again."""
 
 
 class Sampler(Worker):
@@ -27,59 +35,65 @@ class Sampler(Worker):
         os._exit(3)
 
 
-async def rate(others: list[Any], seconds: float) -> float:
-    """Answered calls per second, one of each rank in flight."""
-    until, answered = clock.monotonic() + seconds, 0
+class Calls:
+    """One open call of each of some ranks, at all times."""
 
-    async def ask(member: Any) -> None:
-        nonlocal answered
-        while clock.monotonic() < until:
-            await member.ping()
-            answered += 1
+    def __init__(self, members: list[Any]) -> None:
+        self._members = members
+        self._answered = 0
 
-    async with asyncio.TaskGroup() as tasks:
-        for member in others:
-            tasks.create_task(ask(member))
-    return answered / seconds
+    async def make(self) -> None:
+        async def ask(member: Any) -> None:
+            while True:
+                await member.ping()
+                self._answered += 1
+
+        async with asyncio.TaskGroup() as tasks:
+            for member in self._members:
+                tasks.create_task(ask(member))
+
+    async def rate(self, during: Awaitable[Any]) -> float:
+        """Answered calls per second."""
+        began, before = clock.monotonic(), self._answered
+        await during
+        return (self._answered - before) / (clock.monotonic() - began)
 
 
-async def crash_on(member: Any) -> None:
-    """Have a rank crash whenever it is back."""
-    while True:
-        with contextlib.suppress(PeerLost):
-            await member.crash()
+async def crash(member: Any) -> None:
+    """Have a rank crash, and wait until it is back."""
+    with contextlib.suppress(PeerLost):
+        await member.crash()
+    await member.ping()
 
 
-async def measure(ranks: int, seconds: float, rounds: int, order: str) -> None:
+async def measure(ranks: int, rounds: int, order: str) -> None:
     async with Cluster(log_to_driver=False) as cluster:
         options: dict[str, Any] = {"restart": "rank", "max_restarts": 10_000, "order": order}
         group = Sampler.create_group().launch(cluster, NodePlacementStrategy([0] * ranks), name="sampler", **options)
         await group
-        others = [group[rank] for rank in range(ranks - 1)]
-        await rate(others, 1.0)
-        quiet, beside = [], []
+        calls, last = Calls([group[rank] for rank in range(ranks - 1)]), group[ranks - 1]
+        making = asyncio.create_task(calls.make())
+        for _ in range(_CRASHES_BEFORE):
+            await crash(last)
+        shares, before = [], await calls.rate(asyncio.sleep(_QUIET_S))
         for _ in range(rounds):
-            quiet.append(await rate(others, seconds))
-            crashing = asyncio.create_task(crash_on(group[ranks - 1]))
-            beside.append(await rate(others, seconds))
-            crashing.cancel()
-            await asyncio.wait([crashing])
-            with contextlib.suppress(PeerLost):  # the last crash was under way
-                await group.ping()
-            await group.ping()
-        share = statistics.median(beside) / statistics.median(quiet)
-        told = f"{statistics.median(quiet):.0f} calls/s undisturbed, {statistics.median(beside):.0f} beside"
-        print(f"order={order!r}: {told} a rank that crashes: {share:.1%}", flush=True)
+            beside = await calls.rate(crash(last))
+            after = await calls.rate(asyncio.sleep(_QUIET_S))
+            shares.append(2 * beside / (before + after))
+            before = after
+        making.cancel()
+        await asyncio.wait([making])
+        share = statistics.median(shares)
+        print(f"order={order!r}: {before:.0f} calls/s undisturbed, {share:.1%} of them beside a rank that crashes")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benches.bench_away", description=__doc__)
     parser.add_argument("--ranks", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=8)
     flags = parser.parse_args()
     for order in ("rank", "group"):
-        asyncio.run(measure(flags.ranks, flags.seconds, flags.rounds, order))
+        asyncio.run(measure(flags.ranks, flags.rounds, order))
 
 
 if __name__ == "__main__":

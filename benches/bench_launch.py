@@ -22,6 +22,8 @@ BENCH: Final = "launch"
 RANKS: Final = 4
 MANY: Final = 64
 MEMORY: Final = "memory_per_worker"
+MODULE: Final = "transformers.models.llama.modeling_llama"
+"""A module as users' own modules import them; ``transformers`` alone imports little."""
 SETTLE: Final = 3.0
 """Seconds that a started cluster is left alone before more workers are launched; some start idle ones ahead."""
 
@@ -58,6 +60,38 @@ def more_cases() -> dict[str, Case]:
         ),
     ]  # fmt: skip
     return {case.name: case for case in cases}
+
+
+def preload_cases() -> dict[str, Case]:
+    """Cases of workers that use transformers, by what is measured of them."""
+    beside = {"without": "the same with preload=[]: each worker imports it"}
+    target = [Target(0.4, "without")]
+    return {
+        what: Case(BENCH, f"{name}_{RANKS}_transformers", unit, beside=beside, targets=targets, note=note)
+        for what, name, unit, targets, note in (
+            ("first", "launch", "s", target, f"preload=[{MODULE!r}], to the first replies; the import happens once"),
+            ("again", "relaunch", "s", target, "a later launch; a restart takes the same template"),
+            ("private", "private_memory", "MiB", [], "memory that a worker shares with no other process"),
+        )
+    }
+
+
+def run_preloads(options: Options) -> None:
+    """Ours alone: workers that use transformers, whose template imports it or not, in a fresh cluster each round."""
+    cases = {what: case for what, case in preload_cases().items() if options.wants(case.name)}
+    if not cases:
+        return
+    opening = ("cold", {"workers": 1, "method": "use_torch"})
+    rounds: list[dict[str, dict[str, list[float]]]] = []
+    for index in range(options.rounds):
+        ways: list[tuple[str, list[str]]] = [(OURS, [MODULE]), ("without", [])]
+        with Standing(functools.partial(_fresh, OURS, (), options), opening) as standing:
+            rounds.append({
+                who: standing.ask("importing", workers=RANKS, modules=modules)
+                for who, modules in (ways if index % 2 == 0 else ways[::-1])
+            })  # fmt: skip
+    for what, case in cases.items():
+        _print(case.row([{who: found[what] for who, found in measured.items()} for measured in rounds]), options)
 
 
 def run_cold(options: Options) -> None:
@@ -183,6 +217,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         run_cold(options)
         run_more(options)
+        run_preloads(options)
         run_growth(options)
     except ContestantError as error:
         sys.exit(str(error))

@@ -13,6 +13,7 @@ from rlinf_async._core.encoded import Encoded
 from rlinf_async._core.frames import Status
 from rlinf_async._core.payload import Body, pack_body
 from rlinf_async._core.pending_calls import Tally
+from rlinf_async._core.process import is_in_editor
 from rlinf_async._core.root_cause import name_ranks
 from rlinf_async._group.each import per_rank
 from rlinf_async._group.pool_calls import GONE, PoolCalls
@@ -65,7 +66,8 @@ class AnyRank:
         self._ranks = tuple(ranks)
         self._in_flight = UNBOUNDED if in_flight is None else in_flight
         self._key = key
-        self._stall_timeout = stall_timeout
+        # At a breakpoint of an editor no clock stands still.
+        self._stall_timeout = None if is_in_editor() else stall_timeout
 
     def __repr__(self) -> str:
         return f"<any of {name_ranks(self._ranks)} of '{self._calls.members.name}': {self._calls!r}>"

@@ -34,6 +34,7 @@ from rlinf_async._cluster.launch_config import (
 from rlinf_async._cluster.node_infos import described, nodes_from
 from rlinf_async._cluster.output import show_debugger, show_output
 from rlinf_async._cluster.own_nodes import declared_gpus, start_own_nodes
+from rlinf_async._cluster.preload_names import imported_at_once, log_refusal, named_modules
 from rlinf_async._cluster.supervision import Supervision
 from rlinf_async._cluster.sys_variables import ClusterEnvVar, get_full_env_var_name, get_sys_env_var
 from rlinf_async._core import clock, codec, operations, process, surroundings
@@ -196,6 +197,7 @@ class Cluster:
             recorder.attach(self._client, "driver", compares_clocks=True)
             self._responder_facts = responder.attach(self._client)
             slow_waits.after_words(self)
+            self._client.events.on("not_preloaded", log_refusal)
             if log_to_driver:
                 self._terminal = Terminal()
                 self._client.events.on("output", functools.partial(show_output, self._terminal))
@@ -505,6 +507,7 @@ class Cluster:
         call_timeout: float | None = None,
         restarts: tuple[Any, Any, Any, Any] = (None, None, None, None),
         close_grace: float | None = None,
+        preload: Sequence[str] | None = None,
     ) -> WorkerGroup[W]:
         """What ``create_group(...).launch(cluster, ...)`` does; see there."""
         if self._closing is not None:
@@ -517,6 +520,7 @@ class Cluster:
         deadline = CallDeadline.of(call_timeout)
         if catch_system_failure is None:
             catch_system_failure = get_sys_env_var(ClusterEnvVar.CATCH_FAILURE) == "1"
+        asked = named_modules(preload)
         public_methods(spec.worker_cls)
         address = self._address(name, spec.worker_cls)
         title = address.get_name()
@@ -547,6 +551,8 @@ class Cluster:
             close_grace=settings.CLOSE_GRACE_S() if close_grace is None else close_grace,
             profiling=self._profiling_of(title, profiling),
             policy=RestartPolicy.of(*restarts, self._supervision_of(title, strategy)),
+            preload=asked,
+            own_modules=imported_at_once(construct.head) if asked or preload is None else (),
         )
         reserved = self._reserve_now(title)
         members = Members(self._client, title, len(placements))

@@ -155,6 +155,9 @@ TENSOR_POOL_BYTES: Final = Setting(
 # The start
 
 HARDWARE_PROBE_TIMEOUT_S: Final = Setting(30, 0.05, 3600, "how long finding out what hardware a node has may take")
+PRELOAD_TIMEOUT_S: Final = Setting(
+    120, 0, 86400, "how long modules may take that are imported before workers are forked; 0: workers import them all"
+)
 RENDERER_PROBE_TIMEOUT_S: Final = Setting(
     8, 0, 3600, "how long the graphics driver may take to name its devices; the first workers wait for it"
 )

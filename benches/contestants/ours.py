@@ -37,6 +37,11 @@ class Bench(Worker):
 
         return torch.ones(8).numel()
 
+    def use_transformers(self) -> str:
+        from transformers.models.llama.modeling_llama import LlamaForCausalLM
+
+        return LlamaForCausalLM.__name__
+
     def pid(self) -> int:
         return os.getpid()
 
@@ -60,10 +65,10 @@ class Ours(works.Framework):
         self._one = self.first[0]
         self._next = itertools.cycle([self.first[rank] for rank in range(workers)])
 
-    async def launch(self, workers: int) -> Any:
+    async def launch(self, workers: int, **options: Any) -> Any:
         self._launched += 1
         placement = NodePlacementStrategy([self._nodes - 1] * workers)
-        return Bench.create_group().launch(self._cluster, placement, name=f"bench-{self._launched}")
+        return Bench.create_group().launch(self._cluster, placement, name=f"bench-{self._launched}", **options)
 
     async def end(self, group: Any) -> None:
         await group.close()
@@ -88,13 +93,33 @@ class Ours(works.Framework):
             await handle
 
 
+class OurWorks(works.Works):
+    """Works that only this framework can do.  ``ours`` is the framework."""
+
+    def __init__(self, ours: Ours, born: float) -> None:
+        super().__init__(ours, born)
+        self._ours = ours
+
+    async def importing(self, workers: int, modules: list[str]) -> dict[str, works.Samples]:
+        """Workers that use transformers, launched with ``preload=modules``, and once more; MiB of their own."""
+        found: dict[str, works.Samples] = {}
+        for name in ("first", "again"):
+            began = time.perf_counter()
+            group = await self._ours.launch(workers, preload=modules)
+            await self._ours.all(group, "use_transformers")
+            found[name] = [time.perf_counter() - began]
+            found["private"] = [works.private(pid) for pid in await self._ours.all(group, "pid")]
+            await self._ours.end(group)
+        return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--import-torch", action="store_true")
     parser.add_argument("--loop", choices=("asyncio", "uvloop"), default="asyncio")
     options = parser.parse_args()
-    serving = works.serve(works.Works(Ours(options.nodes), BORN))
+    serving = works.serve(OurWorks(Ours(options.nodes), BORN))
     if options.loop == "asyncio":
         asyncio.run(serving)
     else:

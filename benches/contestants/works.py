@@ -206,10 +206,19 @@ def p99(samples: Samples) -> float:
 
 def pss(pid: int) -> float:
     """A process's own memory and its share of what it shares, in MiB."""
+    return _memory(pid, "Pss")
+
+
+def private(pid: int) -> float:
+    """A process's own memory, in MiB."""
+    return _memory(pid, "Private_Dirty") + _memory(pid, "Private_Clean")
+
+
+def _memory(pid: int, name: str) -> float:
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    found = re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)
+    found = re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)
     if found is None:
-        raise RuntimeError(f"/proc/{pid}/smaps_rollup says nothing of Pss")
+        raise RuntimeError(f"/proc/{pid}/smaps_rollup says nothing of {name}")
     return int(found[1]) / 1024
 
 

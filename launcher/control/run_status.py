@@ -100,6 +100,9 @@ async def show_status(attachment: Attachment, output: Output) -> None:
         output.line(f"\naway, coming back: {' '.join(_folded(away))}")
     output.line()
     output.table(["PROCESS", "NODE", "PID", "MEMORY", "DEVICES", "SINCE", "DOES"], _process_rows(view))
+    if templates := template_rows(attachment, view):
+        output.line()
+        output.table(["TEMPLATE", "NODE", "MEMORY", "OWN", "IMPORTED"], templates)
     if weights := weight_rows(view):
         output.line()
         output.table(["WEIGHTS", "PUBLISHED", "BY", "APPLIED", "BEHIND", "AT"], weights)
@@ -121,6 +124,8 @@ def status_data(attachment: Attachment, view: RunView) -> dict[str, Any]:
             "missing": view.missing.get(node["node"], ""),
             "log_dir": view.details.get(node["node"], {}).get("log_dir", ""),
             "devices": view.details.get(node["node"], {}).get("devices", {}),
+            "templates": view.details.get(node["node"], {}).get("templates", []),
+            "not_preloaded": view.details.get(node["node"], {}).get("not_preloaded", {}),
         }
         for node in attachment.nodes
     ]
@@ -159,6 +164,20 @@ def _process_rows(view: RunView) -> list[list[str]]:
         memory = size(detail["memory"]) if detail["memory"] else "-"
         devices = ",".join(detail["devices"]) or "-"
         rows.append([process.name, process.node_name, str(process.pid or "-"), memory, devices, since, does])
+    return rows
+
+
+def template_rows(attachment: Attachment, view: RunView) -> list[list[str]]:
+    """A row per process that forks workers, and one per module that workers import themselves, with the reason."""
+    rows = []
+    for node, details in sorted(view.details.items()):
+        name = attachment.name_of(node)
+        for each in details.get("templates", []):
+            imported = ", ".join(["torch", *each["modules"]])
+            rows.append([f"pid {each['pid']}", name, size(each["memory"]), size(each["private"]), imported])
+        rows += [
+            ["-", name, "-", "-", f"not {module}: {why}"] for module, why in details.get("not_preloaded", {}).items()
+        ]
     return rows
 
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, Final
 
+from .fork_server import MARKER, PARENT_SOCKET
 from .guardian import TRACKERS_S, children, is_tracker, remove_cuda_files
 from .process_state import start_of
-from .templates import MARKER, PARENT_SOCKET
 
 SESSIONS: Final = "sessions"
 """File in a node's folder with the sessions of its workers, one per line: number, start of its leader, boot."""
@@ -65,6 +65,10 @@ class Leftovers:
         self._workers.discard(self._worker)
         remove_cuda_files(self._worker)
         self._sweep()
+
+    def release(self) -> None:
+        """Know the process no more; what it has left lives on."""
+        self._workers.discard(self._worker)
 
     def _sweep(self) -> None:
         left = [pid for pid in children() if pid not in self._ending and self._is_left(pid)]

@@ -25,6 +25,7 @@ from rlinf_async.errors import AuthError, LaunchError, RLinfAsyncError
 from .admission import Admission
 from .boot import Boot
 from .endpoint import Endpoint
+from .fork_server import PARENT_SOCKET
 from .guardian import remove
 from .handlers import Requester
 from .near_side import NearSide
@@ -32,7 +33,7 @@ from .network import Network
 from .node_link import NodeLink
 from .router import Router
 from .service import DaemonService, Group, NewProcess, Site
-from .templates import PARENT_SOCKET, Templates
+from .templates import Templates
 from .worker_process import WorkerProcess
 
 logger = own_logger(__name__)

@@ -20,6 +20,7 @@ from .node_metrics import metrics_in
 from .probes import Probes
 from .process_state import command_of, resident_bytes
 from .router import Router
+from .templates import Templates
 
 logger = own_logger(__name__)
 
@@ -30,15 +31,16 @@ _DEVICE_USE_TIMEOUT_S: Final = 2.0
 class OperatorRequests:
     """Handlers of one daemon; none of them waits for a process of the run."""
 
-    def __init__(self, router: Router, probes: Probes, node: str, log_dir: Path) -> None:
+    def __init__(self, router: Router, probes: Probes, templates: Templates, node: str, log_dir: Path) -> None:
         self._router = router
+        self._templates = templates
         self._probes = probes
         self._node = node
         self._log_dir = log_dir
         self._files = RunFiles(log_dir)
 
     async def node_details(self, requester: Requester, op: operations.NodeDetails) -> dict[str, Any]:
-        """Command, log, devices and memory of each process, ranks that are away; where asked, what the devices do."""
+        """Facts of each process, ranks that are away among them; templates; where asked, what the devices do."""
         use = self._probes.device_use(_DEVICE_USE_TIMEOUT_S) if op.devices else None
         processes = {
             str(endpoint.id): _details(endpoint) | {"weights": _weights(self._log_dir, endpoint.id)}
@@ -51,6 +53,7 @@ class OperatorRequests:
             "log_dir": str(self._log_dir),
             "processes": processes | away,
             "devices": await use if use is not None else {},
+            **self._templates.status(),
         }
 
     async def kill_ranks(self, requester: Requester, op: operations.KillRanks) -> list[int]:

@@ -7,7 +7,7 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from .templates import MARKER, NO_TOKEN
+from .fork_server import MARKER, NO_TOKEN
 
 
 class ProbeProcess:

@@ -107,6 +107,15 @@ def resident_bytes(pid: int) -> int:
         return 0
 
 
+def private_bytes(pid: int) -> int:
+    """Bytes of memory that a process shares with no other one; 0 where that cannot be read."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+
+
 def stat_of(pid: int) -> list[str]:
     """The fields of /proc/PID/stat behind the name of the program; OSError where it is not there."""
     # Its name, which the kernel cuts at 15 bytes wherever these are, may be no text.

@@ -18,7 +18,8 @@ from typing import Any, Protocol
 from rlinf_async._core import frames
 from rlinf_async.errors import LaunchError
 
-from .templates import PACKET_BYTES, template_command
+from .fork_server import PACKET_BYTES
+from .templates import template_command
 
 
 class NodeSite(Protocol):

@@ -35,6 +35,7 @@ from .death_watch import DeathWatch
 from .debug_relay import DebugRelay
 from .device_locks import Locks
 from .endpoint import Endpoint
+from .fork_server import MARKER, ForkServer
 from .group_names import Names
 from .handlers import Handlers, Requester
 from .inspection import Inspection
@@ -42,6 +43,7 @@ from .membership import Membership
 from .node_metrics import NodeMetrics
 from .operator_requests import OperatorRequests
 from .ports import Ports
+from .preloads import Refusal, Wanted, wanted_by
 from .probes import Probes
 from .process_state import is_stopped, state_of
 from .profiled_worker import ProfiledStarter
@@ -51,7 +53,7 @@ from .run_metrics import RunMetrics
 from .shared_links import SharedLinkService
 from .stuck_ranks import StuckRanks
 from .sub_workers import SubWorkers
-from .templates import MARKER, Template, Templates
+from .templates import Templates
 from .trace_service import Traces
 from .worker_env import WorkerEnv, prepare
 from .worker_process import DESCRIPTORS_PER_WORKER, WorkerProcess, WorkerSetup
@@ -161,7 +163,7 @@ class DaemonService:
         )
         self.inspection = Inspection(loop, router, site.name, self.channels, self.gone, self.debugging.stopped)
         self.black_box = BlackBox(site.log_dir, site.run, site.node)
-        self.operators = OperatorRequests(router, self.probes, site.name, site.log_dir)
+        self.operators = OperatorRequests(router, self.probes, templates, site.name, site.log_dir)
         self.run_metrics = RunMetrics(router, site.name, lambda: self.welcome)
         self.node_metrics = NodeMetrics(router, self.channels, self.death_watch, self.probes, site.log_dir)
         self.unobserved: dict[tuple[int, str], str] = {}
@@ -272,11 +274,19 @@ class DaemonService:
         group.supervised, group.close_grace = op.supervised, op.close_grace
         self._replace_dead(group, [worker["rank"] for worker in op.workers])
         place = prepare(self._site.environment, op.env, op.node_env, op.python, self._site.name, op.script_env)
-        template = self._templates.get({**place.own, **place.special}, place.python)
-        results = await asyncio.gather(
-            *(self._start_worker(group, template, place, op, worker) for worker in op.workers),
-            return_exceptions=True,
-        )
+        plain = self._templates.get({**place.own, **place.special}, place.python)
+        wanted = self._wanted_modules(op, place)
+
+        def on_refused(refusal: Refusal) -> None:
+            facts = {"group": name, "node": self._site.name, "module": refusal.module, "reason": refusal.reason}
+            logger.info("module %(module)s is not preloaded for group '%(group)s': %(reason)s", facts)
+            self.router.tell(owner, "not_preloaded", facts | {"asked": refusal.module in wanted.asked})
+
+        async with self._templates.preloaded(plain, wanted, on_refused) as template:
+            results = await asyncio.gather(
+                *(self._start_worker(group, template, place, op, worker) for worker in op.workers),
+                return_exceptions=True,
+            )
         started = [result for result in results if isinstance(result, Endpoint)]
         for result in results:
             if isinstance(result, BaseException):
@@ -285,6 +295,22 @@ class DaemonService:
                     self.groups.pop((owner, name), None)
                 raise result
         return [[endpoint.number, endpoint.process.pid, endpoint.process.log_path] for endpoint in started]  # type: ignore[union-attr]
+
+    def _wanted_modules(self, op: operations.Spawn, place: WorkerEnv) -> Wanted:
+        shared = place.variables({})
+        threads = self._threads(op, op.workers[0]["env"] if op.workers else {}, shared)
+        variables = self._shared_variables(shared, threads)
+        python = place.python or self._templates.python
+        return wanted_by(op, self._site.name, python, variables, place.paths, self._here)
+
+    def _threads(self, op: operations.Spawn, own: Mapping[str, str], environment: Mapping[str, str]) -> int:
+        there = max(len(op.workers), _first_number(own.get("NODE_LOCAL_WORLD_SIZE")) or 1)
+        return _first_number(environment.get("OMP_NUM_THREADS")) or max(1, self._site.cpus // there)
+
+    def _shared_variables(self, environment: Mapping[str, str], threads: int) -> dict[str, str]:
+        """An environment with the variables that the node adds."""
+        node = {"RLINF_RUN_ID": self._site.run, "RLINF_NODE_RANK": str(self._site.node)}
+        return {"OMP_NUM_THREADS": str(threads), **environment, **node}
 
     def _replace_dead(self, group: Group, ranks: Sequence[int]) -> None:
         """Workers of these ranks that have died make room; their channels live on with the group."""
@@ -354,14 +380,12 @@ class DaemonService:
             group.workers.remove(endpoint)
 
     async def _start_worker(
-        self, group: Group, template: Template, place: WorkerEnv, op: operations.Spawn, worker: dict[str, Any]
+        self, group: Group, template: ForkServer, place: WorkerEnv, op: operations.Spawn, worker: dict[str, Any]
     ) -> Endpoint:
         site = self._site
         environment = place.variables(await self.probes.rendering(worker["env"], place.variables(worker["env"])))
-        there = max(len(op.workers), _first_number(worker["env"].get("NODE_LOCAL_WORLD_SIZE")) or 1)
-        threads = _first_number(environment.get("OMP_NUM_THREADS")) or max(1, site.cpus // there)
-        environment |= {"RLINF_RUN_ID": site.run, "RLINF_NODE_RANK": str(site.node)}
-        environment.setdefault("OMP_NUM_THREADS", str(threads))
+        threads = self._threads(op, worker["env"], environment)
+        environment = self._shared_variables(environment, threads)
         endpoint = self.router.new_endpoint("worker")
         token = f"{site.run[:8]:0>8}{endpoint.id & 0xFFFFFFFF:08x}"
         environment[MARKER] = token

@@ -18,10 +18,10 @@ from rlinf_async._core.descriptors import limit_met
 from rlinf_async.errors import LaunchError
 
 from .exit_status import ExitStatus, reap
+from .fork_server import ForkServer
 from .leftovers import Leftovers, note_session
 from .oom import MemoryKills
 from .process_state import Image, image_of
-from .templates import Template
 from .worker_output import Output, log_lacks
 
 DESCRIPTORS_PER_WORKER: Final = 9
@@ -110,7 +110,7 @@ class WorkerProcess:
                 fds.append(self.setup.store.fileno())
             self.pid = await template.fork({**self.setup.spec, "parent": os.getpid()}, fds)
             self._pidfd = self._open_pidfd()
-            if isinstance(template, Template):
+            if isinstance(template, ForkServer):
                 self.image = image_of(self.pid)
             # The worker waits for this daemon's greeting: it is recorded before it can start anything.
             note_session(self.pid, self.pid, self.setup.spec["env"])

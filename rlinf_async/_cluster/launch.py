@@ -51,6 +51,8 @@ class Plan:
         profiling: of this group; None if it is not profiled.
         close_grace: seconds that its workers have for their end.
         policy: whether and how often its ranks are started again.
+        preload: modules to import before the workers are forked, as the user names them.
+        own_modules: others that the workers will import at once, the class's own among them.
     """
 
     name: str
@@ -70,6 +72,8 @@ class Plan:
     config: str = ""
     profiling: ProfileConfig | None = None
     policy: RestartPolicy = field(default_factory=RestartPolicy)
+    preload: Sequence[str] = ()
+    own_modules: Sequence[str] = ()
 
 
 async def launch(client: NodeClient, members: Members, plan: Plan, *, reserved: bool) -> int:
@@ -141,6 +145,8 @@ async def spawn(
                 quiet=plan.quiet,
                 supervised=plan.policy.restarts,
                 close_grace=plan.close_grace,
+                preload=list(plan.preload),
+                own_modules=list(plan.own_modules),
                 **_surroundings(setting.python),
             ),
             node=node,

@@ -36,7 +36,8 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     Spawn *             group workers env node_env python config    list[list[Any]] a launch
                         seed world_size max_concurrency quiet
                         cwd sys_path script module supervised
-                        script_env close_grace
+                        script_env close_grace preload
+                        own_modules
     CloseGroup          group grace                                 None            close() of a group
     Watch *             numbers                                     None            messages: peers that are waited for
     WatchedBy *         endpoints                                   None            messages: peers that are written to
@@ -178,7 +179,7 @@ class Spawn(WaitingOperation[list[list[Any]]]):
     group: str; workers: list[dict[str, Any]]; env: dict[str, str]; node_env: dict[str, str]; python: str | None
     config: str; seed: int | None; world_size: int; max_concurrency: int | None; quiet: bool
     cwd: str; sys_path: list[str]; script: str | None; module: str | None; supervised: bool
-    script_env: dict[bytes, bytes | None]; close_grace: float
+    script_env: dict[bytes, bytes | None]; close_grace: float; preload: list[str]; own_modules: list[str]
 class CloseGroup(Operation[None]): group: str; grace: float
 class Watch(WaitingOperation[None]): numbers: list[int]
 class WatchedBy(WaitingOperation[None]): endpoints: list[int]

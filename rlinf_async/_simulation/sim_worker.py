@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +176,13 @@ class SimTemplates:
 
     async def fork(self, spec: Mapping[str, Any], fds: Sequence[int]) -> int:
         raise AssertionError("a simulated worker is not forked")
+
+    @contextlib.asynccontextmanager
+    async def preloaded(self, plain: Any, wanted: Any, on_refused: Any) -> AsyncIterator[Any]:
+        yield plain
+
+    def status(self) -> dict[str, Any]:
+        return {}
 
     def describe(self) -> str:
         return ""

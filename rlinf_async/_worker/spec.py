@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -72,6 +72,7 @@ class GroupSpec(Generic[W_co]):
         restart_window: float | None = None,
         order: str | None = None,
         close_grace: float | None = None,
+        preload: Sequence[str] | None = None,
     ) -> WorkerGroup[W_co]:
         """Starts one worker per rank and returns the ``WorkerGroup`` at once; ``await group`` waits until it is ready.
 
@@ -115,10 +116,15 @@ class GroupSpec(Generic[W_co]):
                 meanwhile all calls wait.
             close_grace: seconds that the workers have for ``on_close``, exit functions and the like when the group is
                 closed (``RLINF_CLOSE_GRACE_S``); a worker that is done earlier ends at once.
+            preload: names of modules, ``["vllm"]``, that each node imports once, before it forks the workers, and not
+                again for a restart.  Beside them the class's module is preloaded, and what else the workers would
+                import at once; ``[]`` preloads nothing.  A module whose import starts a thread, opens a device or
+                leaves another trace that workers cannot inherit is imported by each worker, and the log says so.
 
         Raises:
             ValueError: the name is taken, a public method has a name that the group needs itself, or
-                ``max_concurrency``, ``call_timeout`` or ``close_grace`` is out of range.
+                ``max_concurrency``, ``call_timeout`` or ``close_grace`` is out of range, or ``preload`` has a name
+                that no module can have.
             ConfigError: the placement asks for more than the cluster has, or the restarts are none.
         """
         if not hasattr(cluster, "_launch"):
@@ -139,5 +145,6 @@ class GroupSpec(Generic[W_co]):
             call_timeout=call_timeout,
             restarts=(restart, max_restarts, restart_window, order),
             close_grace=close_grace,
+            preload=preload,
         )
         return group

@@ -33,6 +33,7 @@ from typing import Any, Final
 import msgpack
 
 from rlinf_async._core import frames
+from rlinf_async._worker import preloading
 
 _PACKET_BYTES: Final = 512 * 1024
 _PR_SET_PDEATHSIG: Final = 1
@@ -40,6 +41,9 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 _BATCH: Final = 32
 """Workers that are forked through one process in between."""
+
+_imported: preloading.Imported | None = None
+"""Imports of this template, or of that of this worker, beyond those of every template."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -69,9 +73,9 @@ def main() -> None:
         _run_one_worker(control)
     gc.collect()
     gc.freeze()
-    threads = [entry.name for entry in Path("/proc/self/task").iterdir()]
+    threads = preloading.thread_names()
     if len(threads) != 1:
-        names = ", ".join(Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in threads)
+        names = ", ".join(threads)
         raise RuntimeError(
             f"the worker template has {len(threads)} threads ({names}), and what is forked from it would be broken: "
             "something that is imported at start (a sitecustomize?) starts threads"
@@ -151,11 +155,17 @@ def _serve(control: socket.socket) -> None:
         orders = [first]
         while len(orders) < _BATCH and (another := _receive(control, socket.MSG_DONTWAIT)) is not None:
             orders.append(another)
-        answers = iter(_fork_twice(control, [order for order in orders if order.error is None]))
+        births = [order for order in orders if order.error is None and not order.spec.get("changed_files")]
+        answers = iter(_fork_twice(control, births))
         for order in orders:
             for fd in order.fds:
                 os.close(fd)
-            answer = {"error": order.error} if order.error is not None else next(answers)
+            if order.error is not None:
+                answer: dict[str, Any] = {"error": order.error}
+            elif order.spec.get("changed_files"):
+                answer = {"changed_files": _imported.changed_files() if _imported is not None else []}
+            else:
+                answer = next(answers)
             control.send(frames.pack(answer))
 
 
@@ -235,8 +245,10 @@ def _fork_twice(control: socket.socket, orders: list[Order]) -> list[dict[str, A
 
 
 def _run_worker(spec: dict[str, Any], fds: list[int]) -> None:
-    """Turns the forked child into a worker.  Does not return."""
+    """Turns the forked child into a worker, or into a template of its own.  Does not return."""
     try:
+        if "preload" in spec:
+            _run_preloaded(spec, fds)
         sock, store_fd = _settle_in(spec, fds)
         from rlinf_async._worker import process_main as life
 
@@ -249,6 +261,45 @@ def _run_worker(spec: dict[str, Any], fds: list[int]) -> None:
         with contextlib.suppress(BaseException):
             sys.stderr.flush()
         os._exit(70)
+
+
+def _run_preloaded(spec: dict[str, Any], fds: list[int]) -> None:
+    """Import modules in this child of the template, and serve the daemon from then on.  Does not return.
+
+    The imports see what those of the workers would: their folder, path, script and variables.
+    """
+    global _imported
+    control = socket.socket(fileno=fds[0])
+    os.setsid()
+    for number, fd in enumerate(fds[1:], 1):
+        os.dup2(fd, number)
+        os.close(fd)
+    # As in a worker: the process in between is gone when this arrives.
+    if not control.recv(1):
+        os._exit(1)
+    die_with_parent(spec["parent"])
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # for the children of the imports, with which this process is refused
+    _take_environment(spec)
+    _open_outputs()
+    _follow_script(spec)
+    since = time.monotonic()
+    imported = preloading.Imported()
+    try:
+        for module in spec["preload"]:
+            control.send(frames.pack({"importing": module}))
+            preloading.import_module(module, spec["own_variables"], imported)
+    except preloading.RefusedError as error:
+        control.send(frames.pack({"refused": error.module, "reason": str(error), "is_missing": error.is_missing}))
+        os._exit(0)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 0)  # the daemon adopts the workers
+    gc.disable()
+    gc.freeze()  # without a collection, which takes 0.3 s after an import of transformers and finds next to nothing
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # before workers inherit the rest of a line
+    _imported = imported
+    control.send(frames.pack({"ready": True, "protocol": frames.PROTOCOL, "seconds": time.monotonic() - since}))
+    _serve(control)
+    os._exit(0)
 
 
 def _settle_in(spec: dict[str, Any], fds: list[int]) -> tuple[socket.socket, int | None]:
@@ -271,25 +322,17 @@ def _settle_in(spec: dict[str, Any], fds: list[int]) -> tuple[socket.socket, int
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     if not wrapped:  # else it was started with its own environment, to which the tool has added
         die_with_parent(spec["parent"])
-        _mark(spec["token"])
-        os.environ.clear()
-        os.environ.update(spec["env"])
-    unbuffered = isinstance(sys.stdout.buffer, io.RawIOBase)  # as -u and PYTHONUNBUFFERED make it
-    sys.stdout, sys.stderr = _open_output(1, unbuffered), _open_output(2, unbuffered)
+        _take_environment(spec)
+    if _imported is None:  # else the imports have these streams: a handler of logging, for example
+        _open_outputs()
     faulthandler.enable()
     if os.environ.get("CATCH_SYSTEM_FAILURE") == "1":
         for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
             faulthandler.register(number, chain=True)
-    with contextlib.suppress(OSError):
-        os.chdir(spec["cwd"])
-    # The driver's own path decides, in its order; what only this node has comes after it.
-    sys.path[:] = [entry for entry in spec["sys_path"] if entry and Path(entry).exists()] + [
-        entry for entry in sys.path if entry not in spec["sys_path"] and entry
-    ]
-    from rlinf_async._core.main_module import renew
+    if _imported is None:
+        _follow_script(spec)
     from rlinf_async.hardware import is_rehearsal, load_extension
 
-    renew(spec["script"], spec["module"])
     _seed(spec.get("seed"))
     import torch
 
@@ -302,6 +345,35 @@ def _settle_in(spec: dict[str, Any], fds: list[int]) -> tuple[socket.socket, int
     load_extension(os.environ)
     gc.enable()
     return sock, fds[3] if len(fds) > 3 else None
+
+
+def _take_environment(spec: dict[str, Any]) -> None:
+    _mark(spec["token"])
+    os.environ.clear()
+    os.environ.update(spec["env"])
+    for name, value in (_imported.variables if _imported is not None else {}).items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _follow_script(spec: dict[str, Any]) -> None:
+    """Take the script's working directory, its path and its ``__main__``."""
+    from rlinf_async._core.main_module import renew
+
+    with contextlib.suppress(OSError):
+        os.chdir(spec["cwd"])
+    # The driver's own path decides, in its order; what only this node has comes after it.
+    sys.path[:] = [entry for entry in spec["sys_path"] if entry and Path(entry).exists()] + [
+        entry for entry in sys.path if entry not in spec["sys_path"] and entry
+    ]
+    renew(spec["script"], spec["module"])
+
+
+def _open_outputs() -> None:
+    unbuffered = isinstance(sys.stdout.buffer, io.RawIOBase)  # as -u and PYTHONUNBUFFERED make it
+    sys.stdout, sys.stderr = _open_output(1, unbuffered), _open_output(2, unbuffered)
 
 
 def _open_output(fd: int, unbuffered: bool) -> io.TextIOWrapper:

@@ -11,6 +11,7 @@ import pytest
 
 from rlinf_async._wire.lifeline import Lifeline
 from rlinf_async._worker import editor
+from rlinf_async.any_rank import AnyRank
 from rlinf_async.outcome import CallDeadline
 
 
@@ -57,7 +58,9 @@ def test_a_worker_that_cannot_connect_goes_on(
 
 
 def test_calls_have_no_deadline_in_an_editor(debugpy: SimpleNamespace) -> None:
+    nothing: Any = None
     assert CallDeadline.of(3.0) is None
+    assert AnyRank(nothing, nothing, [0], None, None, 3.0)._stall_timeout is None
 
 
 async def test_nodes_are_started_past_the_editor(debugpy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ FIELDS = {"bench", "case", "unit", "median", "n", "rounds", "limit", "ratio_to_l
 def test_every_case_has_a_name_of_its_own() -> None:
     names = [each.case.name for each in (*bench_call.local_measurements(True), *bench_call.remote_measurements(True))]
     names += [*bench_launch.COLD, *bench_launch.more_cases()]
+    names += [case.name for case in bench_launch.preload_cases().values()]
     names += [case.name for case in bench_launch.growth_cases((4, 16)).values()]
     names += [
         each.case.name
@@ -61,7 +62,13 @@ def test_every_case_has_a_name_of_its_own() -> None:
 # Some cases of every kind, because each starts a cluster and processes that import torch: a kind that two benches start
 # in the same way stands in one of them.  `make bench ARGS=--quick` measures all of them.
 CALLS = ("one_call_def", "group_call_def", "argument_256MiB_read", "remote_group_pipelined")
-LAUNCHES = ("cold_start_torch_driver", "memory_per_worker", "launch_4_torch", "growth_launch")
+LAUNCHES = (
+    "cold_start_torch_driver",
+    "memory_per_worker",
+    "launch_4_torch",
+    "growth_launch",
+    "relaunch_4_transformers",
+)
 SENDS = ("send_object", "send_tensor", "loop_delay_pending")
 CHANNELS = ("small_16_def", "keys_1000", "two_nodes_tensors_1MiB")
 BROADCASTS = ("two_nodes_broadcast_1MiB",)
@@ -73,7 +80,7 @@ WEIGHTS = ("many_64MiB_1_copy", "mlp_100KiB_1_copy", "two_nodes_llm_64MiB_1_map"
     ("bench", "only", "cases"),
     [
         ("bench_call", CALLS, 4),
-        ("bench_launch", LAUNCHES, 5),
+        ("bench_launch", LAUNCHES, 6),
         ("bench_send", SENDS, 3),
         ("bench_channel", CHANNELS, 3),
         ("bench_broadcast", BROADCASTS, 1),

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -290,7 +291,7 @@ async def test_a_worker_whose_birth_was_given_up_is_ended_and_reaped(
 
 
 async def test_a_stopped_template_does_not_keep_a_node_from_closing(stuck: Template) -> None:
-    os.kill(stuck._process.pid, signal.SIGSTOP)
+    os.kill(stuck.pid, signal.SIGSTOP)
     start = asyncio.ensure_future(stuck.fork({}, []))
     await asyncio.sleep(0)
     stuck.close()
@@ -317,8 +318,13 @@ async def test_a_template_that_cannot_be_watched_is_not_kept(kept: Templates, mo
 
 def new_service(tmp_path: Path, to: Router, template: Any = None) -> DaemonService:
     class Given:
+        python = sys.executable
+
         def get(self, *_: Any) -> Any:
             return template
+
+        def preloaded(self, *_: Any) -> Any:
+            return contextlib.nullcontext(template)
 
     site = Site("cafecafe", 0, "here", "127.0.0.1", tmp_path, {}, 4)
     abandoned: list[Group] = []
@@ -394,6 +400,8 @@ def request(workers: int = 3) -> operations.Spawn:
         module=None,
         supervised=False,
         close_grace=2.0,
+        preload=[],
+        own_modules=[],
     )
 
 

@@ -10,8 +10,13 @@ from typing import Any
 
 import pytest
 
+from rlinf_async import settings
+from rlinf_async._core import operations
+from rlinf_async.configuration import RESTARTS
 from rlinf_async.errors import LaunchError
 from rlinf_launcher.daemon import templates
+from rlinf_launcher.daemon.fork_server import MARKER
+from rlinf_launcher.daemon.preloads import Wanted, wanted_by
 from rlinf_launcher.daemon.templates import Template, Templates, template_command
 
 NODE = {"HOME": "/root", "OMP_NUM_THREADS": "2", "LD_LIBRARY_PATH": "/lib"}
@@ -74,3 +79,73 @@ def test_an_isolated_interpreter_finds_this_package() -> None:
     compile(start, "-c", "exec")
     assert template_command(["-O"])[-2:] == ["-m", "rlinf_async._worker.template"]
     assert str(Path(sys.modules["rlinf_async"].__file__ or "").parents[1]) in start
+
+
+def spawn(**fields: Any) -> operations.Spawn:
+    usual = {
+        "group": "g", "workers": [{"env": {"RANK": str(rank)}, "profiler": None} for rank in range(2)], "env": {},
+        "node_env": {}, "python": None, "config": "", "seed": None, "world_size": 2, "max_concurrency": None,
+        "quiet": False, "cwd": "/near/job", "sys_path": ["/near/job", "/lib"], "script": "/near/job/train.py",
+        "module": None, "supervised": False, "script_env": {}, "close_grace": 1.0, "preload": [],
+        "own_modules": ["job.models", "vllm"],
+    }  # fmt: skip
+    return operations.Spawn(**{**usual, **fields})
+
+
+def wanted(op: operations.Spawn, variables: Mapping[str, str] = NODE, python: str = "python") -> Wanted:
+    return wanted_by(op, "node7", python, variables, ["/own"], lambda path: path.replace("/near/", "/far/"))
+
+
+ONE = [{"env": {"RANK": "0"}, "profiler": None}]
+PROFILED = [{"env": {"RANK": str(rank)}, "profiler": {"tool": "nsys"}} for rank in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "timeout", "modules"),
+    [
+        ({}, "120", ("job.models", "vllm")),
+        ({"own_modules": []}, "120", ()),
+        ({"preload": ["vllm", "big"]}, "120", ("vllm", "big", "job.models")),
+        ({"workers": ONE}, "120", ()),
+        ({"workers": ONE, "preload": ["vllm"]}, "120", ("vllm",)),
+        ({"workers": ONE, "supervised": True}, "120", ("job.models", "vllm")),
+        ({"workers": PROFILED, "preload": ["vllm"]}, "120", ()),
+        ({"workers": [*PROFILED, *ONE]}, "120", ("job.models", "vllm")),
+        ({"preload": ["vllm"]}, "0", ()),
+    ],
+)
+def test_modules_are_preloaded_where_more_than_one_process_gains_by_it(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], timeout: str, modules: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv(settings.PRELOAD_TIMEOUT_S.variable, timeout)
+    found = wanted(spawn(**fields))
+    assert (found.modules, found.asked) == (modules, frozenset(fields.get("preload", ())))
+
+
+@pytest.mark.parametrize(
+    ("fields", "variables", "python", "shared"),
+    [
+        ({"group": "other", "supervised": True, "seed": 3}, NODE, "python", True),
+        ({"workers": [*ONE, *ONE, *ONE]}, NODE, "python", True),
+        (
+            {"workers": [{"env": {"RANK": "0", RESTARTS: "1"}, "profiler": None}], "supervised": True},
+            NODE,
+            "python",
+            True,
+        ),
+        ({"workers": [{"env": {"RANK": "0", "CUDA_VISIBLE_DEVICES": "0"}, "profiler": None}]}, NODE, "python", False),
+        ({"sys_path": ["/near/other", "/lib"]}, NODE, "python", False),
+        ({"cwd": "/near/elsewhere"}, NODE, "python", False),
+        ({"script": None}, NODE, "python", False),
+        ({"module": "job.train"}, NODE, "python", False),
+        ({}, {**NODE, "HF_HOME": "/data"}, "python", False),
+        ({}, NODE, "/opt/python", False),
+    ],
+)
+def test_launches_share_imports_where_these_see_the_same(
+    fields: dict[str, Any], variables: dict[str, str], python: str, shared: bool
+) -> None:
+    usual = wanted(spawn()).surroundings
+    assert (wanted(spawn(**fields), variables, python).surroundings == usual) == shared
+    assert usual.sys_path == ("/own", "/far/job", "/lib")
+    assert usual.own_variables == {"RANK", RESTARTS, MARKER}

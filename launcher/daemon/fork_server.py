@@ -1,0 +1,287 @@
+"""``ForkServer``, a process that forks workers as this daemon orders: the conversation with it, its silence and end.
+
+Its program is ``rlinf_async._worker.template``.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_async import settings
+from rlinf_async._core import frames
+from rlinf_async._core.descriptors import limit_met
+from rlinf_async.errors import LaunchError
+
+from .exit_status import reap
+from .oom import MemoryKills
+from .process_state import state_of
+from .template_log import log_tail
+
+PACKET_BYTES: Final = 512 * 1024
+
+_REPORTS: Final = frozenset({"ready", "importing", "refused"})
+"""Keys of messages that answer no order."""
+
+_Answer = asyncio.Future[dict[str, Any]]
+
+MARKER: Final = "RLINF_WORKER"
+"""Environment variable that every child of a daemon has, and every descendant of a worker, forked or executed."""
+
+PARENT_SOCKET: Final = "RLINF_PARENT_SOCKET"
+"""Environment variable with the path of this node's socket, in the run's folder: a worker's subprocesses may join."""
+
+NO_TOKEN: Final = "0" * 16
+"""Its value in a template, where each worker's own token will be written over, and in what is no worker's."""
+
+
+def _too_large(spec: Mapping[str, Any], nbytes: int, limit: int) -> str:
+    sizes = {name: len(name) + len(value) for name, value in spec["env"].items()}
+    largest = ", ".join(f"${name} ({sizes[name]})" for name in sorted(sizes, key=sizes.__getitem__)[:-4:-1])
+    return (
+        f"the description of a worker takes {nbytes} bytes, and {limit} pass; "
+        f"its largest variables, in bytes: {largest}\n"
+        "  fix: hand large values over as arguments, or in files, not in the environment or in env="
+    )
+
+
+def control_pair() -> tuple[socket.socket, socket.socket]:
+    """This side's and a template's end of their conversation."""
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * PACKET_BYTES)
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * PACKET_BYTES)
+    return near, far
+
+
+class ForkServer:
+    """Conversation with one process that forks workers, of which this daemon is the parent."""
+
+    doing = "importing torch"
+    """Its work until it is ready."""
+
+    def __init__(self, python: str, control: socket.socket, pid: int, open_files: int, log: Path | None) -> None:
+        """``control`` is this side's end of its socket, and ``open_files`` the workers' limit; ``log`` has its output.
+
+        Raises:
+            LaunchError: it cannot be watched; it is killed then.
+        """
+        self.python = python
+        self.pid = pid
+        self._socket = control
+        self._memory_kills = MemoryKills.count()
+        self._log = log
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            control.close()
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise LaunchError(f"the worker template could not be watched: {error}{limit_met(error)}") from error
+        self._has_ended = False
+        self.open_files = open_files
+        self._to_send: deque[tuple[bytes, Sequence[int], _Answer]] = deque()
+        self._waiting: deque[_Answer] = deque()
+        self._patience: asyncio.TimerHandle | None = None
+        self._strays: dict[int, int] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._death: LaunchError | None = None
+        self.facts: dict[str, Any] | None = None
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Starts listening to it; separate from the constructor so that torch's import begins before the loop does."""
+        self._loop = loop
+        self._socket.setblocking(False)
+        loop.add_reader(self._socket.fileno(), self._readable)
+        loop.add_reader(self._pidfd, self._ended)
+
+    async def fork(self, spec: Mapping[str, Any], fds: Sequence[int]) -> int:
+        """The pid of a new worker, whose parent is this daemon; the descriptors stay the caller's.
+
+        Raises:
+            LaunchError: the template is dead or silent, or could not fork.
+        """
+        facts = await self.ask({**spec, "open_files": self.open_files}, fds)
+        if "error" in facts:
+            raise LaunchError(f"a worker could not be forked: {facts['error']}")
+        return int(facts["pid"])
+
+    async def ask(self, spec: Mapping[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
+        """Its answer to an order; the descriptors stay the caller's.
+
+        Raises:
+            LaunchError: the template is dead or silent.
+        """
+        if self._death is not None:
+            raise self._death
+        assert self._loop is not None
+        packet = frames.pack(spec)
+        if len(packet) > PACKET_BYTES:
+            raise LaunchError(_too_large(spec, len(packet), PACKET_BYTES))
+        answer: _Answer = self._loop.create_future()
+        self._to_send.append((packet, fds, answer))
+        if self._patience is None:
+            self._arm_timeout()
+        if len(self._to_send) == 1:
+            self._writable()
+        return await answer
+
+    def _writable(self) -> None:
+        assert self._loop is not None
+        while self._to_send:
+            packet, fds, answer = self._to_send[0]
+            if answer.done():  # nobody waits for it any more, and its descriptors are closed
+                self._to_send.popleft()
+                continue
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+            try:
+                self._socket.sendmsg([packet], rights, socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                self._loop.add_writer(self._socket.fileno(), self._writable)
+                return
+            except OSError as error:
+                if error.errno != errno.EMSGSIZE:
+                    break  # it is dead; its pidfd says so
+                limit = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)  # as net.core.wmem_max allows
+                self._to_send.popleft()
+                answer.set_exception(LaunchError(_too_large(frames.unpack(packet), len(packet), limit)))
+                self._arm_timeout()
+                continue
+            self._to_send.popleft()
+            self._waiting.append(answer)
+        self._loop.remove_writer(self._socket.fileno())
+
+    def _readable(self) -> None:
+        self._read()
+
+    def _read(self) -> bool:
+        """False when nothing more is there."""
+        try:
+            packet = self._socket.recv(PACKET_BYTES)
+        except OSError:
+            return False
+        if not packet:
+            assert self._loop is not None
+            self._loop.remove_reader(self._socket.fileno())
+            return False
+        facts = frames.unpack(packet)
+        if not _REPORTS.isdisjoint(facts):
+            self._hear(facts)
+        else:
+            answer = self._waiting.popleft()
+            if not answer.done():
+                answer.set_result(facts)
+            elif "pid" in facts:
+                self._end_stray(int(facts["pid"]))
+        self._arm_timeout()
+        return True
+
+    def _hear(self, facts: dict[str, Any]) -> None:
+        """Act on a message that answers no order."""
+        self.facts = facts
+
+    def _ended(self) -> None:
+        exit_status = reap(self._pidfd, self._memory_kills)
+        if exit_status is None:
+            return
+        self._has_ended = True
+        while self._read():
+            pass
+        self._fail(self._why_ended(exit_status.text))
+        self._let_go()
+
+    def _why_ended(self, how: str) -> str:
+        return f"the worker template {how}{log_tail(self._log)}"
+
+    def _arm_timeout(self) -> None:
+        """Gives the template its time anew, if anybody waits for it."""
+        assert self._loop is not None
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        if self._waiting or self._to_send:
+            limit = settings.WORKER_IMPORT_TIMEOUT_S if self.facts is None else settings.WORKER_FORK_TIMEOUT_S
+            seconds = limit()
+            self._patience = self._loop.call_later(seconds, self._give_up, seconds)
+
+    def _give_up(self, seconds: float) -> None:
+        doing = self.doing if self.facts is None else "forking a worker"
+        silent = f"the worker template (pid {self.pid}) has said nothing for {seconds:g} s while {doing}"
+        self._fail(silent + log_tail(self._log))
+        self._kill()  # its pidfd brings the rest
+
+    def _fail(self, reason: str) -> None:
+        """Nothing is forked any more."""
+        if self._death is None:
+            self._death = LaunchError(reason)
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        for answer in (*self._waiting, *(answer for _, _, answer in self._to_send)):
+            if not answer.done():
+                answer.set_exception(self._death)
+        self._to_send.clear()
+
+    def _kill(self) -> None:
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _let_go(self) -> None:
+        """Closes what this side has of the conversation.  Idempotent."""
+        if self._pidfd < 0:
+            return
+        if self._loop is not None:
+            self._loop.remove_reader(self._pidfd)
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_writer(self._socket.fileno())
+        os.close(self._pidfd)
+        self._pidfd = -1
+        self._socket.close()
+
+    def _end_stray(self, pid: int) -> None:
+        """Ends a worker whose start was given up while it was forked."""
+        assert self._loop is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            pidfd = os.pidfd_open(pid)
+            self._strays[pid] = pidfd
+            self._loop.add_reader(pidfd, self._stray_ended, pid)
+
+    def _stray_ended(self, pid: int) -> None:
+        assert self._loop is not None
+        pidfd = self._strays.pop(pid)
+        self._loop.remove_reader(pidfd)
+        os.close(pidfd)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+    def describe(self) -> str:
+        """Return its state in words; an empty text if nobody waits for it."""
+        if not self._waiting and not self._to_send:
+            return ""
+        state = state_of(self.pid, None)
+        doing = self.doing if self.facts is None else "forking"
+        return f"the worker template (pid {self.pid}) is {state or doing}"
+
+    @property
+    def dead(self) -> bool:
+        return self._death is not None
+
+    def close(self) -> None:
+        """Ends the template; workers that were forked from it live on."""
+        if self._pidfd >= 0 and not self._has_ended:
+            self._kill()
+            os.waitpid(self.pid, 0)  # not by the pidfd, which uvloop makes a descriptor that does not block
+        self._fail("this node is closing")
+        self._let_go()
+        for pid in list(self._strays):
+            self._stray_ended(pid)

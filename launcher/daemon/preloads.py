@@ -1,0 +1,305 @@
+"""Templates that have imported modules beside torch: forked from a plain template, one per modules and surroundings.
+
+The imports happen in the child.  A module that workers must not inherit, that raises, hangs or ends its process costs
+that child; another one imports the rest, and the workers import the module themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from rlinf_async import settings
+from rlinf_async._core import operations
+from rlinf_async.configuration import RESTARTS
+from rlinf_async.errors import LaunchError
+
+from .fork_server import MARKER, ForkServer, control_pair
+from .leftovers import Leftovers
+from .process_state import private_bytes, resident_bytes
+from .template_log import open_log
+
+MOST_KEPT: Final = 8
+"""Templates with modules that a node keeps: a script that changes its environment asks for ever more of them."""
+
+MOST_REFUSED: Final = 64
+"""Refusals that a node remembers, for the same reason."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Properties of a process that an import may depend on; workers that share a template share them."""
+
+    python: str
+    variables: frozenset[tuple[str, str]]
+    cwd: str
+    sys_path: tuple[str, ...]
+    script: str | None
+    module: str | None
+    own_variables: frozenset[str]
+    """Environment variables whose values differ from worker to worker: an import that reads one is refused."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Modules that a launch wants to have imported before its workers are forked.
+
+    Attributes:
+        node: name of the node, for errors.
+        modules: in their order.
+        asked: those that the user names: one that does not exist fails the launch.
+    """
+
+    node: str
+    modules: tuple[str, ...]
+    asked: frozenset[str]
+    surroundings: Surroundings
+
+
+def wanted_by(
+    op: operations.Spawn,
+    node: str,
+    python: str,
+    variables: Mapping[str, str],
+    paths: Sequence[str],
+    here: Callable[[str], str],
+) -> Wanted:
+    """The modules that a launch wants to have imported on this node.
+
+    Args:
+        op: the launch.
+        node: name of this node.
+        python: the interpreter of its workers.
+        variables: environment variables that all its workers have.
+        paths: folders that come before the script's ``sys.path``.
+        here: translates a path of the driver's machine into one of this machine.
+    """
+    # For a single worker, a template costs as much as it saves, unless the worker is started again.
+    own = op.own_modules if len(op.workers) > 1 or op.supervised else []
+    forked = any(worker.get("profiler") is None for worker in op.workers)
+    modules = dict.fromkeys([*op.preload, *own]) if forked and settings.PRELOAD_TIMEOUT_S() else {}
+    surroundings = Surroundings(
+        python=python,
+        variables=frozenset(variables.items()),
+        cwd=here(op.cwd),
+        sys_path=(*paths, *map(here, op.sys_path)),
+        script=here(op.script) if op.script else None,
+        module=op.module,
+        own_variables=frozenset({MARKER, RESTARTS}.union(*(worker["env"] for worker in op.workers))),
+    )
+    return Wanted(node, tuple(modules), frozenset(op.preload), surroundings)
+
+
+class Refusal(NamedTuple):
+    module: str
+    reason: str
+    is_missing: bool = False
+
+
+OnRefused = Callable[[Refusal], None]
+
+
+class PreloadedTemplate(ForkServer):
+    """A child of a plain template that imports modules, and forks workers from then on.
+
+    Attributes:
+        outcome: None once it is ready; or why it does not come to be.
+        users: launches that are about to fork from it.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        plain: ForkServer,
+        modules: tuple[str, ...],
+        control: socket.socket,
+        pid: int,
+        log: Path | None,
+        token: str,
+    ) -> None:
+        super().__init__(plain.python, control, pid, plain.open_files, log)
+        self.modules = modules
+        self.outcome: asyncio.Future[Refusal | None] = loop.create_future()
+        self.users = 0
+        self._importing = modules[0]
+        self._leftovers = Leftovers(loop, pid, token, lambda: None)
+        seconds = settings.PRELOAD_TIMEOUT_S()
+        self._deadline = loop.call_later(seconds, self._too_late, seconds)
+        self.watch(loop)
+        with contextlib.suppress(OSError):  # it has ended, as its pidfd will say
+            control.send(b"\0")  # the process in between is gone: from here on this daemon is the parent
+
+    def _hear(self, facts: dict[str, Any]) -> None:
+        if "importing" in facts:
+            self._importing = facts["importing"]
+            self.doing = f"importing {self._importing}"
+        elif "refused" in facts:
+            self._settle(Refusal(facts["refused"], facts["reason"], facts["is_missing"]))
+        else:
+            super()._hear(facts)
+            self._settle(None)
+
+    def _settle(self, outcome: Refusal | None) -> None:
+        self._deadline.cancel()
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
+
+    def _too_late(self, seconds: float) -> None:
+        self._settle(
+            Refusal(self._importing, f"its import has not ended after {seconds:g} s ($RLINF_PRELOAD_TIMEOUT_S)")
+        )
+        self.end()
+
+    def _why_ended(self, how: str) -> str:
+        return super()._why_ended(how) if self.facts is not None else f"during its import the process {how}"
+
+    def _fail(self, reason: str) -> None:
+        super()._fail(reason)
+        self._settle(Refusal(self._importing, reason))
+
+    def _let_go(self) -> None:
+        # One that is ready had no children; those that it has forked since are workers, which outlive it.
+        (self._leftovers.end if self.facts is None else self._leftovers.release)()
+        super()._let_go()
+
+    def end(self) -> None:
+        """Kill the process; workers that were forked from it live on."""
+        self._fail("it is not needed any more")
+        self._kill()  # its pidfd brings the rest
+
+    def describe(self) -> str:
+        if not self.outcome.done():
+            return f"the worker template (pid {self.pid}) is {self.doing}"
+        return super().describe()
+
+
+_Key = tuple[tuple[str, ...], Surroundings]
+
+
+class Preloads:
+    """The templates of a node that have imported modules, made when they are first wanted."""
+
+    def __init__(self, next_log: Callable[[], Path | None]) -> None:
+        self._next_log = next_log
+        self._made: dict[_Key, PreloadedTemplate] = {}
+        """The one that was used last is the last."""
+        self._refused: dict[tuple[str, Surroundings], str] = {}
+        self._forking = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def use(self, plain: ForkServer, wanted: Wanted, on_refused: OnRefused) -> AsyncIterator[ForkServer]:
+        """The template for workers that want these modules: ``plain`` where none of them can be inherited.
+
+        It stays until the block is left.  ``on_refused`` hears of each module that workers import themselves, once.
+
+        Raises:
+            LaunchError: a module that the user names does not exist; or no template could be forked.
+        """
+        template = await self._find(plain, wanted, on_refused)
+        try:
+            yield template or plain
+        finally:
+            if template is not None:
+                self._leave(template)
+
+    async def _find(self, plain: ForkServer, wanted: Wanted, on_refused: OnRefused) -> PreloadedTemplate | None:
+        place = wanted.surroundings
+        while modules := tuple(each for each in wanted.modules if (each, place) not in self._refused):
+            key = (modules, place)
+            async with self._forking:
+                template = self._made.get(key)
+                if template is None or template.dead:
+                    template = self._made[key] = await self._fork(plain, key)
+            template.users += 1
+            try:
+                refusal = await asyncio.shield(template.outcome)
+                changed = refusal is None and (await template.ask({"changed_files": True}))["changed_files"]
+                if refusal is None and not changed:
+                    self._made[key] = self._made.pop(key, template)
+                    template.users += 1  # the caller's
+                    return template
+            finally:
+                self._leave(template)
+            if self._made.get(key) is template:
+                self._drop(key)
+            if refusal is not None and refusal.is_missing and refusal.module in wanted.asked:
+                raise LaunchError(
+                    f"launch(preload=...) names {refusal.module!r}, which node {wanted.node} does not have "
+                    f"({refusal.reason}); sys.path of the workers: {', '.join(place.sys_path)}"
+                )
+            if refusal is not None and (refusal.module, place) not in self._refused:
+                self._refused[refusal.module, place] = refusal.reason
+                for key_of_old in list(self._refused)[:-MOST_REFUSED]:
+                    del self._refused[key_of_old]
+                on_refused(refusal)
+        return None
+
+    async def _fork(self, plain: ForkServer, key: _Key) -> PreloadedTemplate:
+        modules, place = key
+        loop = asyncio.get_running_loop()
+        near, far = control_pair()
+        log = self._next_log()
+        output = open_log(log)
+        token = os.urandom(8).hex()
+        order = {
+            "preload": modules,
+            "own_variables": sorted(place.own_variables),
+            "env": {**dict(place.variables), MARKER: token},
+            "token": token,
+            "cwd": place.cwd,
+            "sys_path": place.sys_path,
+            "script": place.script,
+            "module": place.module,
+            "parent": os.getpid(),
+        }
+        try:
+            pid = await plain.fork(order, [far.fileno(), *([] if output is None else [output, output])])
+        except BaseException:
+            near.close()
+            raise
+        finally:
+            far.close()
+            if output is not None:
+                os.close(output)
+        return PreloadedTemplate(loop, plain, modules, near, pid, log, token)
+
+    def _leave(self, template: PreloadedTemplate) -> None:
+        template.users -= 1
+        idle = [key for key, each in self._made.items() if not each.users]
+        for key in idle[: max(0, len(self._made) - MOST_KEPT)]:
+            self._drop(key)
+        if not template.users and template not in self._made.values() and not template.dead:
+            template.end()
+
+    def _drop(self, key: _Key) -> None:
+        template = self._made.pop(key)
+        if not template.users and not template.dead:
+            template.end()
+
+    def describe(self) -> str:
+        return "; ".join(filter(None, (template.describe() for template in self._made.values())))
+
+    def status(self) -> list[dict[str, Any]]:
+        """Pid, memory and modules of each template that is ready, for people."""
+        ready = [template for template in self._made.values() if template.facts is not None and not template.dead]
+        return [memory_of(template) | {"modules": list(template.modules)} for template in ready]
+
+    def refusals(self) -> dict[str, str]:
+        """Reasons by module, for people."""
+        return {module: reason for (module, _), reason in self._refused.items()}
+
+    def close(self) -> None:
+        for template in self._made.values():
+            template.close()
+        self._made.clear()
+
+
+def memory_of(template: ForkServer) -> dict[str, Any]:
+    """Pid of a template, its memory, and the part of that which it shares with no other process."""
+    return {"pid": template.pid, "memory": resident_bytes(template.pid), "private": private_bytes(template.pid)}

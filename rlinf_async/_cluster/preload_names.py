@@ -1,0 +1,78 @@
+"""Modules that nodes import before they fork the workers of a group: named by the user, or read from its pickle."""
+
+from __future__ import annotations
+
+import logging
+import pickletools
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from rlinf_async._core.own_logger import own_logger
+
+logger = own_logger(__name__)
+
+_MOST_PICKLE_BYTES: Final = 64 * 1024
+"""Reading a pickle takes Python 20 ms for so much; a larger one has large arguments, and its class comes first."""
+
+_EVERYWHERE: Final = frozenset(
+    {*sys.stdlib_module_names, "__mp_main__", "cloudpickle", "msgpack", "numpy", "rlinf_async", "torch", "uvloop"}
+)
+"""Packages that every worker has before it imports anything; ``__main__`` is the script."""
+
+
+def named_modules(preload: Any) -> tuple[str, ...]:
+    """Return the modules that ``launch(preload=)`` names.
+
+    Raises:
+        TypeError: it is no sequence of strings.
+        ValueError: no module can have such a name.
+    """
+    if preload is None:
+        return ()
+    if isinstance(preload, str):
+        raise TypeError(f"preload= takes a list of modules' names, got {preload!r}: write preload=[{preload!r}]")
+    if not isinstance(preload, Sequence) or not all(isinstance(name, str) for name in preload):
+        raise TypeError(f"preload= takes a list of modules' names, such as ['vllm'], got {preload!r}")
+    for name in preload:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"preload= has {name!r}, which cannot be a module's name; 'package.module' is one")
+    return tuple(dict.fromkeys(preload))
+
+
+def imported_at_once(pickled: bytes) -> tuple[str, ...]:
+    """Return the modules that unpickling a group's class and arguments imports, less those that each worker has."""
+    names = dict.fromkeys(_modules_of(pickled[:_MOST_PICKLE_BYTES]))
+    return tuple(name for name in names if name and name.partition(".")[0] not in _EVERYWHERE)
+
+
+def _modules_of(pickled: bytes) -> Iterator[str]:
+    """The modules of globals in a pickle of protocol 4 or newer, and those that cloudpickle imports by their names."""
+    memo: list[Any] = []
+    stack: list[Any] = [None, None]
+    try:
+        for opcode, argument, _ in pickletools.genops(pickled):
+            name = opcode.name
+            if name == "MEMOIZE":
+                memo.append(stack[-1])
+                continue
+            if name in ("BINGET", "LONG_BINGET"):
+                argument = memo[int(argument or 0)]
+            if name == "STACK_GLOBAL":
+                module, attribute = stack[-2:]
+                yield str(module or "")
+                argument = (module, attribute)
+            if isinstance(argument, str) and stack[-1] == ("cloudpickle.cloudpickle", "subimport"):
+                yield argument
+            stack = [stack[-1], argument if isinstance(argument, str | tuple) else None]
+    except (ValueError, IndexError):  # it is cut off
+        return
+
+
+def log_refusal(facts: dict[str, Any]) -> None:
+    """Say, once, that the workers of a group import a module themselves."""
+    logger.log(
+        logging.WARNING if facts["asked"] else logging.INFO,
+        "each worker of '%s' on node %s imports %s itself, which is not preloaded: %s",
+        facts["group"], facts["node"], facts["module"], facts["reason"],
+    )  # fmt: skip

@@ -1,0 +1,189 @@
+"""Imports modules in a process from which workers will be forked, and says why workers must not inherit one.
+
+A worker must find what its own import would have left.  An import is refused whose effects a fork loses or shares: a
+thread, an open descriptor, a child process, a signal handler, a random state, a value that differs from worker to
+worker.  Its changes of ``os.environ`` are kept, because each worker makes its environment anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import random
+import resource
+import signal
+import stat
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+_HARMLESS_MAJORS: Final = frozenset({1, 5, *range(136, 144)})
+"""Devices without a state: the kernel's memory devices (null, zero, urandom, ...) and terminals."""
+
+_THREAD_END_S: Final = 0.1
+"""For a thread that was joined to leave the kernel's list, a moment after the join and without a notice."""
+
+
+class RefusedError(Exception):
+    """A module whose import workers must not inherit.
+
+    Attributes:
+        module: its name.
+        is_missing: there is no such module, or its package has no such one.
+    """
+
+    def __init__(self, module: str, reason: str, is_missing: bool = False) -> None:
+        super().__init__(reason)
+        self.module = module
+        self.is_missing = is_missing
+
+
+@dataclass
+class Imported:
+    """Results of the imports of one process.
+
+    Attributes:
+        variables: of ``os.environ`` that they have changed; None for a deleted one.
+        files: of their modules, outside of the interpreter's own folders, with time and size.
+    """
+
+    variables: dict[str, str | None] = field(default_factory=dict)
+    files: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def changed_files(self) -> list[str]:
+        return [path for path, mark in self.files.items() if _mark(path) != mark]
+
+
+def import_module(name: str, own_variables: Collection[str], into: Imported) -> None:
+    """Import a module if it is not there yet.
+
+    Args:
+        name: of the module.
+        own_variables: environment variables whose values differ from worker to worker.
+        into: gets what the import has left.
+
+    Raises:
+        RefusedError: workers must not inherit it.  This process is to end then.
+    """
+    if name in sys.modules:
+        return
+    modules, variables, state, descriptors = set(sys.modules), dict(os.environ), _state(), _descriptors()
+    pid = os.getpid()
+    with _seen_reads() as reads:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:  # SystemExit, too
+            missing = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
+            text = f"its import raises {type(error).__name__}: {str(error)[:400]}"
+            raise RefusedError(name, text, missing) from error
+        finally:
+            if os.getpid() != pid:
+                os._exit(0)  # a child that the import has forked and that has not ended: two would serve the daemon
+    if own := sorted(reads.intersection(own_variables)):
+        raise RefusedError(name, f"its import reads ${own[0]}, which each worker has for itself")
+    if reason := _left_behind(descriptors) or _differs(state):
+        raise RefusedError(name, reason)
+    for variable in variables.keys() | os.environ.keys():
+        if variables.get(variable) != os.environ.get(variable):
+            into.variables[variable] = os.environ.get(variable)
+    into.files |= _files_of(sys.modules.keys() - modules)
+
+
+@contextlib.contextmanager
+def _seen_reads() -> Iterator[set[str]]:
+    """Names of the variables that Python code reads from ``os.environ`` meanwhile."""
+    reads: set[str] = set()
+    environment: Any = type(os.environ)
+    given = environment.__getitem__
+
+    def read(self: Any, name: Any) -> Any:
+        with contextlib.suppress(TypeError):
+            reads.add(os.fsdecode(name))
+        return given(self, name)
+
+    environment.__getitem__ = read
+    try:
+        yield reads
+    finally:
+        environment.__getitem__ = given
+
+
+def thread_names() -> list[str]:
+    return [(entry / "comm").read_text().strip() for entry in Path("/proc/self/task").iterdir()]
+
+
+def _other_threads() -> list[str]:
+    until = time.monotonic() + _THREAD_END_S
+    while len(threads := thread_names()) > 1:
+        if time.monotonic() > until:
+            return [each.name for each in threading.enumerate() if each is not threading.main_thread()] or threads[1:]
+        os.sched_yield()
+    return []
+
+
+def _left_behind(descriptors: Collection[tuple[int, int]]) -> str:
+    if threads := _other_threads():
+        return f"its import starts {len(threads)} thread{'s' * (len(threads) > 1)} ({', '.join(threads)})"
+    for fd, _ in sorted(_descriptors() - set(descriptors)):
+        return f"its import leaves {Path(f'/proc/self/fd/{fd}').readlink()} open"
+    with contextlib.suppress(ChildProcessError):
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return "its import leaves a child process" + (f" (pid {ended.si_pid}), which has ended" if ended else "")
+    return ""
+
+
+def _descriptors() -> set[tuple[int, int]]:
+    """Open descriptors and their inodes, less devices without a state."""
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the listing's own
+            status = os.fstat(int(entry.name))
+            is_harmless = stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) in _HARMLESS_MAJORS
+            if not is_harmless:
+                found.add((int(entry.name), status.st_ino))
+    return found
+
+
+def _state() -> dict[str, Any]:
+    """Settings of this process that each worker sets anew, or draws from, by their names."""
+    import numpy as np
+    import torch
+
+    numpy_state: Any = np.random.get_state()
+    handlers = {f"the handler of signal {number}": signal.getsignal(number) for number in signal.valid_signals()}
+    return handlers | {
+        "the state of random": random.getstate(),
+        "the state of numpy.random": (numpy_state[1].tobytes(), *numpy_state[2:]),
+        "the state of torch's generator": torch.get_rng_state().numpy().tobytes(),
+        "torch's number of threads": torch.get_num_threads(),
+        "the limit of open files": resource.getrlimit(resource.RLIMIT_NOFILE),
+        "CUDA's initialisation": torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]  # torch's
+    }
+
+
+def _differs(state: dict[str, Any]) -> str:
+    changed = [name for name, value in _state().items() if value != state[name]]
+    return f"its import changes {changed[0]}" if changed else ""
+
+
+def _files_of(modules: Collection[str]) -> dict[str, tuple[int, int]]:
+    paths = sysconfig.get_paths()
+    installed = tuple(f"{paths[name]}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    # Not by getattr, which makes a lazy module import what it stands for.
+    files = {getattr(sys.modules.get(name), "__dict__", {}).get("__file__") for name in modules}
+    own = [file for file in files if isinstance(file, str) and not file.startswith(installed)]
+    return {file: mark for file in own if (mark := _mark(file)) is not None}
+
+
+def _mark(path: str) -> tuple[int, int] | None:
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
