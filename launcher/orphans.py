@@ -42,6 +42,8 @@ class Orphans:
                     os.kill(pid, signal.SIGKILL)
                 with suppress(ChildProcessError):
                     os.waitpid(pid, 0)
+                for path in Path("/dev/shm").glob(f"cuda.shm.*.{pid:x}.*"):  # as ``remove_cuda_files`` of the guardian
+                    path.unlink(missing_ok=True)
         _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
     def _find(self) -> Iterator[int]:
