@@ -115,7 +115,9 @@ def write(seed: int) -> Program:
         restart[group] = rng.choice(("rank", "rank", "rank", restart[group]))
         steps += _calls_beside_deaths(rng, spread, group, placement[group])
     in_order = tuple(sorted(steps, key=lambda step: step.at))
-    return Program(nodes, placement, restart, drift, in_order, ring, blocks, pool, pool_restarts, order, seed % 3 == 1)
+    return Program(
+        nodes, placement, restart, drift, in_order, ring, blocks, pool, pool_restarts, order, seed // 10 % 2 == 1
+    )
 
 
 def _pool_calls_and_faults(rng: random.Random, spread: float, size: int) -> list[Step]:
