@@ -81,9 +81,7 @@ MODULES: Final = (
 
 UNREACHED: Final[tuple[tuple[str, str], ...]] = (
     (r"def __repr__\(", "texts for a debugger"),
-    (r"^if TYPE_CHECKING:", "for the type checker"),
     (r"^\s*\.\.\.$|: \.\.\.$", "bodies of protocols"),
-    (r"@overload", "for the type checker"),
 )
 """Regular expressions of lines that no simulated program reaches, each with the block that it opens, and why."""
 
