@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import coverage
 
@@ -91,7 +91,7 @@ class Row:
     """Coverage of one module.
 
     Attributes:
-        missing: the line numbers that no seed has run.
+        missing: by function, the branches that no seed has taken: from line to line, 0 for the function's end.
     """
 
     module: str
@@ -99,7 +99,7 @@ class Row:
     lines_run: int
     branches: int
     branches_run: int
-    missing: tuple[int, ...] = ()
+    missing: tuple[str, ...] = ()
 
     @property
     def percent(self) -> float:
@@ -152,16 +152,23 @@ def _play(folder: str, first: int, last: int) -> None:
     tracer.save()
 
 
-def _rows(files: dict[str, dict[str, dict[str, int]]]) -> Iterator[Row]:
+def _rows(files: dict[str, dict[str, Any]]) -> Iterator[Row]:
     for module in MODULES:
-        summary, missing = files[module]["summary"], files[module]["missing_lines"]
+        summary, functions = files[module]["summary"], files[module]["functions"]
+        missing = {
+            name: [(start, max(end, 0)) for start, end in each["missing_branches"]] for name, each in functions.items()
+        }
         yield Row(
             module,
             summary["num_statements"],
             summary["covered_lines"],
             summary["num_branches"],
             summary["covered_branches"],
-            tuple(missing),
+            tuple(
+                f"{name} " + " ".join(f"{start}→{end}" for start, end in branches)
+                for name, branches in missing.items()
+                if branches
+            ),
         )
 
 
@@ -178,7 +185,7 @@ def main() -> None:
     parser.add_argument("seeds", type=int, nargs="?", default=1000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument(
-        "--missing", default="", help="name the lines that no seed runs, of modules with this in their path"
+        "--missing", default="", help="name the branches that no seed takes, of modules with this in their path"
     )
     parser.add_argument("--play-into", default="", help=argparse.SUPPRESS)
     flags = parser.parse_args()
@@ -189,7 +196,7 @@ def main() -> None:
     print(tell(rows))
     for row in rows:
         if flags.missing and flags.missing in row.module:
-            print(f"{row.module}: {', '.join(map(str, row.missing))}")
+            print("\n  ".join([row.module, *row.missing]))
 
 
 if __name__ == "__main__":

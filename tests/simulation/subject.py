@@ -157,7 +157,7 @@ class Subject(Worker):
         for _ in range(times):
             number = _SENT.next((self.name, to))
             operation = begin(self.name, "send", to, number)
-            work = self.send((number, bytes(size)), group, rank)
+            work = self.send((number, content(size)), group, rank)
             tasks.append(asyncio.ensure_future(one(number, work, operation)))
         await all_of(tasks)
 
@@ -167,7 +167,7 @@ class Subject(Worker):
             number = _SENT.next((self.name, to))
             with noted(self.name, "send", to, number):
                 # Whoever was to receive it may have died with the call in which it would have.
-                self.send((number, bytes(size)), group, rank, async_op=True).wait(10.0)
+                self.send((number, content(size)), group, rank, async_op=True).wait(10.0)
 
     async def recv_many(self, group: str, rank: int, times: int, timeout: float | None) -> None:
         source = f"{group}:{rank}"
@@ -260,6 +260,11 @@ class BlockingRing(Ring):
         self.send(restart.attempt, "ring", after)
         while self.recv("ring", before) != restart.attempt:
             pass
+
+
+def content(size: int) -> Any:
+    """Return so many bytes; large ones as a tensor, whose memory is not pickled and which a link takes."""
+    return bytes(size) if size < 100_000 else torch.zeros(size, dtype=torch.uint8)
 
 
 def _model(version: int) -> dict[str, torch.Tensor]:
