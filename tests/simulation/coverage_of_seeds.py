@@ -63,7 +63,6 @@ MODULES: Final = (
     "rlinf_async/_messaging/outbox.py",
     "rlinf_async/_messaging/relay.py",
     "rlinf_async/_messaging/relayed_broadcast.py",
-    "rlinf_async/_messaging/routes.py",
     "rlinf_async/_messaging/state/chain.py",
     "rlinf_async/_messaging/state/flow_control.py",
     "rlinf_async/_messaging/state/matching.py",
@@ -82,6 +81,24 @@ MODULES: Final = (
 UNREACHED: Final[tuple[tuple[str, str], ...]] = (
     (r"def __repr__\(", "texts for a debugger"),
     (r"^\s*\.\.\.$|: \.\.\.$", "bodies of protocols"),
+    (
+        r"raise (FrameError|AuthError)\(",
+        "no simulated process sends frames that make no sense, or that it may not send",
+    ),
+    (r"raise TypeError\(f\"(a list of numbers|a key is bytes)", "the same"),
+    (r"raise ValueError\(f\"(\{received\} messages|client \{client\} pays|a bulk piece)", "the same"),
+    (r"\bif .*(in GPU_LINKS|\bby_gpu\b|\bis_on_gpu\b|, DevicePayload\)).*:", "a simulation has no GPU"),
+    (r"def _give_up_gpu_link\(|== message_facts\.GPU:", "the same"),
+    (
+        r"raise process\.forked\(|if self\._?pid != process\.pid:|def leave_to_parent\(",
+        "simulated processes do not fork",
+    ),
+    (
+        r"except (\(OSError, )?MemoryError\)? as error:|raise MemoryError\(",
+        "the memory of the machine does not run out",
+    ),
+    (r"except OSError as \w+:  # no descriptors? ", "simulated processes share the descriptors of a real one"),
+    (r"def _cannot_give\(|except OSError as full:", "the same"),
 )
 """Regular expressions of lines that no simulated program reaches, each with the block that it opens, and why."""
 
