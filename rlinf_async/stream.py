@@ -185,7 +185,7 @@ class StreamCall:
             self._callee.client.credit(self._call, self._callee.targets[slot], count)
         return self._callee.ranks[slot], codec.decode(body)
 
-    async def _await_item(self) -> Any:
+    async def _await_item(self) -> tuple[int, Any]:
         while True:
             item = self._next()
             if item is None:
@@ -194,7 +194,7 @@ class StreamCall:
                 return item
             await item.async_wait()
 
-    def _block_for_item(self) -> Any:
+    def _block_for_item(self) -> tuple[int, Any]:
         while True:
             item = self._next()
             if item is None:
