@@ -82,10 +82,13 @@ stress: $(READY)
 	RLINF_STRESS_SECONDS=30 $(BIN)/python -m pytest tests/weights -k "no_reader or on_their_way or waits_for_no_receiver" $(ARGS)
 	RLINF_SIMULATED_SEEDS=2000 $(BIN)/python -m pytest -q -n $(JOBS) tests/weights/test_simulated_receivers.py $(ARGS)
 
-# Random programs in simulated clusters, SEEDS of them, on both cores; what they break is printed with the seed.
+# Random programs in simulated clusters, SEEDS of them, on both cores; what they break is printed with the seed.  Then the
+# first COVERED_SEEDS once more under a tracer, which doubles their time, and the branches of the protocol that they run.
 SEEDS ?= 20000
+COVERED_SEEDS ?= 1000
 simulate: $(READY)
 	RLINF_SIMULATED_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q tests/simulation/test_seeds.py $(ARGS)
+	$(BIN)/python -m tests.simulation.coverage_of_seeds $(COVERED_SEEDS)
 
 # The longer training runs of the examples.
 training: $(READY)

@@ -22,7 +22,7 @@ from rlinf_async._waits import slow_waits
 from rlinf_async.errors import DeadlineExceeded
 from rlinf_async.handle import Handle
 from rlinf_async.outcome import overdue
-from rlinf_async.stream import Stream, StreamCall, _BlockingItems, _Items
+from rlinf_async.stream import Stream, StreamCall
 from rlinf_async.work import Work
 
 _NO_ARGUMENTS: Final = codec.encode_arguments((), {}, describe="no argument", root="args")
@@ -355,6 +355,12 @@ class _AnyStreamCall(_Pooled, StreamCall):
                     self._calls.watch(self._wish.stall_timeout)
         return found
 
+    async def _await_item(self) -> Any:
+        return (await super()._await_item())[1]
+
+    def _block_for_item(self) -> Any:
+        return super()._block_for_item()[1]
+
     def _give_up_stalled(self) -> None:
         if (tick := self._tick) is not None:
             tick._expire()
@@ -409,19 +415,7 @@ class AnyStream(Stream[Any]):
     """
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        self._streaming._begin_iterating()
-        return _OneRanksItems(self._streaming)
+        return super().__aiter__()
 
     def __iter__(self) -> Iterator[Any]:
-        self._streaming._begin_iterating()
-        return _OneRanksBlockingItems(self._streaming)
-
-
-class _OneRanksItems(_Items):
-    async def __anext__(self) -> Any:
-        return (await super().__anext__())[1]
-
-
-class _OneRanksBlockingItems(_BlockingItems):
-    def __next__(self) -> Any:
-        return super().__next__()[1]
+        return super().__iter__()

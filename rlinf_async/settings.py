@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Final
 
 from rlinf_async.errors import ConfigError
@@ -43,11 +44,11 @@ class Setting:
         last = self.variable.rpartition("_")[2].lower()
         return {"s": "seconds", "once": "hosts"}.get(last, last)
 
-    def __call__(self, environ: Mapping[str, str] = os.environ) -> float:
+    def __call__(self, environ: Mapping[str, str] = os.environ, place: str = "in the environment") -> float:
         """The value in force.
 
         Raises:
-            ConfigError: the variable is no number, or is out of bounds.
+            ConfigError: the variable, which stands at this place, is no number, or is out of bounds.
         """
         text = environ.get(self.variable, "").strip()
         if not text:
@@ -58,7 +59,7 @@ class Setting:
             value = math.nan
         if not self.minimum <= value <= self.maximum:
             raise ConfigError(
-                f"{self.variable}={text!r} in the environment: a number of {self.unit} from {self.minimum:.12g} to "
+                f"{self.variable}={text!r} {place}: a number of {self.unit} from {self.minimum:.12g} to "
                 f"{self.maximum:.12g} is wanted ({self.about}); unset it for the default, {self.default:.12g}"
             )
         return value
@@ -81,6 +82,28 @@ def adopt(environ: Mapping[str, str]) -> None:
     """
     os.environ.update({setting.variable: environ[setting.variable] for setting in ALL if setting.variable in environ})
     check()
+
+
+def variables_of(values: Mapping[str, float], place: str) -> dict[str, str]:
+    """Return the environment variables that give settings these values.
+
+    Args:
+        values: by variable, ``RLINF_LEASE_S``, or by its end, ``LEASE_S``.
+        place: of the values, for an error: ``in SimCluster(settings=)``.
+
+    Raises:
+        ConfigError: there is no such setting, or its value is no number, or is out of bounds.
+    """
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        short = str(name).upper().removeprefix("RLINF_")
+        if (setting := _BY_NAME.get(short)) is None:
+            near = [f"RLINF_{each}" for each in get_close_matches(short, _BY_NAME, 1)]
+            meant = f"; did you mean {near[0]}?" if near else "; docs/settings.md lists all"
+            raise ConfigError(f"{name!r} {place}: there is no such setting{meant}")
+        found[setting.variable] = str(value)
+        setting(found, place)
+    return found
 
 
 def check(environ: Mapping[str, str] = os.environ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic
 
 from rlinf_async import settings
@@ -185,6 +185,24 @@ class StreamCall:
             self._callee.client.credit(self._call, self._callee.targets[slot], count)
         return self._callee.ranks[slot], codec.decode(body)
 
+    async def _await_item(self) -> tuple[int, Any]:
+        while True:
+            item = self._next()
+            if item is None:
+                raise StopAsyncIteration
+            if isinstance(item, tuple):
+                return item
+            await item.async_wait()
+
+    def _block_for_item(self) -> tuple[int, Any]:
+        while True:
+            item = self._next()
+            if item is None:
+                raise StopIteration
+            if isinstance(item, tuple):
+                return item
+            item.wait()
+
     def _begin_iterating(self) -> None:
         if self._iterated:
             raise RuntimeError(f"{self!r} has been iterated over before; call {self._method}() again for a new stream")
@@ -320,14 +338,11 @@ class _Items(AsyncIterator[tuple[int, Any]]):
     def __init__(self, stream: StreamCall) -> None:
         self._stream = stream
 
-    async def __anext__(self) -> tuple[int, Any]:
-        while True:
-            item = self._stream._next()
-            if item is None:
-                raise StopAsyncIteration
-            if isinstance(item, tuple):
-                return item
-            await item.async_wait()
+    def __anext__(self) -> Coroutine[Any, Any, tuple[int, Any]]:
+        # No frame of the iterator's own: a traceback of the wait keeps its frames, and whoever keeps that traceback,
+        # if only as a task that was cancelled, would keep the iterator, and the remote generators open.
+        # tests/simulation/test_sim_streams.py::test_a_loop_that_was_cancelled_closes_its_stream_though_its_task_is_kept
+        return self._stream._await_item()
 
     def __del__(self) -> None:
         self._stream._close_later()
@@ -338,13 +353,9 @@ class _BlockingItems(Iterator[tuple[int, Any]]):
         self._stream = stream
 
     def __next__(self) -> tuple[int, Any]:
-        while True:
-            item = self._stream._next()
-            if item is None:
-                raise StopIteration
-            if isinstance(item, tuple):
-                return item
-            item.wait()
+        stream = self._stream
+        del self  # as above
+        return stream._block_for_item()
 
     def __del__(self) -> None:
         self._stream._close_later()

@@ -18,7 +18,7 @@ import tempfile
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MethodType
 from typing import Any, Final, TypeVar
@@ -40,6 +40,7 @@ from rlinf_async._simulation.sim_worker import SimWorkerProcess
 from rlinf_async._simulation.stand_ins import installed, run_job
 from rlinf_async._wire.node_config import NodeConfig
 from rlinf_async.errors import ConfigError
+from rlinf_async.settings import variables_of
 
 T = TypeVar("T")
 
@@ -56,9 +57,11 @@ class SimCluster:
         seed: decides every choice: what runs next, and for how long a message is on its way.
         faults: what happens by itself, at moments that the seed chooses.
         drift: by which part the clocks of nodes run fast or slow at most: 0.01 is one per cent.
+        settings: values of ``docs/settings.md`` for this cluster, by variable, with or without ``RLINF_``; those of the
+            test's own environment do not count in it.
 
     Raises:
-        ConfigError: there must be a node.
+        ConfigError: there must be a node; there is no such setting, or its value is out of bounds.
 
     Example:
         async def main() -> int:
@@ -69,9 +72,17 @@ class SimCluster:
         SimCluster(nodes=3, seed=7).run(main)
     """
 
-    def __init__(self, nodes: int = 1, seed: int = 0, faults: Faults | None = None, drift: float = 0.0) -> None:
+    def __init__(
+        self,
+        nodes: int = 1,
+        seed: int = 0,
+        faults: Faults | None = None,
+        drift: float = 0.0,
+        settings: Mapping[str, float] | None = None,
+    ) -> None:
         if nodes < 1:
             raise ConfigError(f"nodes must be at least 1, got {nodes!r}")
+        self._environ = variables_of(settings or {}, "in SimCluster(settings=)")
         self.num_nodes = nodes
         self._faults = faults
         self._drift = drift
@@ -176,7 +187,9 @@ class SimCluster:
             )
             rate = 1 + scheduler.random.uniform(-self._drift, self._drift) if self._drift else 1.0
             self._rates.append(rate)
-            self.nodes.append(SimNode(scheduler, fabric, config, folder, lambda: next(pids), self._is_born, rate))
+            self.nodes.append(
+                SimNode(scheduler, fabric, config, folder, lambda: next(pids), self._is_born, self._environ, rate)
+            )
         scheduler.run_until(lambda: all(node.near_side.has_said("up") for node in self.nodes))
         peers = []
         for node in self.nodes:
@@ -187,7 +200,7 @@ class SimCluster:
         for node in self.nodes:
             node.near_side.order({"op": "peers", "peers": peers})
         scheduler.run_until(lambda: all(node.near_side.has_said("ready") for node in self.nodes))
-        environ = {**os.environ, "RLINF_NODE_SOCKET": str(self.nodes[0].boot.socket_path)}
+        environ = {**self._environ, "RLINF_NODE_SOCKET": str(self.nodes[0].boot.socket_path)}
         driver = SimProcess(scheduler, "driver", next(pids), environ, self._rates[0])
         self._driver = driver
         if self._faults is not None:

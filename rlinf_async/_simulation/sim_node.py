@@ -66,6 +66,7 @@ class SimNode:
         folder: Path,
         new_pid: Callable[[], int],
         on_birth: Callable[[SimWorkerProcess], None],
+        environ: dict[str, str],
         rate: float = 1.0,
     ) -> None:
         """``rate`` is that of the machine's clock."""
@@ -73,7 +74,7 @@ class SimNode:
         self._on_birth = on_birth
         self.scheduler = scheduler
         self.number = config.node
-        self.process = SimProcess(scheduler, config.name, new_pid(), {}, rate)
+        self.process = SimProcess(scheduler, config.name, new_pid(), environ, rate)
         self.workers: list[SimWorkerProcess] = []
         self._fabric = fabric
         self.process.enter()

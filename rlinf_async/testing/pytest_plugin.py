@@ -25,15 +25,25 @@ _LAST_LINES: Final = 30
 
 @pytest.fixture
 def simulate(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """``simulate(main, nodes=1, seeds=[0], faults=None)``: runs ``main(sim)`` for each seed; what the last returns."""
+    """Return ``simulate(main, nodes=1, seeds=[0], faults=None, settings=None)``.
 
-    def run(main: Callable[..., Any], *, nodes: int = 1, seeds: Iterable[int] = (0,), faults: Any = None) -> Any:
+    It runs ``main(sim)`` for each seed, and returns what the last one returns.
+    """
+
+    def run(
+        main: Callable[..., Any],
+        *,
+        nodes: int = 1,
+        seeds: Iterable[int] = (0,),
+        faults: Any = None,
+        settings: Any = None,
+    ) -> Any:
         from rlinf_async.testing import SimCluster
 
         only = os.environ.get(_SEED)
         result: Any = None
         for seed in seeds if only is None else (int(only),):
-            sim = SimCluster(nodes=nodes, seed=seed, faults=faults)
+            sim = SimCluster(nodes=nodes, seed=seed, faults=faults, settings=settings)
             try:
                 result = sim.run(main, sim)
             except Exception as error:

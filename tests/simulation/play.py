@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import random
@@ -12,6 +13,7 @@ from typing import Any, Final
 
 from rlinf_async import Channel, Cluster, NodePlacementStrategy
 from rlinf_async._simulation.sim_cluster import SimCluster
+from rlinf_async._simulation.small_limits import small_limits
 from tests.faults.journal import Counters, Operation, all_of
 from tests.faults.judgement import Facts, Violation, judge
 from tests.simulation import subject
@@ -509,13 +511,14 @@ def play(seed: int, program: Program | None = None) -> Report:
     """One simulation."""
     subject.clear()
     program = program or write(seed)
-    sim = SimCluster(nodes=program.nodes, seed=seed, drift=program.drift)
-    played = Play(sim, program)
-    report = Report(seed, program)
-    try:
-        sim.run(played.main)
-    except Exception as error:
-        report.violations.append(Violation("error", f"{type(error).__name__}: {error}"))
+    with small_limits() if program.is_small else contextlib.nullcontext({}) as settings:
+        sim = SimCluster(nodes=program.nodes, seed=seed, drift=program.drift, settings=settings)
+        played = Play(sim, program)
+        report = Report(seed, program)
+        try:
+            sim.run(played.main)
+        except Exception as error:
+            report.violations.append(Violation("error", f"{type(error).__name__}: {error}"))
     report.turns, report.seconds = sim.scheduler.steps, sim.now
     report.log, report.digest = list(sim.scheduler.log.kept), sim.scheduler.log.digest
     book = [operation for operation in played.book if not _was_closed(operation)]

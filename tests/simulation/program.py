@@ -43,6 +43,7 @@ class Program:
         pool: the node of each rank of a group whose calls any rank may take; empty for none.
         pool_restarts: its ranks are started again.
         order: of groups whose ranks are started again one by one, the ring and the pool among them.
+        is_small: thresholds of the protocol are small.
     """
 
     nodes: int
@@ -55,13 +56,14 @@ class Program:
     pool: tuple[int, ...] = ()
     pool_restarts: bool = False
     order: str = "group"
+    is_small: bool = False
 
     def __str__(self) -> str:
         ring = f", ring {self.ring} {'def' if self.ring_blocks else 'async'}" if self.ring else ""
         pool = f", pool {self.pool} {'rank' if self.pool_restarts else None}" if self.pool else ""
         order = "" if self.order == "group" else f", order {self.order}"
         head = f"{self.nodes} nodes, groups {self.placement}, restart {self.restart}, drift {self.drift}"
-        head += f"{ring}{pool}{order}"
+        head += f"{ring}{pool}{order}{', small limits' if self.is_small else ''}"
         return "\n".join([head, *(f"  {step}" for step in self.steps)])
 
 
@@ -113,7 +115,9 @@ def write(seed: int) -> Program:
         restart[group] = rng.choice(("rank", "rank", "rank", restart[group]))
         steps += _calls_beside_deaths(rng, spread, group, placement[group])
     in_order = tuple(sorted(steps, key=lambda step: step.at))
-    return Program(nodes, placement, restart, drift, in_order, ring, blocks, pool, pool_restarts, order)
+    return Program(
+        nodes, placement, restart, drift, in_order, ring, blocks, pool, pool_restarts, order, seed // 10 % 2 == 1
+    )
 
 
 def _pool_calls_and_faults(rng: random.Random, spread: float, size: int) -> list[Step]:

@@ -1,0 +1,101 @@
+"""``small_limits``: thresholds of the protocol in small, so that short simulated programs cross each of them.
+
+A run in earnest keeps the constants: the modules read them as they are, and only while a ``small_limits`` block runs
+do other numbers stand in their places.  Settings have environment variables, so a block returns theirs::
+
+    with small_limits() as settings:
+        SimCluster(nodes=3, seed=7, settings=settings).run(main)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, Final
+
+from rlinf_async import settings
+from rlinf_async._channels import batching, remote_queue
+from rlinf_async._channels.state import credit, prefetch_window
+from rlinf_async._client import direct_calls, events
+from rlinf_async._core import link_messages, resend
+from rlinf_async._messaging import relayed_broadcast
+from rlinf_async._messaging.state import chain, relay_plan
+from rlinf_async._simulation.stand_ins import replace
+from rlinf_async._transports import inline, transport_choice
+from rlinf_async._wire import daemon_link, send_buffer
+from rlinf_async.weights.plane import publisher  # noqa: F401  # imported within a block, it would keep a small number
+from rlinf_launcher.daemon import channel_replies, endpoint, router, service
+
+_KIB: Final = 1 << 10
+_PACKAGES: Final = ("rlinf_async.", "rlinf_launcher.")
+
+LIMITS: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
+    (batching, "MIN_BURST", 2),
+    (batching, "_BATCH_SIZE", 3),
+    (batching, "_LARGE_BATCH_SIZE", 2),
+    (chain, "CHAIN_FROM_BYTES", 64 * _KIB),
+    (chain, "_MAX_PIECE_BYTES", 64 * _KIB),
+    (chain, "_MIN_PIECE_BYTES", 16 * _KIB),
+    (channel_replies, "_MAX_ITEMS", 2),
+    (credit, "MAX_CREDIT_BYTES", 2 * _KIB),
+    (credit, "_MIN_CREDIT_BYTES", _KIB),
+    (daemon_link, "_BATCH_BYTES", 16 * _KIB),
+    (daemon_link, "_MAX_KEPT_BYTES", 128 * _KIB),
+    (daemon_link, "_MAX_QUEUED_PIECES", 2),
+    (direct_calls, "MAX_TARGETS", 1),
+    (endpoint, "MAX_QUEUED_BYTES", 16 * _KIB),
+    (events, "_MAX_RETURNED", 4),
+    (inline, "PIECE_BYTES", 16 * _KIB),
+    (inline, "_WINDOW_PIECES", 2),
+    (link_messages, "ACK_BYTES", 64 * _KIB),
+    (link_messages, "ACK_MESSAGES", 3),
+    (prefetch_window, "LARGE_WINDOW", 1),
+    (prefetch_window, "MAX_WINDOW", 4),
+    (prefetch_window, "MIN_STREAK", 2),
+    (prefetch_window, "WINDOW", 2),
+    (prefetch_window, "_MAX_KEYS", 2),
+    (relay_plan, "FIRST_PIECE_BYTES", 16 * _KIB),
+    (relay_plan, "MAX_PIECE_BYTES", 64 * _KIB),
+    (relayed_broadcast, "_PIECE_BYTES", 16 * _KIB),
+    (remote_queue, "_WINDOW_BYTES", 2 * _KIB),
+    (resend, "ACK_FRAMES", 3),
+    (resend, "ACK_NOW_FRAMES", 12),
+    (resend, "MAX_KEPT_BYTES", 1024 * _KIB),
+    (resend, "PIECE_BYTES", 16 * _KIB),
+    (resend, "_ACK_NOW_BYTES", 512 * _KIB),
+    (resend, "_ACK_NOW_DESCRIPTORS", 2),
+    (router, "MAX_DIRECT_WORKERS", 3),
+    (router, "_MAX_INLINE_BYTES", 64 * _KIB),
+    (send_buffer, "MAX_FDS_PER_CALL", 2),
+    (send_buffer, "_BATCH_BYTES", 16 * _KIB),
+    (transport_choice, "TRANSPORTS", {"pieces": transport_choice.TRANSPORTS["pieces"]._replace(min_bytes=64 * _KIB)}),
+    (service, "count_memory", lambda: 16 * _KIB),  # half of it is the ``max_bytes`` of channels that name none
+)
+"""Where each threshold stands, its name, and its value in small."""
+
+SETTINGS: Final = {
+    settings.MESSAGE_WINDOW_BYTES.variable: 64 * _KIB,
+    settings.NODE_PIECE_BYTES.variable: 16 * _KIB,
+    settings.STREAM_ITEMS.variable: 2,
+}
+
+
+@contextlib.contextmanager
+def small_limits() -> Iterator[dict[str, int]]:
+    """Put the small values in place while the block runs; yield the settings that go with them."""
+    with contextlib.ExitStack() as places:
+        for module, name, value in LIMITS:
+            for place in _holders(module, name):
+                places.callback(replace(place, name, value))
+        yield dict(SETTINGS)
+
+
+def _holders(module: ModuleType, name: str) -> list[ModuleType]:
+    """Return the module of a constant, and those that have imported it by name."""
+    value = vars(module)[name]
+    if name.startswith("_"):
+        return [module]
+    ours = [each for key, each in sys.modules.items() if key.startswith(_PACKAGES) and each is not None]
+    return [each for each in ours if vars(each).get(name) is value]

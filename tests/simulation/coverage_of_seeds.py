@@ -1,0 +1,220 @@
+"""Lines and branches of the protocol modules that seeds run: ``python -m tests.simulation.coverage_of_seeds``.
+
+Each process traces its share of the seeds, and one table shows the sum.  A tracer doubles the time of a seed, so
+``make simulate`` measures the first seeds only, in a run of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import coverage
+
+CHECKOUT: Final = Path(__file__).resolve().parents[2]
+PROCESSES: Final = 2
+WANTED_PERCENT: Final = 90
+
+MODULES: Final = (
+    "launcher/daemon/channel_replies.py",
+    "launcher/daemon/channels.py",
+    "launcher/daemon/device_locks.py",
+    "launcher/daemon/endpoint.py",
+    "launcher/daemon/frame_holdback.py",
+    "launcher/daemon/membership.py",
+    "launcher/daemon/node_link.py",
+    "launcher/daemon/resources.py",
+    "launcher/daemon/router.py",
+    "rlinf_async/_channels/batching.py",
+    "rlinf_async/_channels/prefetched_gets.py",
+    "rlinf_async/_channels/remote_queue.py",
+    "rlinf_async/_channels/state/byte_budget.py",
+    "rlinf_async/_channels/state/credit.py",
+    "rlinf_async/_channels/state/key_queue.py",
+    "rlinf_async/_channels/state/prefetch.py",
+    "rlinf_async/_channels/state/prefetch_window.py",
+    "rlinf_async/_channels/state/queue.py",
+    "rlinf_async/_client/client.py",
+    "rlinf_async/_client/direct_calls.py",
+    "rlinf_async/_cluster/supervision.py",
+    "rlinf_async/_core/directory.py",
+    "rlinf_async/_core/link_messages.py",
+    "rlinf_async/_core/pending_calls.py",
+    "rlinf_async/_core/resend.py",
+    "rlinf_async/_core/resource_locks.py",
+    "rlinf_async/_group/members.py",
+    "rlinf_async/_group/pool_calls.py",
+    "rlinf_async/_group/rank_pool.py",
+    "rlinf_async/_group/restart_budget.py",
+    "rlinf_async/_group/restart_rounds.py",
+    "rlinf_async/_messaging/exchange.py",
+    "rlinf_async/_messaging/inbox.py",
+    "rlinf_async/_messaging/landing.py",
+    "rlinf_async/_messaging/mailbox.py",
+    "rlinf_async/_messaging/outbox.py",
+    "rlinf_async/_messaging/relay.py",
+    "rlinf_async/_messaging/relayed_broadcast.py",
+    "rlinf_async/_messaging/state/chain.py",
+    "rlinf_async/_messaging/state/flow_control.py",
+    "rlinf_async/_messaging/state/matching.py",
+    "rlinf_async/_messaging/state/relay_plan.py",
+    "rlinf_async/_wire/acknowledgements.py",
+    "rlinf_async/_wire/daemon_link.py",
+    "rlinf_async/_wire/send_buffer.py",
+    "rlinf_async/_wire/socket_writer.py",
+    "rlinf_async/_worker/concurrent_calls.py",
+    "rlinf_async/_worker/device_lock.py",
+    "rlinf_async/_worker/direct_callers.py",
+    "rlinf_async/stream.py",
+)
+"""The modules whose branches hold a promise: of calls, streams, messages, channels, locks, links and restarts."""
+
+UNREACHED: Final[tuple[tuple[str, str], ...]] = (
+    (r"def __repr__\(", "texts for a debugger"),
+    (r"^\s*\.\.\.$|: \.\.\.$", "bodies of protocols"),
+    (
+        r"raise (FrameError|AuthError)\(",
+        "no simulated process sends frames that make no sense, or that it may not send",
+    ),
+    (r"raise TypeError\(f\"(a list of numbers|a key is bytes)", "the same"),
+    (r"raise ValueError\(f\"(\{received\} messages|client \{client\} pays|a bulk piece)", "the same"),
+    (r"\bif .*(in GPU_LINKS|\bby_gpu\b|\bis_on_gpu\b|, DevicePayload\)).*:", "a simulation has no GPU"),
+    (r"def _give_up_gpu_link\(|== message_facts\.GPU:", "the same"),
+    (
+        r"raise process\.forked\(|if self\._?pid != process\.pid:|def leave_to_parent\(",
+        "simulated processes do not fork",
+    ),
+    (
+        r"except (\(OSError, )?MemoryError\)? as error:|raise MemoryError\(",
+        "the memory of the machine does not run out",
+    ),
+    (r"except OSError as \w+:  # no descriptors? ", "simulated processes share the descriptors of a real one"),
+    (r"def _cannot_give\(|except OSError as full:", "the same"),
+)
+"""Regular expressions of lines that no simulated program reaches, each with the block that it opens, and why."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Coverage of one module.
+
+    Attributes:
+        missing: by function, the branches that no seed has taken: from line to line, 0 for the function's end.
+    """
+
+    module: str
+    lines: int
+    lines_run: int
+    branches: int
+    branches_run: int
+    missing: tuple[str, ...] = ()
+
+    @property
+    def percent(self) -> float:
+        return 100 * self.branches_run / self.branches if self.branches else 100.0
+
+    def __str__(self) -> str:
+        lines, branches = f"{self.lines_run}/{self.lines}", f"{self.branches_run}/{self.branches}"
+        mark = "" if self.percent >= WANTED_PERCENT else " <"
+        share = 100 * self.lines_run / max(1, self.lines)
+        return f"{self.module:<50} {lines:>9} {share:4.0f} % {branches:>9} {self.percent:4.0f} %{mark}"
+
+
+def measure(seeds: int, first: int = 0) -> list[Row]:
+    """Play seeds under the tracer in processes of their own, and return a row for each module."""
+    with tempfile.TemporaryDirectory(prefix="rlinf-coverage-") as folder:
+        share = -(-seeds // PROCESSES)
+        shares = [(begin, min(begin + share, first + seeds)) for begin in range(first, first + seeds, share)]
+        with ThreadPoolExecutor(PROCESSES) as processes:
+            for told in processes.map(lambda each: _play_elsewhere(folder, *each), shares):
+                print(told, end="", flush=True)
+        tracer = _tracer(folder)
+        for pattern, _ in UNREACHED:
+            tracer.exclude(pattern)
+        tracer.combine([folder])
+        report = Path(folder, "report.json")
+        tracer.json_report(outfile=str(report))
+        return list(_rows(json.loads(report.read_text())["files"]))
+
+
+def _tracer(folder: str) -> coverage.Coverage:
+    included = [str(CHECKOUT / module) for module in MODULES]
+    data = str(Path(folder, "data"))
+    return coverage.Coverage(data, data_suffix=True, branch=True, config_file=False, include=included)
+
+
+def _play_elsewhere(folder: str, first: int, last: int) -> str:
+    command = [sys.executable, "-W", "ignore", "-m", "tests.simulation.coverage_of_seeds", str(last - first)]
+    command += ["--first", str(first), "--play-into", folder]
+    done = subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return done.stdout
+
+
+def _play(folder: str, first: int, last: int) -> None:
+    """Play seeds in this process; its imports of the modules are to be traced too."""
+    tracer = _tracer(folder)
+    tracer.start()
+    sys.argv[1:] = [str(first), str(last)]
+    runpy.run_module("tests.simulation", run_name="__main__")
+    tracer.stop()
+    tracer.save()
+
+
+def _rows(files: dict[str, dict[str, Any]]) -> Iterator[Row]:
+    for module in MODULES:
+        summary, functions = files[module]["summary"], files[module]["functions"]
+        missing = {
+            name: [(start, max(end, 0)) for start, end in each["missing_branches"]] for name, each in functions.items()
+        }
+        yield Row(
+            module,
+            summary["num_statements"],
+            summary["covered_lines"],
+            summary["num_branches"],
+            summary["covered_branches"],
+            tuple(
+                f"{name} " + " ".join(f"{start}→{end}" for start, end in branches)
+                for name, branches in missing.items()
+                if branches
+            ),
+        )
+
+
+def tell(rows: Sequence[Row]) -> str:
+    total = Row(
+        "all", *(sum(getattr(row, name) for row in rows) for name in ("lines", "lines_run", "branches", "branches_run"))
+    )
+    head = f"{'module':<50} {'lines':>16} {'branches':>16}"
+    return "\n".join([head, *map(str, rows), str(total)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.coverage_of_seeds", description=__doc__)
+    parser.add_argument("seeds", type=int, nargs="?", default=1000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument(
+        "--missing", default="", help="name the branches that no seed takes, of modules with this in their path"
+    )
+    parser.add_argument("--play-into", default="", help=argparse.SUPPRESS)
+    flags = parser.parse_args()
+    if flags.play_into:
+        _play(flags.play_into, flags.first, flags.first + flags.seeds)
+        return
+    rows = measure(flags.seeds, flags.first)
+    print(tell(rows))
+    for row in rows:
+        if flags.missing and flags.missing in row.module:
+            print("\n  ".join([row.module, *row.missing]))
+
+
+if __name__ == "__main__":
+    main()
