@@ -169,7 +169,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _changes_nothing(node: ast.AST) -> bool:
-    """True if mutants below the node change texts and types only: equivalent by construction."""
+    """True if mutants below the node change texts, types and sizes only: equivalent by construction."""
     match node:
         case ast.JoinedStr() | ast.Raise() | ast.Assert() | ast.Import() | ast.ImportFrom():
             return True
@@ -177,6 +177,8 @@ def _changes_nothing(node: ast.AST) -> bool:
             return True
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr))):
             return "log" in name.lower() and attr in _LOG_METHODS
+        case ast.BinOp(op=ast.LShift()):  # sizes
+            return True
         case ast.FunctionDef(name=name, decorator_list=decorators):
             return name in _TEXT_FUNCTIONS or any(ast.unparse(each).endswith("overload") for each in decorators)
         case ast.If(test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
@@ -199,15 +201,15 @@ def mutants_of(module: str, source: bytes) -> list[Mutant]:
     """
     found: list[Mutant] = []
     seen: Counter[str] = Counter()
-    version = digest(source)
+    version, lines = digest(source), source.decode().split("\n")
     for place in _Finder(source).visit(ast.parse(source), ()):
         before = source[place.start : place.end].decode()
-        line = source.splitlines()[place.line - 1].decode().strip()
+        line = lines[place.line - 1].strip()
         name = "\0".join((module, place.scope, place.operator, line, before, place.text))
         seen[name] += 1
         key = hashlib.sha256(f"{name}\0{seen[name]}".encode()).hexdigest()[:8]
-        line_number = source.count(b"\n", 0, place.start) + 1
-        found.append(Mutant(module, version, key, line_number, place.operator, place.start, place.end, place.text))
+        number = source.count(b"\n", 0, place.start) + 1
+        found.append(Mutant(module, version, key, number, place.operator, place.start, place.end, place.text))
     return found
 
 
