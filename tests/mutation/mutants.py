@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import re
 from collections import Counter
@@ -194,7 +195,8 @@ def digest(source: bytes) -> str:
     return hashlib.sha256(source).hexdigest()[:12]
 
 
-def mutants_of(module: str, source: bytes) -> list[Mutant]:
+@functools.cache
+def mutants_of(module: str, source: bytes) -> tuple[Mutant, ...]:
     """Return the mutants of a module's text.
 
     A key names the scope and the texts, not the line: it outlives changes elsewhere in the module.
@@ -210,7 +212,7 @@ def mutants_of(module: str, source: bytes) -> list[Mutant]:
         key = hashlib.sha256(f"{name}\0{seen[name]}".encode()).hexdigest()[:8]
         number = source.count(b"\n", 0, place.start) + 1
         found.append(Mutant(module, version, key, number, place.operator, place.start, place.end, place.text))
-    return found
+    return tuple(found)
 
 
 def modules(checkout: Path, only: str = "") -> list[str]:
@@ -230,8 +232,7 @@ def draw(checkout: Path, count: int, seed: int, only: str = "") -> tuple[list[Mu
 
     placed: list[tuple[float, str, Mutant]] = []
     for module in modules(checkout, only):
-        found = mutants_of(module, (checkout / module).read_bytes())
-        found.sort(key=lambda mutant: number(mutant.key))
+        found = sorted(mutants_of(module, (checkout / module).read_bytes()), key=lambda mutant: number(mutant.key))
         offset = number(module)
         placed += [((rank + offset) / len(found), mutant.key, mutant) for rank, mutant in enumerate(found)]
     placed.sort(key=lambda each: each[:2])

@@ -63,8 +63,8 @@ class Copy:
         self.folder = folder / "checkout"
         self.temporary = folder / "t"  # short: a socket's path has 108 bytes
         self.python = self.folder / ".venv/bin/python"
-        self._versions = itertools.count(int(time.time()))
-        self._sound: dict[str, bool] = {}
+        self._versions = itertools.count(int(time.time()) + 1)  # seconds, later than those of all copied files
+        self._sound: dict[tuple[str, ...], bool] = {}
         self._running: subprocess.Popen[bytes] | None = None
         self._is_ended = False
         files = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -145,11 +145,11 @@ class Copy:
         if running := self._running:
             running.kill()
 
-    def is_sound(self, test: str, limit_s: float) -> bool:
-        """True if the test passes without a mutant; asked once for each test."""
-        if test not in self._sound:
-            self._sound[test] = self.run([*_PYTEST, test], limit_s).status == 0
-        return self._sound[test]
+    def is_sound(self, limit_s: float, *tests: str) -> bool:
+        """True if the tests pass without a mutant; they run once for all mutants."""
+        if tests not in self._sound:
+            self._sound[tests] = self.run([*_PYTEST, *tests], limit_s).status == 0
+        return self._sound[tests]
 
 
 def _end_marked(mark: str) -> None:
@@ -183,11 +183,11 @@ def judge(copy: Copy, mutant: Mutant, limit_s: float, seeds: int = SEEDS) -> Out
         ran = copy.run([*_PYTEST, *tests], limit_s) if tests else _Run(0, "")
     if ran.status is None:
         # A set of tests that takes longer than the limit without a mutant says nothing.
-        by = f"limit of {limit_s:g} s" if copy.is_sound(" ".join(tests), limit_s) else ""
+        by = f"limit of {limit_s:g} s" if copy.is_sound(limit_s, *tests) else ""
     elif ran.status not in (0, _NO_TESTS):
         failed = [line.split()[1] for line in ran.output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
         by = failed[0] if failed else "a crash of pytest"
-        if failed and not copy.is_sound(failed[0], limit_s):
+        if failed and not copy.is_sound(limit_s, failed[0]):
             raise RuntimeError(f"{failed[0]} fails without a mutant as well: mend it first\n{ran.output}")
     return Outcome(by, round(time.monotonic() - began, 1))
 
