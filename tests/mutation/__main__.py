@@ -87,6 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if not flags.equivalent and not flags.report:
             run(flags, journal)
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted: the next run goes on behind the last mutant") from None
     finally:
         flags.journal.with_suffix(".md").write_text(journal.report())
 
