@@ -408,3 +408,11 @@ def test_places_that_do_not_fit_are_an_error() -> None:
     encoded = codec.encode(torch.arange(20_000), keep=lambda obj: True)
     with pytest.raises(SerializationError, match="cannot be rebuilt"):
         codec.decode_among(encoded.replace([]).to_bytes(), [])
+
+
+@pytest.mark.parametrize("deep", [True, False], ids=["deep", "long"])
+def test_a_function_that_a_short_look_does_not_meet_travels_beside_tensors(deep: bool) -> None:
+    function = lambda: 3  # noqa: E731
+    value = [torch.ones(2), [[[[function]]]]] if deep else [torch.ones(2), function, *range(70)]
+    found = codec.decode(codec.encode(value).to_bytes())
+    assert (found[1][0][0][0][0] if deep else found[1])() == 3

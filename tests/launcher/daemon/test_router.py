@@ -87,6 +87,14 @@ def test_an_answer_that_a_socket_lost_is_passed_on_although_it_counts_as_given(
     assert ("answered a call that it had not got" in caplog.text) != is_broken
 
 
+def test_a_call_reaches_each_of_its_targets_with_its_own_slot(router: Router) -> None:
+    driver, _ = attach(router, "driver")
+    workers = [attach(router, "worker") for _ in range(3)]
+    route = frames.route_to([worker.id for worker, _ in workers])
+    router.from_endpoint(driver, [frames.CALL, 0, driver.id, route, 7, "step", 0, b""], [])
+    assert [[frame[3] for frame in sent.frames] for _, sent in workers] == [[0], [1], [2]]
+
+
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
