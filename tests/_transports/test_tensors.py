@@ -411,8 +411,12 @@ def test_places_that_do_not_fit_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("deep", [True, False], ids=["deep", "long"])
-def test_a_function_that_a_short_look_does_not_meet_travels_beside_tensors(deep: bool) -> None:
-    function = lambda: 3  # noqa: E731
+def test_a_function_of_the_script_travels_by_value_where_a_short_look_does_not_meet_it(deep: bool) -> None:
+    script = vars(sys.modules["__main__"])
+    exec("def counted(): return 3", script)
+    function = script["counted"]
     value = [torch.ones(2), [[[[function]]]]] if deep else [torch.ones(2), function, *range(70)]
-    found = codec.decode(codec.encode(value).to_bytes())
+    body = codec.encode(value).to_bytes()
+    del script["counted"]  # another process has none
+    found = codec.decode(body)
     assert (found[1][0][0][0][0] if deep else found[1])() == 3

@@ -10,7 +10,7 @@ from textwrap import dedent
 import pytest
 
 from tests._support import leaks
-from tests.mutation import __main__ as command
+from tests.mutation import __main__ as command, without_shrinking
 from tests.mutation.journal import Journal
 from tests.mutation.mutants import Mutant, mutants_of
 from tests.mutation.trials import Copy, Outcome, copied, judge
@@ -47,6 +47,7 @@ FILES = {
             fill(items, 3)
             assert items
     """,
+    "tests/mutation/without_shrinking.py": Path(without_shrinking.__file__).read_text(),
     "tests/simulation/__main__.py": """
         from rlinf_async._core.room import first
         print("30 seeds, 0 failed, 1.0 s" if first("ab") == "a" else "seed 7: a program")

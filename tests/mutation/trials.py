@@ -31,6 +31,7 @@ _LEFT_OUT: Final = (
 )
 _PYTEST: Final = (
     *("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no", "--hypothesis-seed=0"),
+    *("-p", "tests.mutation.without_shrinking"),
     *("-m", " and ".join(f"not {mark}" for mark in _LEFT_OUT)),
 )
 _NO_TESTS: Final = 5
