@@ -52,7 +52,7 @@ class Journal:
         self.add({
             "mutant": mutant.key, "source": mutant.source, "module": mutant.module, "line": mutant.line,
             "operator": mutant.operator, "before": before, "after": after,
-            "killed_by": outcome.by, "seconds": outcome.seconds,
+            "killed_by": outcome.by, "seconds": outcome.seconds, **({} if outcome.is_decided else {"undecided": True}),
         })  # fmt: skip
 
     def has(self, mutant: Mutant) -> bool:
@@ -96,10 +96,11 @@ class Journal:
             "|---|---|---|---|---|---|",
         ]
         for key, each in sorted(runs.items(), key=lambda item: (item[1][-1]["module"], item[1][-1]["line"])):
-            if any(not row["killed_by"] for row in each):
+            if not each[-1]["killed_by"] or any(not row["killed_by"] and "undecided" not in row for row in each):
                 row = each[-1]
                 code = " | ".join(f"`` {row[side].replace('|', chr(92) + '|')} ``" for side in ("before", "after"))
-                verdict = f"test added: `{row['killed_by']}`" if row["killed_by"] else "open"
+                verdict = "undecided: its tests need a longer limit" if "undecided" in row else "open"
+                verdict = f"test added: `{row['killed_by']}`" if row["killed_by"] else verdict
                 if not row["killed_by"] and key in verdicts:
                     verdict = f"equivalent: {verdicts[key]}"
                 lines.append(f"| {key} | {row['module']}:{row['line']} | {row['operator']} | {code} | {verdict} |")

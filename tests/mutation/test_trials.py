@@ -13,7 +13,7 @@ from tests._support import leaks
 from tests.mutation import __main__ as command, without_shrinking
 from tests.mutation.journal import Journal
 from tests.mutation.mutants import Mutant, mutants_of
-from tests.mutation.trials import Copy, Outcome, copied, judge
+from tests.mutation.trials import CHECKOUT, Copy, Outcome, copied, judge
 
 MODULE = "rlinf_async/_core/room.py"
 FILES = {
@@ -155,6 +155,8 @@ def test_the_page_has_the_survivors_and_the_verdicts(checkout: Path, tmp_path: P
     for mutant, each in zip(mutants, outcomes, strict=True):
         for by in each:
             journal.add_outcome(mutant, source, Outcome(by, 2.0))
+    journal.add_outcome(mutants[0], source, Outcome("", 2.0, is_decided=False))
+    journal.add_outcome(mutants[0], source, Outcome("seed 7", 2.0))  # under a longer limit
     journal.add({"equivalent": mutants[1].key, "because": "nobody asks"})
     page = Journal(journal.path).report()
     assert "4 mutants have run, 2 s each: 2 killed (50 %), 1 of them by seeds, 1 equivalent, 1 open." in page
@@ -165,3 +167,8 @@ def test_the_page_has_the_survivors_and_the_verdicts(checkout: Path, tmp_path: P
         mutants[2].key: "test added: `tests/a.py::test_b` |",
         mutants[3].key: "open |",
     }
+
+
+def test_the_page_is_made_of_the_journal() -> None:
+    journal = CHECKOUT / "docs/mutants.jsonl"
+    assert journal.with_suffix(".md").read_text() == Journal(journal).report(), "python -m tests.mutation --report"

@@ -44,6 +44,8 @@ class Outcome:
 
     by: str
     seconds: float
+    is_decided: bool = True
+    """False where the limit ended tests that take nearly as long without a mutant."""
 
     @property
     def killed(self) -> bool:
@@ -182,15 +184,16 @@ def judge(copy: Copy, mutant: Mutant, limit_s: float, seeds: int = SEEDS) -> Out
         by = _killed_by_seeds(copy, seeds) if seeds else ""
         tests = [] if by else nearest(mutant.module, copy.folder)
         ran = copy.run([*_PYTEST, *tests], limit_s) if tests else _Run(0, "")
+    is_decided = True
     if ran.status is None:
-        # Tests that take nearly as long without a mutant say nothing: the mutant survives until the limit is higher.
-        by = f"limit of {limit_s:g} s" if copy.is_sound(limit_s / 2, *tests) else ""
+        is_decided = copy.is_sound(limit_s / 2, *tests)
+        by = f"limit of {limit_s:g} s" if is_decided else ""
     elif ran.status not in (0, _NO_TESTS):
         failed = [line.split()[1] for line in ran.output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
         by = failed[0] if failed else "a crash of pytest"
         if failed and not copy.is_sound(limit_s, failed[0]):
             raise RuntimeError(f"{failed[0]} fails without a mutant as well: mend it first\n{ran.output}")
-    return Outcome(by, round(time.monotonic() - began, 1))
+    return Outcome(by, round(time.monotonic() - began, 1), is_decided)
 
 
 def _killed_by_seeds(copy: Copy, seeds: int) -> str:
