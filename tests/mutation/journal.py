@@ -99,7 +99,9 @@ class Journal:
             if not each[-1]["killed_by"] or any(not row["killed_by"] and "undecided" not in row for row in each):
                 row = each[-1]
                 code = " | ".join(f"`` {row[side].replace('|', chr(92) + '|')} ``" for side in ("before", "after"))
-                verdict = "undecided: its tests need a longer limit" if "undecided" in row else "open"
+                verdict = (
+                    "undecided: its tests fail or need longer without it as well" if "undecided" in row else "open"
+                )
                 verdict = f"test added: `{row['killed_by']}`" if row["killed_by"] else verdict
                 if not row["killed_by"] and key in verdicts:
                     verdict = f"equivalent: {verdicts[key]}"
