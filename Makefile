@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 JOBS ?= 3
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test again lint orphans histories faults soak nemesis simulate fuzz museum slurm environments museum-healthy page stress training bench results gpu gpu-bundle docs clean
+.PHONY: run test again lint orphans histories faults soak nemesis simulate mutate fuzz museum slurm environments museum-healthy page stress training bench results gpu gpu-bundle docs clean
 
 run: $(READY)
 	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
@@ -89,6 +89,11 @@ COVERED_SEEDS ?= 1000
 simulate: $(READY)
 	RLINF_SIMULATED_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q tests/simulation/test_seeds.py $(ARGS)
 	$(BIN)/python -m tests.simulation.coverage_of_seeds $(COVERED_SEEDS)
+
+# Small defects in the modules of state and protocol, one at a time in a copy of the checkout, and docs/mutants.md: which of
+# them no seed and no test near them sees.  It goes on where it was interrupted.
+mutate: $(READY)
+	$(BIN)/python -m tests.mutation $(ARGS)
 
 # The longer training runs of the examples.
 training: $(READY)

@@ -41,6 +41,14 @@ def test_a_segment_that_nobody_holds_is_written_again(pool: Pool) -> None:
     os.close(second)
 
 
+def test_a_piece_that_the_kernel_takes_in_parts_is_written_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    segment, write = Segment(os.memfd_create("piece"), 8), os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, piece, offset: write(fd, piece[:3], offset))
+    segment.write_at(memoryview(b"abcdefgh"), 0)
+    assert os.pread(segment.fd, 8, 0) == b"abcdefgh"
+    segment.close()
+
+
 def test_a_segment_with_an_open_descriptor_is_left_alone(pool: Pool) -> None:
     first = written(pool, 1)
     second = written(pool, 2)

@@ -53,6 +53,16 @@ def test_more_than_was_sent_cannot_be_acknowledged() -> None:
         kept.acknowledge(2)
 
 
+def test_plain_frames_that_are_not_acknowledged_yet_are_sent_again() -> None:
+    kept = Unacknowledged()
+    for number in range(3):
+        kept.add_plain(pack(message(number)))
+    kept.acknowledge(1)
+    assert [unpack(data)[4] for data, _, _ in kept.since(1)] == [[1], [2]]
+    kept.acknowledge(3)
+    assert len(kept) == 0
+
+
 def test_beyond_the_limit_the_oldest_contents_are_forfeited_and_their_frames_say_so(
     opened: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -408,3 +408,15 @@ def test_places_that_do_not_fit_are_an_error() -> None:
     encoded = codec.encode(torch.arange(20_000), keep=lambda obj: True)
     with pytest.raises(SerializationError, match="cannot be rebuilt"):
         codec.decode_among(encoded.replace([]).to_bytes(), [])
+
+
+@pytest.mark.parametrize("deep", [True, False], ids=["deep", "long"])
+def test_a_function_of_the_script_travels_by_value_where_a_short_look_does_not_meet_it(deep: bool) -> None:
+    script = vars(sys.modules["__main__"])
+    exec("def counted(): return 3", script)
+    function = script["counted"]
+    value = [torch.ones(2), [[[[function]]]]] if deep else [torch.ones(2), function, *range(70)]
+    body = codec.encode(value).to_bytes()
+    del script["counted"]  # another process has none
+    found = codec.decode(body)
+    assert (found[1][0][0][0][0] if deep else found[1])() == 3

@@ -38,6 +38,9 @@ class Sent:
     def send(self, frame: Any, fds: Any = (), **how: Any) -> None:
         self.frames.append(frame)
 
+    def close(self) -> None:
+        pass
+
 
 @pytest.fixture
 def router() -> Iterator[Router]:
@@ -85,6 +88,20 @@ def test_an_answer_that_a_socket_lost_is_passed_on_although_it_counts_as_given(
     answers = [frame[-1] for frame in heard.frames if frame[0] == frames.REPLY]
     assert answers == ([b"found"] if is_broken else [])
     assert ("answered a call that it had not got" in caplog.text) != is_broken
+
+
+def test_the_endpoint_of_a_worker_that_has_ended_keeps_no_buffers(router: Router) -> None:
+    worker, _ = attach(router, "worker")
+    router.fail_pending_calls(worker, {}, expected=False)
+    assert worker.connection is None
+
+
+def test_a_call_reaches_each_of_its_targets_with_its_own_slot(router: Router) -> None:
+    driver, _ = attach(router, "driver")
+    workers = [attach(router, "worker") for _ in range(3)]
+    route = frames.route_to([worker.id for worker, _ in workers])
+    router.from_endpoint(driver, [frames.CALL, 0, driver.id, route, 7, "step", 0, b""], [])
+    assert [[frame[3] for frame in sent.frames] for _, sent in workers] == [[0], [1], [2]]
 
 
 @pytest.mark.parametrize(
