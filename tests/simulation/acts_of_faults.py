@@ -36,6 +36,15 @@ class FaultActs(Stage):
             self.sim.cut_pair(one, other, seconds)
             self.is_away(seconds)
 
+    async def do_cut_way(self, source: int, target: int, seconds: float) -> None:
+        if source != target:
+            self.sim.cut_way(source, target, seconds)
+            self.is_away(seconds)
+
+    async def do_stand(self, node: int, seconds: float) -> None:
+        self.sim.stop_node(node, seconds)
+        self.is_away(seconds)
+
     def is_away(self, seconds: float) -> None:
         """Networks that are away for longer than a lease, one after the other or one of them, may cost a node."""
         self.away_s += seconds

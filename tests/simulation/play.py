@@ -15,7 +15,11 @@ from tests.simulation import subject
 from tests.simulation.acts_of_calls import CallActs
 from tests.simulation.acts_of_exchange import ExchangeActs
 from tests.simulation.acts_of_faults import FaultActs
+from tests.simulation.acts_of_queues import QueueActs
+from tests.simulation.crew import Crew
+from tests.simulation.families import CREW
 from tests.simulation.invariants import check, compare_views, find_left, judge_pool
+from tests.simulation.invariants_of_queues import judge_queues
 from tests.simulation.program import Program, write
 from tests.simulation.stage import PATIENCE_S
 from tests.simulation.subject import Subject
@@ -38,7 +42,7 @@ class Report:
         return f"seed {self.seed}: {self.program}\n{found}"
 
 
-class Play(CallActs, ExchangeActs, FaultActs):
+class Play(CallActs, ExchangeActs, QueueActs, FaultActs):
     """One program."""
 
     async def main(self) -> None:
@@ -50,7 +54,8 @@ class Play(CallActs, ExchangeActs, FaultActs):
                 options = {"restart": restart, "max_restarts": 1000} if restart else {}
                 if restart == "rank":
                     options["order"] = self.program.order
-                self.groups[name] = Subject.create_group().launch(
+                cls: type[Subject] = Crew if name == CREW else Subject
+                self.groups[name] = cls.create_group().launch(
                     cluster, NodePlacementStrategy(list(nodes)), name=name, **options
                 )
             if ring := self.program.ring:
@@ -109,6 +114,7 @@ class Play(CallActs, ExchangeActs, FaultActs):
 
     async def finish(self) -> None:
         """Ends what waits for more than the program has given, and takes what nobody has taken."""
+        await self.close_queues()
         for line in [line for lines in self.lines.values() for line in lines]:
             if not line.is_closed:
                 self.start(
@@ -116,6 +122,7 @@ class Play(CallActs, ExchangeActs, FaultActs):
                     subject.follow(subject.begin("driver", "close", line.number), line.channel.close()),
                 )
         await self.settle(lambda meets: meets in ("", "channel"), PATIENCE_S)
+        self.drain_queues()
         for line in [line for lines in self.lines.values() for line in lines]:
             self.start(f"what is left in channel {line.number}", self.drain(line))
         await self.settle(lambda meets: meets in ("", "channel"), PATIENCE_S)
@@ -147,6 +154,9 @@ def play(seed: int, program: Program | None = None) -> Report:
     facts = Facts(frozenset(played.killed), False, played.node_died)
     report.violations += judge(book, facts)
     report.violations += [*check(book), *judge_pool(book, program)]
+    report.violations += judge_queues(
+        book, list(played.queues.values()), program.is_calm, played.killed, played.node_died
+    )
     report.violations += [*played.hung, *played.views, *played.left]
     report.violations += [Violation("two", text) for text in sim.copies]
     return report

@@ -39,6 +39,8 @@ class Stage:
         self.tasks: list[tuple[str, str, asyncio.Task[Any]]] = []
         self.lines: dict[str, list[Line]] = {}
         self.groups: dict[str, Any] = {}
+        self.queues: dict[str, Any] = {}
+        """Channels of families, by name."""
         self.killed: set[str] = set()
         self.random = random.Random(sim.seed)
         self.trains = False

@@ -1,0 +1,79 @@
+"""Families of programs: each puts one part of the public API through its paces, on a group of its own, ``crew``."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+from tests.simulation.step import Step
+
+CREW: Final = "crew"
+
+Draw = Callable[[random.Random, float, int], list[Step]]
+
+
+def is_of_a_family(seed: int) -> bool:
+    """True for three seeds of ten; all other seeds keep the programs that they had before there were families."""
+    return seed // 10 % 2 == 1 and seed % 10 not in (0, 4, 7, 9)
+
+
+def draw(rng: random.Random, spread: float, nodes: int, size: int) -> tuple[tuple[str, ...], bool, list[Step]]:
+    """Draw the families of a program, whether it has no faults, and the steps."""
+    count = min(len(FAMILIES), rng.choice((1, 1, 2)))
+    names = tuple(sorted(rng.sample(sorted(FAMILIES), count)))
+    steps = [step for name in names for step in FAMILIES[name](rng, spread, size)]
+    faults = rng.choice(("none", "none", "deaths", "network", "both"))
+    if faults in ("deaths", "both"):
+        for _ in range(rng.choice((1, 2))):
+            steps.append(_at(rng, spread, "kill", (CREW, rng.randrange(size))))
+    if faults in ("network", "both"):
+        steps += [_disturbance(rng, spread, nodes, size) for _ in range(rng.choice((1, 2, 3)))]
+    return names, faults == "none", steps
+
+
+def _at(rng: random.Random, spread: float, kind: str, *facts: object) -> Step:
+    return Step(round(rng.uniform(0, spread), 4), kind, facts)
+
+
+def _disturbance(rng: random.Random, spread: float, nodes: int, size: int) -> Step:
+    kind, facts = rng.choice(
+        (
+            ("stop", ((CREW, rng.randrange(size)), rng.choice((0.2, 3.0)))),
+            ("sever", ((CREW, rng.randrange(size)), rng.choice(("shutdown", "close")))),
+            ("starve", ((CREW, rng.randrange(size)), rng.choice((0.2, 3.0)))),
+            ("cut", (rng.randrange(nodes), rng.choice((0.05, 1.0, 4.0)))),
+            ("cut_way", (rng.randrange(nodes), rng.randrange(nodes), rng.choice((0.05, 1.0, 4.0)))),
+            ("stand", (rng.randrange(nodes), rng.choice((0.05, 1.0, 4.0)))),
+        )
+    )
+    return Step(round(rng.uniform(0, spread), 4), kind, facts)
+
+
+def _someone(rng: random.Random, size: int) -> object:
+    return rng.choice(("driver", *((CREW, rank) for rank in range(size))))
+
+
+def _queues(rng: random.Random, spread: float, size: int) -> list[Step]:
+    """One or two channels with keys and bounds, which many fill and empty in every way that there is."""
+    found = []
+    for name in rng.choice((("p",), ("p", "q"))):
+        maxsize, max_bytes = rng.choice(((0, 0), (1, 0), (3, 0), (0, 3000), (2, 3000)))
+        found.append(Step(0.0, "q_open", (name, maxsize, max_bytes, rng.randrange(3), rng.random() < 0.2)))
+        keys = rng.choice((("",), ("", 7), (7, "k", 8)))
+        for _ in range(rng.choice((3, 6, 10))):
+            key, who = rng.choice(keys), _someone(rng, size)
+            how = rng.choice(("put", "put", "put", "nowait", "soon"))
+            found.append(_at(rng, spread, "q_put", who, name, key, rng.choice((1, 3, 8)), how, rng.random() < 0.5))
+        for _ in range(rng.choice((2, 5, 8))):
+            key, who = rng.choice(keys), _someone(rng, size)
+            how = rng.choice(("get", "get", "get", "nowait", "many", "batch", "some", "drain", "soon"))
+            found.append(_at(rng, spread, "q_take", who, name, key, rng.choice((1, 2, 5)), how, rng.choice((1, 4))))
+        if rng.random() < 0.3:
+            found += [_at(rng, spread, "cancel", rng.randrange(4)) for _ in range(rng.choice((1, 3)))]
+        for _ in range(rng.choice((0, 0, 1, 2))):
+            found.append(_at(rng, spread, "q_close", name, rng.random() < 0.4))
+    return found
+
+
+FAMILIES: Final[dict[str, Draw]] = {"queues": _queues}
