@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
-from rlinf_async import Channel
+from rlinf_async import Channel, WorkerGroup
 from tests.faults.journal import Operation
 from tests.simulation.subject import Subject, begin, follow
 
@@ -26,6 +28,31 @@ class Crew(Subject):
 
     async def take(self, channel: Channel, line: int, key: Any, times: int, how: str, amount: int) -> None:
         await take(self.name, channel, line, key, times, how, amount)
+
+    # -- streams ------------------------------------------------------------------------------------------------
+
+    async def items(
+        self, nonce: int, count: int, pad: int, pause: float, fails_at: int
+    ) -> AsyncIterator[tuple[int, int, bytes]]:
+        """As many items; it notes each before it goes, and its end."""
+        begin(self.name, "s_begun", nonce)
+        try:
+            for number in range(count):
+                if number == fails_at:
+                    raise LookupError(f"{nonce} at {number}")
+                begin(self.name, "s_yield", nonce, number)
+                yield nonce, number, bytes(pad)
+                if pause:
+                    await asyncio.sleep(pause)
+        finally:
+            begin(self.name, "s_closed", nonce)
+
+    async def read_peer(self, group: str, rank: int, facts: Sequence[Any]) -> None:
+        """Reads a stream of another rank."""
+        if group not in self._groups:
+            async with asyncio.timeout(60.0):
+                self._groups[group] = await WorkerGroup.from_group_name(Crew, group)
+        await read(self.name, self._groups[group][rank], *facts)
 
 
 def excuse(operation: Operation, *names: str) -> None:
@@ -86,3 +113,68 @@ async def take(
         if operation.value in ("EndOfChannel", "ClosedError") or operation.error is not None:
             break
     return operation
+
+
+async def read(
+    who: str,
+    members: Any,
+    nonce: int,
+    count: int,
+    pad: int,
+    pause: float,
+    fails_at: int,
+    how: str,
+    most: int,
+    eat: float,
+) -> None:
+    """Read a stream, whole or in part.
+
+    Args:
+        how: ``whole``; after ``most`` items ``break``, ``close`` or ``aclose``; or ``unread``.
+        eat: seconds that each item takes.
+    """
+    with _reading(who, nonce, how, most) as operation:
+        stream = members.items(nonce, count, pad, pause, fails_at)
+        operation.value = 0
+        if how == "unread":
+            await asyncio.sleep(eat)
+            del stream
+            return
+        async for rank, (came_for, number, padding) in stream:
+            begin(who, "s_item", nonce, rank, number)
+            assert (came_for, len(padding)) == (nonce, pad), f"an item of {came_for} in stream {nonce}"
+            operation.value += 1
+            if how != "whole" and operation.value == most:
+                break
+            if eat:
+                await asyncio.sleep(eat)
+        if how == "close":
+            stream.close()
+        elif how == "aclose":
+            await stream.aclose()
+
+
+def read_blocking(who: str, members: Any, nonce: int, *facts: Any) -> None:
+    """Read a stream on a thread, from the first item to the last."""
+    with _reading(who, nonce, "whole", 0) as operation:
+        operation.value = 0
+        for rank, (came_for, number, _) in members.items(nonce, *facts):
+            begin(who, "s_item", nonce, rank, number)
+            assert came_for == nonce, f"an item of {came_for} in stream {nonce}"
+            operation.value += 1
+
+
+@contextlib.contextmanager
+def _reading(who: str, nonce: int, how: str, most: int) -> Iterator[Operation]:
+    """A stream that is read; the error of its method is the operation's value."""
+    operation = begin(who, "s_read", nonce, how, most)
+    with contextlib.suppress(LookupError):
+        try:
+            yield operation
+        except BaseException as error:
+            if type(error).__name__ != "SimulatedDeath":
+                operation.ended, operation.error = True, (type(error).__name__, str(error)[:300])
+            raise
+        finally:
+            excuse(operation, "LookupError")
+    operation.ended = True

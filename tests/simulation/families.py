@@ -61,11 +61,11 @@ def _queues(rng: random.Random, spread: float, size: int) -> list[Step]:
         maxsize, max_bytes = rng.choice(((0, 0), (1, 0), (3, 0), (0, 3000), (2, 3000)))
         found.append(Step(0.0, "q_open", (name, maxsize, max_bytes, rng.randrange(3), rng.random() < 0.2)))
         keys = rng.choice((("",), ("", 7), (7, "k", 8)))
-        for _ in range(rng.choice((3, 6, 10))):
+        for _ in range(rng.choice((3, 5, 8))):
             key, who = rng.choice(keys), _someone(rng, size)
             how = rng.choice(("put", "put", "put", "nowait", "soon"))
             found.append(_at(rng, spread, "q_put", who, name, key, rng.choice((1, 3, 8)), how, rng.random() < 0.5))
-        for _ in range(rng.choice((2, 5, 8))):
+        for _ in range(rng.choice((2, 4, 6))):
             key, who = rng.choice(keys), _someone(rng, size)
             how = rng.choice(("get", "get", "get", "nowait", "many", "batch", "some", "drain", "soon"))
             found.append(_at(rng, spread, "q_take", who, name, key, rng.choice((1, 2, 5)), how, rng.choice((1, 4))))
@@ -76,4 +76,21 @@ def _queues(rng: random.Random, spread: float, size: int) -> list[Step]:
     return found
 
 
-FAMILIES: Final[dict[str, Draw]] = {"queues": _queues}
+def _streams(rng: random.Random, spread: float, size: int) -> list[Step]:
+    """Streams that are read at different speeds, and left in every way that there is."""
+    found = []
+    for _ in range(rng.choice((2, 3, 5))):
+        reader = rng.choice(("driver", "driver", "thread", (CREW, rng.randrange(size))))
+        rank = rng.choice((None, *range(size)))
+        count, pad = rng.choice((0, 3, 12, 40)), rng.choice((0, 0, 70_000))
+        how = rng.choice(("whole", "whole", "break", "close", "aclose", "unread"))
+        fails_at = rng.choice((-1, -1, -1, 0, 2, 20))
+        eat = rng.choice((0.0, 0.001, 0.02))
+        facts = (reader, rank, count if not pad else min(count, 12), pad, rng.choice((0.0, 0.0, 0.003)), fails_at)
+        found.append(_at(rng, spread, "s_read", *facts, how, rng.choice((1, 5, 40)), eat))
+    if rng.random() < 0.3:
+        found += [_at(rng, spread + 0.3, "cancel", rng.randrange(3)) for _ in range(2)]
+    return found
+
+
+FAMILIES: Final[dict[str, Draw]] = {"queues": _queues, "streams": _streams}

@@ -7,7 +7,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlinf_async import Cluster, NodePlacementStrategy
+from rlinf_async import Cluster, NodePlacementStrategy, settings
 from rlinf_async._simulation.sim_cluster import SimCluster
 from tests.faults.journal import Operation
 from tests.faults.judgement import Facts, Violation, judge
@@ -16,10 +16,12 @@ from tests.simulation.acts_of_calls import CallActs
 from tests.simulation.acts_of_exchange import ExchangeActs
 from tests.simulation.acts_of_faults import FaultActs
 from tests.simulation.acts_of_queues import QueueActs
+from tests.simulation.acts_of_streams import StreamActs
 from tests.simulation.crew import Crew
 from tests.simulation.families import CREW
 from tests.simulation.invariants import check, compare_views, find_left, judge_pool
 from tests.simulation.invariants_of_queues import judge_queues
+from tests.simulation.invariants_of_streams import judge_streams
 from tests.simulation.program import Program, write
 from tests.simulation.stage import PATIENCE_S
 from tests.simulation.subject import Subject
@@ -42,13 +44,14 @@ class Report:
         return f"seed {self.seed}: {self.program}\n{found}"
 
 
-class Play(CallActs, ExchangeActs, QueueActs, FaultActs):
+class Play(CallActs, ExchangeActs, QueueActs, StreamActs, FaultActs):
     """One program."""
 
     async def main(self) -> None:
         loop = asyncio.get_running_loop()
         async with Cluster(log_to_driver=False) as cluster:
             self.cluster = cluster
+            self.window = int(settings.STREAM_ITEMS())
             for name, nodes in self.program.placement.items():
                 restart = self.program.restart[name]
                 options = {"restart": restart, "max_restarts": 1000} if restart else {}
@@ -154,6 +157,9 @@ def play(seed: int, program: Program | None = None) -> Report:
     facts = Facts(frozenset(played.killed), False, played.node_died)
     report.violations += judge(book, facts)
     report.violations += [*check(book), *judge_pool(book, program)]
+    report.violations += judge_streams(
+        book, played.streams, played.window, program.is_calm, played.killed, played.node_died
+    )
     report.violations += judge_queues(
         book, list(played.queues.values()), program.is_calm, played.killed, played.node_died
     )

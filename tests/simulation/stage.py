@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,6 +41,10 @@ class Stage:
         self.groups: dict[str, Any] = {}
         self.queues: dict[str, Any] = {}
         """Channels of families, by name."""
+        self.streams: dict[int, tuple[Sequence[int], int, int]] = {}
+        """By number: the ranks that stream, their items, and the one before which they fail."""
+        self.window = 0
+        """Items that a rank may stream ahead of its consumer."""
         self.killed: set[str] = set()
         self.random = random.Random(sim.seed)
         self.trains = False
