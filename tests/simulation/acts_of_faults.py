@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.simulation import subject
 from tests.simulation.stage import Stage
 
 
@@ -11,6 +12,7 @@ class FaultActs(Stage):
     async def do_kill(self, who: tuple[str, int]) -> None:
         if self.sim.kill(*who):
             self.killed.add(f"{who[0]}:{who[1]}")
+            subject.begin("fault", "killed", f"{who[0]}:{who[1]}")
 
     async def do_restart(self, who: tuple[str, int]) -> None:
         group, rank = who

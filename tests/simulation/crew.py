@@ -8,7 +8,10 @@ import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
-from rlinf_async import Channel, WorkerGroup
+from rlinf_async import Channel, DeadlineExceeded, WorkerGroup, concurrent
+from rlinf_async._worker import context
+from rlinf_async._worker.device_lock import DeviceLock
+from rlinf_async.testing import sleep
 from tests.faults.journal import Operation
 from tests.simulation.subject import Subject, begin, follow
 
@@ -21,6 +24,10 @@ _TAKES = itertools.count()
 class Crew(Subject):
     """Does what the families tell it, and notes it."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._meetings: dict[int, asyncio.Barrier] = {}
+
     async def insert(
         self, channel: Channel, line: int, key: Any, numbers: Sequence[int], weight: int, how: str, pads: bool
     ) -> None:
@@ -28,6 +35,74 @@ class Crew(Subject):
 
     async def take(self, channel: Channel, line: int, key: Any, times: int, how: str, amount: int) -> None:
         await take(self.name, channel, line, key, times, how, amount)
+
+    # -- locks and ports ----------------------------------------------------------------------------------------
+
+    async def hold(self, nonce: int, devices: Sequence[int], seconds: float, timeout: float | None, times: int) -> None:
+        """Has these devices for itself for a while, more than once over if ``times`` says so."""
+        client = context.client
+        assert client is not None
+        lock = DeviceLock(client, self.name, devices)
+        operation = begin(self.name, "l_hold", nonce, devices, self._token)
+        held = 0
+        try:
+            for _ in range(times):
+                await lock.acquire(timeout)
+                held += 1
+                begin(self.name, "l_has", nonce, devices, self._token)
+            await asyncio.sleep(seconds)
+            operation.value = "held"
+        except DeadlineExceeded:
+            operation.value = "late"
+        finally:
+            for _ in range(held):
+                begin(self.name, "l_frees", nonce, devices, self._token)
+                lock.release()
+        operation.ended = True
+
+    def hold_blocking(self, nonce: int, devices: Sequence[int], seconds: float) -> None:
+        client = context.client
+        assert client is not None
+        operation = begin(self.name, "l_hold", nonce, devices, self._token)
+        with DeviceLock(client, self.name, devices):
+            begin(self.name, "l_has", nonce, devices, self._token)
+            sleep(seconds)
+            begin(self.name, "l_frees", nonce, devices, self._token)
+        operation.ended, operation.value = True, "held"
+
+    # -- methods beside others ----------------------------------------------------------------------------------
+
+    def block(self, nonce: int, seconds: float) -> None:
+        begin(self.name, "run", nonce)
+        sleep(seconds)
+
+    @concurrent
+    async def look(self, nonce: int) -> tuple[int, int]:
+        begin(self.name, "m_run", nonce)
+        return nonce, self._token
+
+    @concurrent
+    async def meet(self, nonce: int, count: int) -> int:
+        """Waits for all of several calls of it."""
+        begin(self.name, "m_run", nonce)
+        met = self._meetings.setdefault(nonce, asyncio.Barrier(count))
+        async with asyncio.timeout(20.0):  # one of them may have met another incarnation
+            await met.wait()
+        return nonce
+
+    @concurrent
+    async def stay(self, nonce: int) -> None:
+        begin(self.name, "m_run", nonce)
+        try:
+            await asyncio.sleep(50)
+        except asyncio.CancelledError:
+            begin(self.name, "m_cancelled", nonce)
+            raise
+
+    @concurrent
+    async def refuse(self, nonce: int) -> None:
+        begin(self.name, "m_run", nonce)
+        raise LookupError(f"call {nonce}")
 
     # -- streams ------------------------------------------------------------------------------------------------
 
@@ -152,6 +227,7 @@ async def read(
             stream.close()
         elif how == "aclose":
             await stream.aclose()
+            begin(who, "s_ended", nonce)
 
 
 def read_blocking(who: str, members: Any, nonce: int, *facts: Any) -> None:

@@ -93,4 +93,34 @@ def _streams(rng: random.Random, spread: float, size: int) -> list[Step]:
     return found
 
 
-FAMILIES: Final[dict[str, Draw]] = {"queues": _queues, "streams": _streams}
+def _locks(rng: random.Random, spread: float, size: int) -> list[Step]:
+    """Ranks that want some of three devices, one behind the other; some die, some give up, all get them at the end."""
+    found = []
+    for _ in range(rng.choice((3, 5, 8))):
+        devices = tuple(sorted(rng.sample(range(3), rng.choice((1, 1, 2, 3)))))
+        seconds, timeout = rng.choice((0.0, 0.01, 0.2, 2.0)), rng.choice((None, None, 0.05, 1.0))
+        found.append(
+            _at(rng, spread, "l_hold", rng.randrange(size), devices, seconds, timeout, rng.choice((0, 1, 1, 2)))
+        )
+    if rng.random() < 0.4:
+        found += [_at(rng, spread + 0.3, "cancel", rng.randrange(4)) for _ in range(rng.choice((1, 3)))]
+    return [*found, *(Step(spread + 12.0, "l_hold", (rank, (0, 1, 2), 0.0, None, 1)) for rank in range(size))]
+
+
+def _methods(rng: random.Random, spread: float, size: int) -> list[Step]:
+    """Concurrent methods beside one that blocks, many at once, given up, and that raise."""
+    found = []
+    for _ in range(rng.choice((2, 4, 6))):
+        rank = rng.randrange(size)
+        kinds = {
+            "m_look": (rank, rng.choice((2.0, 5.0)), rng.choice((1, 4))),
+            "m_meet": (rank, rng.choice((2, 5))),
+            "m_stay": (rank, rng.choice((0.0, 0.001, 0.3))),
+            "m_refuse": (rank,),
+        }
+        kind = rng.choice(sorted(kinds))
+        found.append(_at(rng, spread, kind, *kinds[kind]))
+    return found
+
+
+FAMILIES: Final[dict[str, Draw]] = {"locks": _locks, "methods": _methods, "queues": _queues, "streams": _streams}

@@ -32,6 +32,9 @@ def judge_streams(
                 text = f"stream {nonce} of rank {rank}: item {number}, not {came[nonce, f'{CREW}:{rank}']}"
                 found.append(Violation("order", text))
             came[nonce, f"{CREW}:{rank}"] = number + 1
+        if each.kind == "s_ended" and is_calm:
+            open_ = [stream for stream in begun if stream[0] == each.facts[0] and closed[stream] < begun[stream]]
+            found += [Violation("left", f"stream {stream} is open behind its aclose()") for stream in open_]
         if each.kind not in ("s_begun", "s_yield", "s_closed"):
             continue
         stream = each.facts[0], each.who

@@ -15,11 +15,13 @@ from tests.simulation import subject
 from tests.simulation.acts_of_calls import CallActs
 from tests.simulation.acts_of_exchange import ExchangeActs
 from tests.simulation.acts_of_faults import FaultActs
+from tests.simulation.acts_of_methods import MethodActs
 from tests.simulation.acts_of_queues import QueueActs
 from tests.simulation.acts_of_streams import StreamActs
 from tests.simulation.crew import Crew
 from tests.simulation.families import CREW
 from tests.simulation.invariants import check, compare_views, find_left, judge_pool
+from tests.simulation.invariants_of_methods import judge_concurrent, judge_locks
 from tests.simulation.invariants_of_queues import judge_queues
 from tests.simulation.invariants_of_streams import judge_streams
 from tests.simulation.program import Program, write
@@ -44,7 +46,7 @@ class Report:
         return f"seed {self.seed}: {self.program}\n{found}"
 
 
-class Play(CallActs, ExchangeActs, QueueActs, StreamActs, FaultActs):
+class Play(CallActs, ExchangeActs, MethodActs, QueueActs, StreamActs, FaultActs):
     """One program."""
 
     async def main(self) -> None:
@@ -157,6 +159,8 @@ def play(seed: int, program: Program | None = None) -> Report:
     facts = Facts(frozenset(played.killed), False, played.node_died)
     report.violations += judge(book, facts)
     report.violations += [*check(book), *judge_pool(book, program)]
+    report.violations += judge_locks(book, program.is_calm, played.node_died)
+    report.violations += judge_concurrent(book, program.is_calm, played.killed, played.node_died)
     report.violations += judge_streams(
         book, played.streams, played.window, program.is_calm, played.killed, played.node_died
     )
