@@ -67,9 +67,11 @@ class MethodActs(Stage):
         nonce, member = next(self.nonces), self.groups[CREW][rank]
         operation = subject.begin("driver", "m_stay", nonce, f"{CREW}:{rank}")
         task = self.follow(operation, member.stay(nonce))
-        await asyncio.wait([task], timeout=seconds)
-        task.cancel()
-        await asyncio.wait([task])
+        try:
+            await asyncio.wait([task], timeout=seconds)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
 
     async def do_m_refuse(self, rank: int) -> None:
         nonce, member = next(self.nonces), self.groups[CREW][rank]

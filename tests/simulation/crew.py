@@ -8,17 +8,19 @@ import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
-from rlinf_async import Channel, DeadlineExceeded, WorkerGroup, concurrent
+from rlinf_async import Channel, DeadlineExceeded, Restart, WorkerGroup, concurrent
 from rlinf_async._worker import context
 from rlinf_async._worker.device_lock import DeviceLock
 from rlinf_async.testing import sleep
-from tests.faults.journal import Operation
+from tests.faults.journal import Operation, all_of
+from tests.simulation.families import CREW
 from tests.simulation.subject import Subject, begin, follow
 
 PADDING = 500
 """Bytes of an item that fill channels whose bytes are bounded."""
 
 _TAKES = itertools.count()
+_POSTS = itertools.count()
 
 
 class Crew(Subject):
@@ -36,7 +38,55 @@ class Crew(Subject):
     async def take(self, channel: Channel, line: int, key: Any, times: int, how: str, amount: int) -> None:
         await take(self.name, channel, line, key, times, how, amount)
 
-    # -- locks and ports ----------------------------------------------------------------------------------------
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    async def talk(self, rank: int, nonce: int, plan: Sequence[tuple[int, float | None]]) -> None:
+        """Sends messages of these sizes, of which some are withdrawn after so many seconds, and a last one."""
+        to = f"{CREW}:{rank}"
+        posts = []
+        for size, patience in plan:
+            number = next(_POSTS)
+            operation = begin(self.name, "t_post", to, number, nonce)
+            work = self.send((number, bytes(size)), CREW, rank)
+            posts.append(asyncio.ensure_future(follow(operation, _wait(work, patience))))
+        await all_of(posts)
+        await self.send(("end", nonce), CREW, rank)
+
+    async def listen(self, rank: int, nonce: int, patience: Sequence[float | None]) -> None:
+        """Receives until the last message, and gives up on some receives."""
+        source = f"{CREW}:{rank}"
+        for seconds in itertools.cycle(patience):
+            operation = begin(self.name, "t_fetch", source, nonce)
+            work = self.recv(CREW, rank)
+            await follow(
+                operation,
+                _wait(work, seconds),
+                lambda message: [message[0], message[1] if message[0] == "end" else len(message[1])],
+            )
+            if operation.value == ["end", nonce] or (operation.error and operation.error[0] != "TimeoutError"):
+                break
+
+    async def give_all(self, source: int, nonce: int, size: int) -> None:
+        """One of all ranks, which get one value."""
+        value = (nonce, bytes(size)) if self._rank == source else None
+        operation = begin(self.name, "t_cast", nonce)
+        work = self.broadcast(value, [(CREW, list(range(self._world_size)))], src=(CREW, source), async_op=True)
+        await follow(operation, _wait(work, 30.0), lambda found: [found[0], len(found[1]) - size])
+
+    async def wait_in_circle(self, seconds: float) -> None:
+        """Waits for the rank before this one, which waits too."""
+        with contextlib.suppress(DeadlineExceeded):
+            await self.recv(CREW, (self._rank - 1) % self._world_size, timeout=seconds)
+
+    async def pass_on(self, seconds: float) -> None:
+        """Waits for the rank before this one, which sends after a while, and sends; rank 0 begins."""
+        if self._rank:
+            await self.recv(CREW, self._rank - 1)
+        await asyncio.sleep(seconds)
+        if self._rank + 1 < self._world_size:
+            await self.send("on", CREW, self._rank + 1)
+
+    # -- locks --------------------------------------------------------------------------------------------------
 
     async def hold(self, nonce: int, devices: Sequence[int], seconds: float, timeout: float | None, times: int) -> None:
         """Has these devices for itself for a while, more than once over if ``times`` says so."""
@@ -128,6 +178,49 @@ class Crew(Subject):
             async with asyncio.timeout(60.0):
                 self._groups[group] = await WorkerGroup.from_group_name(Crew, group)
         await read(self.name, self._groups[group][rank], *facts)
+
+
+class Hooked(Crew):
+    """Has a hook of restarts; the group's argument says which."""
+
+    def __init__(self, hook: str) -> None:
+        super().__init__()
+        self._hook = hook
+
+    async def on_restart(self, restart: Restart) -> None:
+        begin(self.name, "h_begun", restart.attempt, self._token)
+        if self._hook == "sleep":
+            await asyncio.sleep(0.2 * self._rank)
+        elif self._hook == "raise" and self._rank == restart.attempt % self._world_size:
+            raise LookupError(f"the hook of attempt {restart.attempt}")
+        elif self._hook == "ring":
+            await self.send(("hook", restart.attempt), CREW, (self._rank + 1) % self._world_size)
+            while await self.recv(CREW, (self._rank - 1) % self._world_size) != ("hook", restart.attempt):
+                pass  # of an attempt that a death has ended
+        elif self._hook == "all":
+            groups = [(CREW, list(range(self._world_size)))]
+            found = await self.broadcast(restart.attempt, groups, src=(CREW, 0), async_op=True)
+            assert found <= restart.attempt, f"attempt {found} in attempt {restart.attempt}"
+        begin(self.name, "h_ended", restart.attempt, self._token)
+
+
+class BlockingHooked(Hooked):
+    def on_restart(self, restart: Restart) -> None:  # type: ignore[override]
+        begin(self.name, "h_begun", restart.attempt, self._token)
+        if self._hook == "sleep":
+            sleep(0.2 * self._rank)
+        elif self._hook == "raise" and self._rank == restart.attempt % self._world_size:
+            raise LookupError(f"the hook of attempt {restart.attempt}")
+        elif self._hook in ("ring", "all"):
+            self.send(("hook", restart.attempt), CREW, (self._rank + 1) % self._world_size)
+            while self.recv(CREW, (self._rank - 1) % self._world_size) != ("hook", restart.attempt):
+                pass
+        begin(self.name, "h_ended", restart.attempt, self._token)
+
+
+async def _wait(work: Any, patience: float | None) -> Any:
+    async with asyncio.timeout(patience):
+        return await work
 
 
 def excuse(operation: Operation, *names: str) -> None:

@@ -123,4 +123,56 @@ def _methods(rng: random.Random, spread: float, size: int) -> list[Step]:
     return found
 
 
-FAMILIES: Final[dict[str, Draw]] = {"locks": _locks, "methods": _methods, "queues": _queues, "streams": _streams}
+def _messages(rng: random.Random, spread: float, size: int) -> list[Step]:
+    """Conversations with messages that are large or withdrawn, and receives that are given up; broadcasts."""
+    found = []
+    pairs = [(one, other) for one in range(size) for other in range(size) if one != other]
+    for one, other in rng.sample(pairs, min(len(pairs), rng.choice((1, 2, 3)))):
+        plan = tuple(
+            (rng.choice((10, 100, 70_000, 300_000, 1_500_000)), rng.choice((None, None, None, 0.0, 0.001, 0.05)))
+            for _ in range(rng.choice((2, 5, 8)))
+        )
+        patience = rng.choice(((None,), (None,), (None, 0.001), (0.01, 0.3)))
+        found.append(_at(rng, spread, "t_talk", one, other, plan, patience))
+    for _ in range(rng.choice((0, 1, 2, 3))):
+        found.append(_at(rng, spread, "t_cast", rng.randrange(size), rng.choice((10, 70_000, 300_000, 1_500_000))))
+    return found
+
+
+def _verdicts(rng: random.Random, spread: float, size: int) -> list[Step]:
+    """A circle of waits, or a line of them that goes on."""
+    del size
+    return [
+        Step(round(20.0 * number + rng.uniform(0, spread), 4), kind, (rng.choice((4.0, 12.0)),))
+        for number, kind in enumerate(rng.choice((("v_circle",), ("v_line",), ("v_line", "v_circle"))))
+    ]
+
+
+def _hooks(rng: random.Random, spread: float, size: int) -> list[Step]:
+    """Deaths soon after each other, calls between them, and now and then the end of the group."""
+    at, found = rng.uniform(0, spread), []
+    for _ in range(rng.choice((1, 2, 3))):
+        found.append(Step(round(at, 4), "kill", ((CREW, rng.randrange(size)),)))
+        for _ in range(rng.choice((0, 1, 2))):
+            facts = ((CREW, rng.randrange(size)), rng.choice(("def", "async", "again")), 100, rng.choice((1, 3)))
+            found.append(Step(round(at + rng.choice((0.0, 0.001, 0.1, 0.3)), 4), "call", facts))
+        at += rng.choice((0.01, 0.12, 0.25, 0.4, 3.0))
+    if rng.random() < 0.2:
+        found.append(Step(round(at, 4), "h_close"))
+    elif rng.random() < 0.2:
+        found.append(Step(round(at, 4), "h_kill_node", (rng.randrange(3),)))
+    return found
+
+
+HOOKS: Final = ("", "sleep", "raise", "ring", "all")
+"""Kinds of hooks of a crew's restarts."""
+
+FAMILIES: Final[dict[str, Draw]] = {
+    "hooks": _hooks,
+    "locks": _locks,
+    "messages": _messages,
+    "methods": _methods,
+    "queues": _queues,
+    "streams": _streams,
+    "verdicts": _verdicts,
+}

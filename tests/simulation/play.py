@@ -11,16 +11,17 @@ from rlinf_async import Cluster, NodePlacementStrategy, settings
 from rlinf_async._simulation.sim_cluster import SimCluster
 from tests.faults.journal import Operation
 from tests.faults.judgement import Facts, Violation, judge
-from tests.simulation import subject
+from tests.simulation import crew, subject
 from tests.simulation.acts_of_calls import CallActs
+from tests.simulation.acts_of_crews import CrewActs
 from tests.simulation.acts_of_exchange import ExchangeActs
 from tests.simulation.acts_of_faults import FaultActs
 from tests.simulation.acts_of_methods import MethodActs
 from tests.simulation.acts_of_queues import QueueActs
 from tests.simulation.acts_of_streams import StreamActs
-from tests.simulation.crew import Crew
 from tests.simulation.families import CREW
 from tests.simulation.invariants import check, compare_views, find_left, judge_pool
+from tests.simulation.invariants_of_crews import judge_hooks, judge_talks
 from tests.simulation.invariants_of_methods import judge_concurrent, judge_locks
 from tests.simulation.invariants_of_queues import judge_queues
 from tests.simulation.invariants_of_streams import judge_streams
@@ -46,7 +47,7 @@ class Report:
         return f"seed {self.seed}: {self.program}\n{found}"
 
 
-class Play(CallActs, ExchangeActs, MethodActs, QueueActs, StreamActs, FaultActs):
+class Play(CallActs, ExchangeActs, CrewActs, MethodActs, QueueActs, StreamActs, FaultActs):
     """One program."""
 
     async def main(self) -> None:
@@ -59,13 +60,16 @@ class Play(CallActs, ExchangeActs, MethodActs, QueueActs, StreamActs, FaultActs)
                 options = {"restart": restart, "max_restarts": 1000} if restart else {}
                 if restart == "rank":
                     options["order"] = self.program.order
-                cls: type[Subject] = Crew if name == CREW else Subject
-                self.groups[name] = cls.create_group().launch(
-                    cluster, NodePlacementStrategy(list(nodes)), name=name, **options
-                )
+                spec = Subject.create_group()
+                if name == CREW and self.program.hook:
+                    cls = crew.BlockingHooked if self.program.hook_blocks else crew.Hooked
+                    spec = cls.create_group(self.program.hook)
+                elif name == CREW:
+                    spec = crew.Crew.create_group()
+                self.groups[name] = spec.launch(cluster, NodePlacementStrategy(list(nodes)), name=name, **options)
             if ring := self.program.ring:
-                cls = subject.BlockingRing if self.program.ring_blocks else subject.Ring
-                self.groups["ring"] = cls.create_group().launch(
+                rings = subject.BlockingRing if self.program.ring_blocks else subject.Ring
+                self.groups["ring"] = rings.create_group().launch(
                     cluster, NodePlacementStrategy(list(ring)), name="ring", restart="rank", max_restarts=1000,
                     order=self.program.order,
                 )  # fmt: skip
@@ -159,6 +163,8 @@ def play(seed: int, program: Program | None = None) -> Report:
     facts = Facts(frozenset(played.killed), False, played.node_died)
     report.violations += judge(book, facts)
     report.violations += [*check(book), *judge_pool(book, program)]
+    report.violations += judge_talks(book, program, played.killed, played.node_died)
+    report.violations += judge_hooks(book, program, played.node_died)
     report.violations += judge_locks(book, program.is_calm, played.node_died)
     report.violations += judge_concurrent(book, program.is_calm, played.killed, played.node_died)
     report.violations += judge_streams(

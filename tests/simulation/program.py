@@ -30,6 +30,7 @@ class Program:
         order: of groups whose ranks are started again one by one, the ring and the pool among them.
         families: those that its steps are of, on a group of their own; none of most programs.
         is_calm: it has no faults, and nothing but the steps of its families.
+        hook: what the hook of restarts of that group does, a ``def`` if ``hook_blocks``.
     """
 
     nodes: int
@@ -44,13 +45,15 @@ class Program:
     order: str = "group"
     families: tuple[str, ...] = ()
     is_calm: bool = False
+    hook: str = ""
+    hook_blocks: bool = False
 
     def __str__(self) -> str:
         ring = f", ring {self.ring} {'def' if self.ring_blocks else 'async'}" if self.ring else ""
         pool = f", pool {self.pool} {'rank' if self.pool_restarts else None}" if self.pool else ""
         order = "" if self.order == "group" else f", order {self.order}"
         head = f"{self.nodes} nodes, groups {self.placement}, restart {self.restart}, drift {self.drift}"
-        families = f", families {self.families}{' calm' if self.is_calm else ''}" if self.families else ""
+        families = f", families {self.families}{' calm' if self.is_calm else ''} {self.hook}" if self.families else ""
         head += f"{ring}{pool}{order}{families}"
         return "\n".join([head, *(f"  {step}" for step in self.steps)])
 
@@ -103,7 +106,8 @@ def write(seed: int) -> Program:
         restart[group] = rng.choice(("rank", "rank", "rank", restart[group]))
         steps += _calls_beside_deaths(rng, spread, group, placement[group])
     names: tuple[str, ...] = ()
-    is_calm = False
+    is_calm = hook_blocks = False
+    hook = ""
     if families.is_of_a_family(seed):
         mixed = rng.random() < 0.25
         if not mixed:
@@ -113,9 +117,16 @@ def write(seed: int) -> Program:
         restart[families.CREW] = rng.choice((None, "rank", "rank"))
         names, is_calm, more = families.draw(rng, spread, nodes, size)
         is_calm = is_calm and not mixed
+        if "hooks" in names:
+            is_calm = False
+            restart[families.CREW] = rng.choice(("rank", "rank", "group"))
+            hook, hook_blocks = rng.choice(families.HOOKS), rng.random() < 0.5
         steps += more
     in_order = tuple(sorted(steps, key=lambda step: step.at))
-    return Program(nodes, placement, restart, drift, in_order, ring, blocks, pool, pool_restarts, order, names, is_calm)
+    return Program(
+        nodes, placement, restart, drift, in_order, ring, blocks, pool, pool_restarts, order,
+        names, is_calm, hook, hook_blocks,
+    )  # fmt: skip
 
 
 def _pool_calls_and_faults(rng: random.Random, spread: float, size: int) -> list[Step]:
