@@ -10,6 +10,7 @@ from rlinf_async import NodePlacementStrategy
 from tests.faults.journal import all_of
 from tests.faults.judgement import Violation
 from tests.simulation import subject
+from tests.simulation.families import CREW
 from tests.simulation.stage import Stage
 from tests.simulation.subject import Subject
 
@@ -37,7 +38,8 @@ class CallActs(Stage):
         )
         if operation.error is None or not self.program.restart[group] or self.node_died:
             return
-        if operation.error[0] == "WorkerDied":
+        closes = any(step.kind == "h_close" for step in self.program.steps)
+        if operation.error[0] == "WorkerDied" and not (group == CREW and closes):
             self.hung.append(Violation("death", f"{operation} was not made again"))
 
     async def do_burst(self, who: tuple[str, int], times: int) -> None:

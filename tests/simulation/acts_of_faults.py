@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.simulation import subject
+from tests.simulation.families import CREW
 from tests.simulation.stage import Stage
 
 
@@ -11,8 +12,11 @@ class FaultActs(Stage):
 
     async def do_kill(self, who: tuple[str, int]) -> None:
         if self.sim.kill(*who):
-            self.killed.add(f"{who[0]}:{who[1]}")
-            subject.begin("fault", "killed", f"{who[0]}:{who[1]}")
+            group, rank = who
+            everybody = group == CREW and self.program.restart[group] == "group"
+            for each in range(len(self.program.placement[group])) if everybody else [rank]:
+                self.killed.add(f"{group}:{each}")
+                subject.begin("fault", "killed", f"{group}:{each}")
 
     async def do_restart(self, who: tuple[str, int]) -> None:
         group, rank = who

@@ -55,9 +55,10 @@ class Crew(Subject):
     async def listen(self, rank: int, nonce: int, patience: Sequence[float | None]) -> None:
         """Receives until the last message, and gives up on some receives."""
         source = f"{CREW}:{rank}"
+        until = asyncio.get_running_loop().time() + 100  # the last message of a sender that has died never comes
         for seconds in itertools.cycle(patience):
             operation = begin(self.name, "t_fetch", source, nonce)
-            work = self.recv(CREW, rank)
+            work = self.recv(CREW, rank, timeout=max(0.0, until - asyncio.get_running_loop().time()))
             await follow(
                 operation,
                 _wait(work, seconds),

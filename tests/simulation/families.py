@@ -99,12 +99,15 @@ def _locks(rng: random.Random, spread: float, size: int) -> list[Step]:
     for _ in range(rng.choice((3, 5, 8))):
         devices = tuple(sorted(rng.sample(range(3), rng.choice((1, 1, 2, 3)))))
         seconds, timeout = rng.choice((0.0, 0.01, 0.2, 2.0)), rng.choice((None, None, 0.05, 1.0))
-        found.append(
-            _at(rng, spread, "l_hold", rng.randrange(size), devices, seconds, timeout, rng.choice((0, 1, 1, 2)))
-        )
+        rank, times = rng.randrange(size), rng.choice((1, 1, 2))
+        # One that blocks would keep its rank's other holders from going on, and letting go.
+        found.append(_at(rng, spread, "l_hold", rank, devices, seconds, timeout, 0 if rank == 1 else times))
     if rng.random() < 0.4:
         found += [_at(rng, spread + 0.3, "cancel", rng.randrange(4)) for _ in range(rng.choice((1, 3)))]
-    return [*found, *(Step(spread + 12.0, "l_hold", (rank, (0, 1, 2), 0.0, None, 1)) for rank in range(size))]
+    return [
+        *found,
+        *(Step(spread + 12.0, "l_hold", (rank, (0, 1, 2), 0.0, None, 0 if rank == 1 else 1)) for rank in range(size)),
+    ]
 
 
 def _methods(rng: random.Random, spread: float, size: int) -> list[Step]:
