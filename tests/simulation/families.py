@@ -67,7 +67,7 @@ def _queues(rng: random.Random, spread: float, size: int) -> list[Step]:
             found.append(_at(rng, spread, "q_put", who, name, key, rng.choice((1, 3, 8)), how, rng.random() < 0.5))
         for _ in range(rng.choice((2, 4, 6))):
             key, who = rng.choice(keys), _someone(rng, size)
-            how = rng.choice(("get", "get", "get", "nowait", "many", "batch", "some", "drain", "soon"))
+            how = rng.choice(("get", "get", "get", "nowait", "many", "batch", "some", "drain", "soon", "hasty"))
             found.append(_at(rng, spread, "q_take", who, name, key, rng.choice((1, 2, 5)), how, rng.choice((1, 4))))
         if rng.random() < 0.3:
             found += [_at(rng, spread, "cancel", rng.randrange(4)) for _ in range(rng.choice((1, 3)))]
@@ -98,12 +98,12 @@ def _locks(rng: random.Random, spread: float, size: int) -> list[Step]:
     found = []
     for _ in range(rng.choice((3, 5, 8))):
         devices = tuple(sorted(rng.sample(range(3), rng.choice((1, 1, 2, 3)))))
-        seconds, timeout = rng.choice((0.0, 0.01, 0.2, 2.0)), rng.choice((None, None, 0.05, 1.0))
+        seconds, timeout = rng.choice((0.0, 0.01, 0.2, 2.0, 2.0)), rng.choice((None, None, 0.05, 1.0))
         rank, times = rng.randrange(size), rng.choice((1, 1, 2))
         # One that blocks would keep its rank's other holders from going on, and letting go.
         found.append(_at(rng, spread, "l_hold", rank, devices, seconds, timeout, 0 if rank == 1 else times))
-    if rng.random() < 0.4:
-        found += [_at(rng, spread + 0.3, "cancel", rng.randrange(4)) for _ in range(rng.choice((1, 3)))]
+    if rng.random() < 0.6:
+        found += [_at(rng, spread + 0.1, "cancel", rng.randrange(4)) for _ in range(rng.choice((2, 5)))]
     return [
         *found,
         *(Step(spread + 12.0, "l_hold", (rank, (0, 1, 2), 0.0, None, 0 if rank == 1 else 1)) for rank in range(size)),

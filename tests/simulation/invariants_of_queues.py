@@ -25,7 +25,9 @@ def judge_queues(
         found += _takes(takes, inserts, is_calm)
         # An item that comes back from a take that was given up stands before later ones, and beyond the bound.
         comes_back = any(
-            take.facts[2] == "soon" or take.value == "ValueError" or (take.error and take.error[0] in GIVEN_UP)
+            take.facts[2] in ("soon", "hasty")
+            or take.value == "ValueError"
+            or (take.error and take.error[0] in GIVEN_UP)
             for take in takes
         )
         if is_calm and not comes_back:
@@ -145,4 +147,4 @@ def _bounds(queue: Queue, book: Sequence[Operation]) -> Iterator[Violation]:
 def _most(take: Operation) -> int:
     """The most items that a take can have."""
     _, _, how, amount, *_ = take.facts
-    return 10_000 if how == "drain" else amount if how in ("many", "some", "batch") else 1
+    return 10_000 if how == "drain" else amount + 3 if how in ("many", "some", "batch", "hasty") else 1

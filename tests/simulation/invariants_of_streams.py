@@ -32,6 +32,12 @@ def judge_streams(
                 text = f"stream {nonce} of rank {rank}: item {number}, not {came[nonce, f'{CREW}:{rank}']}"
                 found.append(Violation("order", text))
             came[nonce, f"{CREW}:{rank}"] = number + 1
+        if each.kind == "finishing" and not node_died:  # the end of the group would close them
+            # The traceback of a reader that was cancelled keeps its stream.
+            left = {nonce for nonce, read in reads.items() if read.ended and read.error is None}
+            mine = [stream for stream in begun if stream[0] in left and stream[1] not in killed]
+            open_ = [stream for stream in mine if closed[stream] < begun[stream]]
+            found += [Violation("left", f"stream {stream} has not been closed") for stream in open_]
         if each.kind == "s_ended" and is_calm:
             open_ = [stream for stream in begun if stream[0] == each.facts[0] and closed[stream] < begun[stream]]
             found += [Violation("left", f"stream {stream} is open behind its aclose()") for stream in open_]
@@ -50,8 +56,6 @@ def judge_streams(
     for stream, times in begun.items():
         if times > 1:
             found.append(Violation("twice", f"stream {stream} was begun {times} times"))
-        if closed[stream] < times and stream[1] not in killed and not node_died:
-            found.append(Violation("left", f"stream {stream} has not been closed"))
     for nonce, read in reads.items():
         ranks, count, fails_at = streams[nonce]
         lives = not node_died and not any(f"{CREW}:{rank}" in killed for rank in ranks)

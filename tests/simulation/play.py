@@ -123,6 +123,7 @@ class Play(CallActs, ExchangeActs, CrewActs, MethodActs, QueueActs, StreamActs, 
 
     async def finish(self) -> None:
         """Ends what waits for more than the program has given, and takes what nobody has taken."""
+        subject.begin("driver", "finishing")
         await self.close_queues()
         for line in [line for lines in self.lines.values() for line in lines]:
             if not line.is_closed:
