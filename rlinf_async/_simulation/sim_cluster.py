@@ -304,6 +304,16 @@ class SimCluster:
         self.fabric.cut(one, other, seconds)
         self.fabric.cut(other, one, seconds)
 
+    def cut_way(self, source: int, target: int, seconds: float) -> None:
+        """Hold up all data from one node to another one; data the other way arrives."""
+        self.scheduler.note("fault", f"no way from node {source} to node {target} for {seconds:g} s")
+        self.fabric.cut(source, target, seconds)
+
+    def stop_node(self, node: int, seconds: float) -> None:
+        """Stop a daemon as SIGSTOP does, and let it continue after some time; its workers continue to run."""
+        self.scheduler.note("fault", f"stop the daemon of node {node} for {seconds:g} s")
+        self.nodes[node].process.stop_for(seconds)
+
     def kill_node(self, node: int) -> None:
         """As SIGKILL of a daemon."""
         self.scheduler.note("fault", f"kill the daemon of node {node}")

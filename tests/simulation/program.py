@@ -6,28 +6,13 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
+from tests.simulation import families
+from tests.simulation.step import Step
+
 SIZES: Final = (0, 100, 70_000, 300_000)
 """Bytes: none, in a frame, in shared memory, more than one piece between nodes."""
 
 GROUPS: Final = ("a", "b")
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of a program.
-
-    Attributes:
-        at: virtual seconds since the program's beginning.
-        kind: which act it is.
-        facts: its arguments.
-    """
-
-    at: float
-    kind: str
-    facts: tuple[object, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.at:6.3f} {self.kind}{self.facts!r}"
 
 
 @dataclass(frozen=True)
@@ -43,6 +28,9 @@ class Program:
         pool: the node of each rank of a group whose calls any rank may take; empty for none.
         pool_restarts: its ranks are started again.
         order: of groups whose ranks are started again one by one, the ring and the pool among them.
+        families: those that its steps are of, on a group of their own; none of most programs.
+        is_calm: it has no faults, and nothing but the steps of its families.
+        hook: what the hook of restarts of that group does, a ``def`` if ``hook_blocks``.
         is_small: thresholds of the protocol are small.
     """
 
@@ -56,6 +44,10 @@ class Program:
     pool: tuple[int, ...] = ()
     pool_restarts: bool = False
     order: str = "group"
+    families: tuple[str, ...] = ()
+    is_calm: bool = False
+    hook: str = ""
+    hook_blocks: bool = False
     is_small: bool = False
 
     def __str__(self) -> str:
@@ -63,7 +55,9 @@ class Program:
         pool = f", pool {self.pool} {'rank' if self.pool_restarts else None}" if self.pool else ""
         order = "" if self.order == "group" else f", order {self.order}"
         head = f"{self.nodes} nodes, groups {self.placement}, restart {self.restart}, drift {self.drift}"
-        head += f"{ring}{pool}{order}{', small limits' if self.is_small else ''}"
+        families = f", families {self.families}{' calm' if self.is_calm else ''} {self.hook}" if self.families else ""
+        small = ", small limits" if self.is_small else ""
+        head += f"{ring}{pool}{order}{families}{small}"
         return "\n".join([head, *(f"  {step}" for step in self.steps)])
 
 
@@ -114,10 +108,28 @@ def write(seed: int) -> Program:
         placement[group] = (*placement[group], rng.randrange(nodes)) if rng.random() < 0.7 else placement[group]
         restart[group] = rng.choice(("rank", "rank", "rank", restart[group]))
         steps += _calls_beside_deaths(rng, spread, group, placement[group])
+    names: tuple[str, ...] = ()
+    is_calm = hook_blocks = False
+    hook = ""
+    if families.is_of_a_family(seed):
+        mixed = rng.random() < 0.25
+        if not mixed:
+            placement, restart, steps = {}, {}, []
+        size = rng.choice((2, 3, 3, 4))
+        placement[families.CREW] = tuple(sorted(rng.randrange(nodes) for _ in range(size)))
+        restart[families.CREW] = rng.choice((None, "rank", "rank"))
+        names, is_calm, more = families.draw(rng, spread, nodes, size)
+        is_calm = is_calm and not mixed
+        if "hooks" in names:
+            is_calm = False
+            restart[families.CREW] = rng.choice(("rank", "rank", "group"))
+            hook, hook_blocks = rng.choice(families.HOOKS), rng.random() < 0.5
+        steps += more
     in_order = tuple(sorted(steps, key=lambda step: step.at))
     return Program(
-        nodes, placement, restart, drift, in_order, ring, blocks, pool, pool_restarts, order, seed // 10 % 2 == 1
-    )
+        nodes, placement, restart, drift, in_order, ring, blocks, pool, pool_restarts, order,
+        names, is_calm, hook, hook_blocks, 5 <= seed % 20 < 15,
+    )  # fmt: skip
 
 
 def _pool_calls_and_faults(rng: random.Random, spread: float, size: int) -> list[Step]:

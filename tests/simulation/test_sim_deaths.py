@@ -42,6 +42,9 @@ class Rollout(Worker):
     outcomes: ClassVar[dict[str, str]] = {}
     """By name, how the last acts of a dead rank have ended."""
 
+    async def rank(self) -> int:
+        return self._rank
+
     async def stay(self) -> None:
         self.link = SocketLink.invite("policy")
         atexit.register(self.link.close)
@@ -139,3 +142,21 @@ def test_a_driver_that_closes_nothing_is_let_go_of() -> None:
     SimCluster(seed=1).run(main)
     gc.collect()
     assert clusters[0]() is None
+
+
+@pytest.mark.parametrize("fault", ["cut_way", "stop_node"])
+def test_a_node_that_is_silent_for_a_moment_is_late_and_not_lost(fault: str) -> None:
+    sim = SimCluster(nodes=2, seed=3)
+
+    async def main() -> tuple[list[int], float]:
+        loop = asyncio.get_running_loop()
+        async with Cluster(log_to_driver=False) as cluster:
+            group = Rollout.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name="rollout")
+            await group.rank()
+            began = loop.time()
+            sim.stop_node(1, 2.0) if fault == "stop_node" else sim.cut_way(0, 1, 2.0)
+            return await group.rank(), loop.time() - began
+
+    ranks, seconds = sim.run(main)
+    assert ranks == [0, 1]
+    assert 2 <= seconds < 6  # a link that was cut goes on a while after the cut

@@ -1,0 +1,352 @@
+"""``Crew``, the worker of families of programs, and what the driver and its ranks both do there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+from rlinf_async import Channel, DeadlineExceeded, Restart, WorkerGroup, concurrent
+from rlinf_async._worker import context
+from rlinf_async._worker.device_lock import DeviceLock
+from rlinf_async.testing import sleep
+from tests.faults.journal import Operation, all_of
+from tests.simulation.families import CREW
+from tests.simulation.subject import Subject, begin, follow
+
+PADDING = 500
+"""Bytes of an item that fill channels whose bytes are bounded."""
+
+_TAKES = itertools.count()
+_POSTS = itertools.count()
+
+
+class Crew(Subject):
+    """Does what the families tell it, and notes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._meetings: dict[int, asyncio.Barrier] = {}
+
+    async def insert(
+        self, channel: Channel, line: int, key: Any, numbers: Sequence[int], weight: int, how: str, pads: bool
+    ) -> None:
+        await insert(self.name, channel, line, key, numbers, weight, how, pads)
+
+    async def take(self, channel: Channel, line: int, key: Any, times: int, how: str, amount: int) -> None:
+        await take(self.name, channel, line, key, times, how, amount)
+
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    async def talk(self, rank: int, nonce: int, plan: Sequence[tuple[int, float | None]]) -> None:
+        """Sends messages of these sizes, of which some are withdrawn after so many seconds, and a last one."""
+        to = f"{CREW}:{rank}"
+        posts = []
+        for size, patience in plan:
+            number = next(_POSTS)
+            operation = begin(self.name, "t_post", to, number, nonce)
+            work = self.send((number, bytes(size)), CREW, rank)
+            posts.append(asyncio.ensure_future(follow(operation, _wait(work, patience))))
+        await all_of(posts)
+        await self.send(("end", nonce), CREW, rank)
+
+    async def listen(self, rank: int, nonce: int, patience: Sequence[float | None]) -> None:
+        """Receives until the last message, and gives up on some receives."""
+        source = f"{CREW}:{rank}"
+        until = asyncio.get_running_loop().time() + 100  # the last message of a sender that has died never comes
+        for seconds in itertools.cycle(patience):
+            operation = begin(self.name, "t_fetch", source, nonce)
+            work = self.recv(CREW, rank, timeout=max(0.0, until - asyncio.get_running_loop().time()))
+            await follow(
+                operation,
+                _wait(work, seconds),
+                lambda message: [message[0], message[1] if message[0] == "end" else len(message[1])],
+            )
+            if operation.value == ["end", nonce] or (operation.error and operation.error[0] != "TimeoutError"):
+                break
+
+    async def give_all(self, source: int, nonce: int, size: int) -> None:
+        """One of all ranks, which get one value."""
+        value = (nonce, bytes(size)) if self._rank == source else None
+        operation = begin(self.name, "t_cast", nonce)
+        work = self.broadcast(value, [(CREW, list(range(self._world_size)))], src=(CREW, source), async_op=True)
+        await follow(operation, _wait(work, 30.0), lambda found: [found[0], len(found[1]) - size])
+
+    async def wait_in_circle(self, seconds: float) -> None:
+        """Waits for the rank before this one, which waits too."""
+        with contextlib.suppress(DeadlineExceeded):
+            await self.recv(CREW, (self._rank - 1) % self._world_size, timeout=seconds)
+
+    async def pass_on(self, seconds: float) -> None:
+        """Waits for the rank before this one, which sends after a while, and sends; rank 0 begins."""
+        if self._rank:
+            await self.recv(CREW, self._rank - 1)
+        await asyncio.sleep(seconds)
+        if self._rank + 1 < self._world_size:
+            await self.send("on", CREW, self._rank + 1)
+
+    # -- locks --------------------------------------------------------------------------------------------------
+
+    async def hold(self, nonce: int, devices: Sequence[int], seconds: float, timeout: float | None, times: int) -> None:
+        """Has these devices for itself for a while, more than once over if ``times`` says so."""
+        client = context.client
+        assert client is not None
+        lock = DeviceLock(client, self.name, devices)
+        operation = begin(self.name, "l_hold", nonce, devices, self._token)
+        held = 0
+        try:
+            for _ in range(times):
+                await lock.acquire(timeout)
+                held += 1
+                begin(self.name, "l_has", nonce, devices, self._token)
+            await asyncio.sleep(seconds)
+            operation.value = "held"
+        except DeadlineExceeded:
+            operation.value = "late"
+        finally:
+            for _ in range(held):
+                begin(self.name, "l_frees", nonce, devices, self._token)
+                lock.release()
+        operation.ended = True
+
+    def hold_blocking(self, nonce: int, devices: Sequence[int], seconds: float) -> None:
+        client = context.client
+        assert client is not None
+        operation = begin(self.name, "l_hold", nonce, devices, self._token)
+        with DeviceLock(client, self.name, devices):
+            begin(self.name, "l_has", nonce, devices, self._token)
+            sleep(seconds)
+            begin(self.name, "l_frees", nonce, devices, self._token)
+        operation.ended, operation.value = True, "held"
+
+    # -- methods beside others ----------------------------------------------------------------------------------
+
+    def block(self, nonce: int, seconds: float) -> None:
+        begin(self.name, "run", nonce)
+        sleep(seconds)
+
+    @concurrent
+    async def look(self, nonce: int) -> tuple[int, int]:
+        begin(self.name, "m_run", nonce)
+        return nonce, self._token
+
+    @concurrent
+    async def meet(self, nonce: int, count: int) -> int:
+        """Waits for all of several calls of it."""
+        begin(self.name, "m_run", nonce)
+        met = self._meetings.setdefault(nonce, asyncio.Barrier(count))
+        async with asyncio.timeout(20.0):  # one of them may have met another incarnation
+            await met.wait()
+        return nonce
+
+    @concurrent
+    async def stay(self, nonce: int) -> None:
+        begin(self.name, "m_run", nonce)
+        try:
+            await asyncio.sleep(50)
+        except asyncio.CancelledError:
+            begin(self.name, "m_cancelled", nonce)
+            raise
+
+    @concurrent
+    async def refuse(self, nonce: int) -> None:
+        begin(self.name, "m_run", nonce)
+        raise LookupError(f"call {nonce}")
+
+    # -- streams ------------------------------------------------------------------------------------------------
+
+    async def items(
+        self, nonce: int, count: int, pad: int, pause: float, fails_at: int
+    ) -> AsyncIterator[tuple[int, int, bytes]]:
+        """As many items; it notes each before it goes, and its end."""
+        begin(self.name, "s_begun", nonce)
+        try:
+            for number in range(count):
+                if number == fails_at:
+                    raise LookupError(f"{nonce} at {number}")
+                begin(self.name, "s_yield", nonce, number)
+                yield nonce, number, bytes(pad)
+                if pause:
+                    await asyncio.sleep(pause)
+        finally:
+            begin(self.name, "s_closed", nonce)
+
+    async def read_peer(self, group: str, rank: int, facts: Sequence[Any]) -> None:
+        """Reads a stream of another rank."""
+        if group not in self._groups:
+            async with asyncio.timeout(60.0):
+                self._groups[group] = await WorkerGroup.from_group_name(Crew, group)
+        await read(self.name, self._groups[group][rank], *facts)
+
+
+class Hooked(Crew):
+    """Has a hook of restarts; the group's argument says which."""
+
+    def __init__(self, hook: str) -> None:
+        super().__init__()
+        self._hook = hook
+
+    async def on_restart(self, restart: Restart) -> None:
+        begin(self.name, "h_begun", restart.attempt, self._token)
+        if self._hook == "sleep":
+            await asyncio.sleep(0.2 * self._rank)
+        elif self._hook == "raise" and self._rank == restart.attempt % self._world_size:
+            raise LookupError(f"the hook of attempt {restart.attempt}")
+        elif self._hook == "ring":
+            await self.send(("hook", restart.attempt), CREW, (self._rank + 1) % self._world_size)
+            while await self.recv(CREW, (self._rank - 1) % self._world_size) != ("hook", restart.attempt):
+                pass  # of an attempt that a death has ended
+        elif self._hook == "all":
+            groups = [(CREW, list(range(self._world_size)))]
+            found = await self.broadcast(restart.attempt, groups, src=(CREW, 0), async_op=True)
+            assert found <= restart.attempt, f"attempt {found} in attempt {restart.attempt}"
+        begin(self.name, "h_ended", restart.attempt, self._token)
+
+
+class BlockingHooked(Hooked):
+    def on_restart(self, restart: Restart) -> None:  # type: ignore[override]
+        begin(self.name, "h_begun", restart.attempt, self._token)
+        if self._hook == "sleep":
+            sleep(0.2 * self._rank)
+        elif self._hook == "raise" and self._rank == restart.attempt % self._world_size:
+            raise LookupError(f"the hook of attempt {restart.attempt}")
+        elif self._hook in ("ring", "all"):
+            self.send(("hook", restart.attempt), CREW, (self._rank + 1) % self._world_size)
+            while self.recv(CREW, (self._rank - 1) % self._world_size) != ("hook", restart.attempt):
+                pass
+        begin(self.name, "h_ended", restart.attempt, self._token)
+
+
+async def _wait(work: Any, patience: float | None) -> Any:
+    async with asyncio.timeout(patience):
+        return await work
+
+
+def excuse(operation: Operation, *names: str) -> None:
+    """Make an error that was to be expected the operation's value."""
+    if operation.error is not None and operation.error[0] in names:
+        operation.value, operation.error = operation.error[0], None
+
+
+async def insert(
+    who: str, channel: Channel, line: int, key: Any, numbers: Sequence[int], weight: int, how: str, pads: bool
+) -> None:
+    """Put items one behind the other, each once the one before it is in."""
+    where = {} if key == "" else {"key": key}
+    for number in numbers:
+        operation = begin(who, "insert", line, key, number, weight, pads)
+        item = (line, key, number, weight, bytes(PADDING) if pads else b"")
+        if how == "nowait":
+            work = channel.put_nowait(item, weight, **where)
+        else:
+            work = channel.put(item, weight, **where, timeout=0.05 if how == "soon" else None)
+        await follow(operation, work, lambda _: "in")
+        if operation.value == "in":
+            begin(who, "inserted", line, key, number)
+        excuse(operation, "ClosedError", "QueueFull", "DeadlineExceeded")
+
+
+def _ask(channel: Channel, key: Any, how: str, amount: int) -> Any:
+    where = {} if key == "" else {"key": key}
+    if how == "nowait":
+        return channel.get_nowait(**where)
+    if how == "many":
+        return channel.get_many(amount, **where)
+    if how == "hasty":  # what it has gathered by then goes back to its place
+        return channel.get_many(amount + 3, **where, timeout=0.05)
+    if how == "some":
+        return channel.get_many(amount, **where, wait=False)
+    if how == "batch":
+        return channel.get_batch(amount, **where)
+    if how == "drain":
+        return channel.drain(**where)
+    return channel.get(**where, timeout=0.05 if how == "soon" else None)
+
+
+async def take(
+    who: str, channel: Channel, line: int, key: Any, times: int, how: str, amount: int, is_last: bool = False
+) -> Operation:
+    """Take items so many times, or until there are no more; the last operation."""
+    for _ in range(times):
+        number = next(_TAKES)
+        operation = begin(who, "take", line, key, how, amount, number, is_last)
+        work = _ask(channel, key, how, amount)
+
+        def items(found: Any, work: Any = work) -> list[Any]:
+            each = found if isinstance(found, list) else [found]
+            return [[*item[:4], work.redelivered] for item in each]
+
+        await follow(operation, work, items)
+        begin(who, "taken", line, number)
+        excuse(operation, "EndOfChannel", "ClosedError", "QueueEmpty", "DeadlineExceeded", "ValueError")
+        if operation.value in ("EndOfChannel", "ClosedError") or operation.error is not None:
+            break
+    return operation
+
+
+async def read(
+    who: str,
+    members: Any,
+    nonce: int,
+    count: int,
+    pad: int,
+    pause: float,
+    fails_at: int,
+    how: str,
+    most: int,
+    eat: float,
+) -> None:
+    """Read a stream, whole or in part.
+
+    Args:
+        how: ``whole``; after ``most`` items ``break``, ``close`` or ``aclose``; or ``unread``.
+        eat: seconds that each item takes.
+    """
+    with _reading(who, nonce, how, most) as operation:
+        stream = members.items(nonce, count, pad, pause, fails_at)
+        operation.value = 0
+        if how == "unread":
+            await asyncio.sleep(eat)
+            del stream
+            return
+        async for rank, (came_for, number, padding) in stream:
+            begin(who, "s_item", nonce, rank, number)
+            assert (came_for, len(padding)) == (nonce, pad), f"an item of {came_for} in stream {nonce}"
+            operation.value += 1
+            if how != "whole" and operation.value == most:
+                break
+            if eat:
+                await asyncio.sleep(eat)
+        if how == "close":
+            stream.close()
+        elif how == "aclose":
+            await stream.aclose()
+            begin(who, "s_ended", nonce)
+
+
+def read_blocking(who: str, members: Any, nonce: int, *facts: Any) -> None:
+    """Read a stream on a thread, from the first item to the last."""
+    with _reading(who, nonce, "whole", 0) as operation:
+        operation.value = 0
+        for rank, (came_for, number, _) in members.items(nonce, *facts):
+            begin(who, "s_item", nonce, rank, number)
+            assert came_for == nonce, f"an item of {came_for} in stream {nonce}"
+            operation.value += 1
+
+
+@contextlib.contextmanager
+def _reading(who: str, nonce: int, how: str, most: int) -> Iterator[Operation]:
+    """A stream that is read; the error of its method is the operation's value."""
+    operation = begin(who, "s_read", nonce, how, most)
+    with contextlib.suppress(LookupError):
+        try:
+            yield operation
+        except BaseException as error:
+            if type(error).__name__ != "SimulatedDeath":
+                operation.ended, operation.error = True, (type(error).__name__, str(error)[:300])
+            raise
+        finally:
+            excuse(operation, "LookupError")
+    operation.ended = True

@@ -1,0 +1,181 @@
+"""Families of programs: each puts one part of the public API through its paces, on a group of its own, ``crew``."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+from tests.simulation.step import Step
+
+CREW: Final = "crew"
+
+Draw = Callable[[random.Random, float, int], list[Step]]
+
+
+def is_of_a_family(seed: int) -> bool:
+    """True for three seeds of ten; all other seeds keep the programs that they had before there were families."""
+    return seed // 10 % 2 == 1 and seed % 10 not in (0, 4, 7, 9)
+
+
+def draw(rng: random.Random, spread: float, nodes: int, size: int) -> tuple[tuple[str, ...], bool, list[Step]]:
+    """Draw the families of a program, whether it has no faults, and the steps."""
+    count = min(len(FAMILIES), rng.choice((1, 1, 2)))
+    names = tuple(sorted(rng.sample(sorted(FAMILIES), count)))
+    steps = [step for name in names for step in FAMILIES[name](rng, spread, size)]
+    faults = rng.choice(("none", "none", "deaths", "network", "both"))
+    if faults in ("deaths", "both"):
+        for _ in range(rng.choice((1, 2))):
+            steps.append(_at(rng, spread, "kill", (CREW, rng.randrange(size))))
+    if faults in ("network", "both"):
+        steps += [_disturbance(rng, spread, nodes, size) for _ in range(rng.choice((1, 2, 3)))]
+    return names, faults == "none", steps
+
+
+def _at(rng: random.Random, spread: float, kind: str, *facts: object) -> Step:
+    return Step(round(rng.uniform(0, spread), 4), kind, facts)
+
+
+def _disturbance(rng: random.Random, spread: float, nodes: int, size: int) -> Step:
+    kind, facts = rng.choice(
+        (
+            ("stop", ((CREW, rng.randrange(size)), rng.choice((0.2, 3.0)))),
+            ("sever", ((CREW, rng.randrange(size)), rng.choice(("shutdown", "close")))),
+            ("starve", ((CREW, rng.randrange(size)), rng.choice((0.2, 3.0)))),
+            ("cut", (rng.randrange(nodes), rng.choice((0.05, 1.0, 4.0)))),
+            ("cut_way", (rng.randrange(nodes), rng.randrange(nodes), rng.choice((0.05, 1.0, 4.0)))),
+            ("stand", (rng.randrange(nodes), rng.choice((0.05, 1.0, 4.0)))),
+        )
+    )
+    return Step(round(rng.uniform(0, spread), 4), kind, facts)
+
+
+def _someone(rng: random.Random, size: int) -> object:
+    return rng.choice(("driver", *((CREW, rank) for rank in range(size))))
+
+
+def _queues(rng: random.Random, spread: float, size: int) -> list[Step]:
+    """One or two channels with keys and bounds, which many fill and empty in every way that there is."""
+    found = []
+    for name in rng.choice((("p",), ("p", "q"))):
+        maxsize, max_bytes = rng.choice(((0, 0), (1, 0), (3, 0), (0, 3000), (2, 3000)))
+        found.append(Step(0.0, "q_open", (name, maxsize, max_bytes, rng.randrange(3), rng.random() < 0.2)))
+        keys = rng.choice((("",), ("", 7), (7, "k", 8)))
+        for _ in range(rng.choice((3, 5, 8))):
+            key, who = rng.choice(keys), _someone(rng, size)
+            how = rng.choice(("put", "put", "put", "nowait", "soon"))
+            found.append(_at(rng, spread, "q_put", who, name, key, rng.choice((1, 3, 8)), how, rng.random() < 0.5))
+        for _ in range(rng.choice((2, 4, 6))):
+            key, who = rng.choice(keys), _someone(rng, size)
+            how = rng.choice(("get", "get", "get", "nowait", "many", "batch", "some", "drain", "soon", "hasty"))
+            found.append(_at(rng, spread, "q_take", who, name, key, rng.choice((1, 2, 5)), how, rng.choice((1, 4))))
+        if rng.random() < 0.3:
+            found += [_at(rng, spread, "cancel", rng.randrange(4)) for _ in range(rng.choice((1, 3)))]
+        for _ in range(rng.choice((0, 0, 1, 2))):
+            found.append(_at(rng, spread, "q_close", name, rng.random() < 0.4))
+    return found
+
+
+def _streams(rng: random.Random, spread: float, size: int) -> list[Step]:
+    """Streams that are read at different speeds, and left in every way that there is."""
+    found = []
+    for _ in range(rng.choice((2, 3, 5))):
+        reader = rng.choice(("driver", "driver", "thread", (CREW, rng.randrange(size))))
+        rank = rng.choice((None, *range(size)))
+        count, pad = rng.choice((0, 3, 12, 40)), rng.choice((0, 0, 70_000))
+        how = rng.choice(("whole", "whole", "break", "close", "aclose", "unread"))
+        fails_at = rng.choice((-1, -1, -1, 0, 2, 20))
+        eat = rng.choice((0.0, 0.001, 0.02))
+        facts = (reader, rank, count if not pad else min(count, 12), pad, rng.choice((0.0, 0.0, 0.003)), fails_at)
+        found.append(_at(rng, spread, "s_read", *facts, how, rng.choice((1, 5, 40)), eat))
+    if rng.random() < 0.3:
+        found += [_at(rng, spread + 0.3, "cancel", rng.randrange(3)) for _ in range(2)]
+    return found
+
+
+def _locks(rng: random.Random, spread: float, size: int) -> list[Step]:
+    """Ranks that want some of three devices, one behind the other; some die, some give up, all get them at the end."""
+    found = []
+    for _ in range(rng.choice((3, 5, 8))):
+        devices = tuple(sorted(rng.sample(range(3), rng.choice((1, 1, 2, 3)))))
+        seconds, timeout = rng.choice((0.0, 0.01, 0.2, 2.0, 2.0)), rng.choice((None, None, 0.05, 1.0))
+        rank, times = rng.randrange(size), rng.choice((1, 1, 2))
+        # One that blocks would keep its rank's other holders from going on, and letting go.
+        found.append(_at(rng, spread, "l_hold", rank, devices, seconds, timeout, 0 if rank == 1 else times))
+    if rng.random() < 0.6:
+        found += [_at(rng, spread + 0.1, "cancel", rng.randrange(4)) for _ in range(rng.choice((2, 5)))]
+    return [
+        *found,
+        *(Step(spread + 12.0, "l_hold", (rank, (0, 1, 2), 0.0, None, 0 if rank == 1 else 1)) for rank in range(size)),
+    ]
+
+
+def _methods(rng: random.Random, spread: float, size: int) -> list[Step]:
+    """Concurrent methods beside one that blocks, many at once, given up, and that raise."""
+    found = []
+    for _ in range(rng.choice((2, 4, 6))):
+        rank = rng.randrange(size)
+        kinds = {
+            "m_look": (rank, rng.choice((2.0, 5.0)), rng.choice((1, 4))),
+            "m_meet": (rank, rng.choice((2, 5))),
+            "m_stay": (rank, rng.choice((0.0, 0.001, 0.3))),
+            "m_refuse": (rank,),
+        }
+        kind = rng.choice(sorted(kinds))
+        found.append(_at(rng, spread, kind, *kinds[kind]))
+    return found
+
+
+def _messages(rng: random.Random, spread: float, size: int) -> list[Step]:
+    """Conversations with messages that are large or withdrawn, and receives that are given up; broadcasts."""
+    found = []
+    pairs = [(one, other) for one in range(size) for other in range(size) if one != other]
+    for one, other in rng.sample(pairs, min(len(pairs), rng.choice((1, 2, 3)))):
+        plan = tuple(
+            (rng.choice((10, 100, 70_000, 300_000, 1_500_000)), rng.choice((None, None, None, 0.0, 0.001, 0.05)))
+            for _ in range(rng.choice((2, 5, 8)))
+        )
+        patience = rng.choice(((None,), (None,), (None, 0.001), (0.01, 0.3)))
+        found.append(_at(rng, spread, "t_talk", one, other, plan, patience))
+    for _ in range(rng.choice((0, 1, 2, 3))):
+        found.append(_at(rng, spread, "t_cast", rng.randrange(size), rng.choice((10, 70_000, 300_000, 1_500_000))))
+    return found
+
+
+def _verdicts(rng: random.Random, spread: float, size: int) -> list[Step]:
+    """A circle of waits, or a line of them that goes on."""
+    del size
+    return [
+        Step(round(20.0 * number + rng.uniform(0, spread), 4), kind, (rng.choice((4.0, 12.0)),))
+        for number, kind in enumerate(rng.choice((("v_circle",), ("v_line",), ("v_line", "v_circle"))))
+    ]
+
+
+def _hooks(rng: random.Random, spread: float, size: int) -> list[Step]:
+    """Deaths soon after each other, calls between them, and now and then the end of the group."""
+    at, found = rng.uniform(0, spread), []
+    for _ in range(rng.choice((1, 2, 3))):
+        found.append(Step(round(at, 4), "kill", ((CREW, rng.randrange(size)),)))
+        for _ in range(rng.choice((0, 1, 2))):
+            facts = ((CREW, rng.randrange(size)), rng.choice(("def", "async", "again")), 100, rng.choice((1, 3)))
+            found.append(Step(round(at + rng.choice((0.0, 0.001, 0.1, 0.3)), 4), "call", facts))
+        at += rng.choice((0.01, 0.12, 0.25, 0.4, 3.0))
+    if rng.random() < 0.2:
+        found.append(Step(round(at, 4), "h_close"))
+    elif rng.random() < 0.2:
+        found.append(Step(round(at, 4), "h_kill_node", (rng.randrange(3),)))
+    return found
+
+
+HOOKS: Final = ("", "sleep", "raise", "ring", "all")
+"""Kinds of hooks of a crew's restarts."""
+
+FAMILIES: Final[dict[str, Draw]] = {
+    "hooks": _hooks,
+    "locks": _locks,
+    "messages": _messages,
+    "methods": _methods,
+    "queues": _queues,
+    "streams": _streams,
+    "verdicts": _verdicts,
+}
