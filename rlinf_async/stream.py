@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic
 
 from rlinf_async import settings
@@ -338,11 +338,15 @@ class _Items(AsyncIterator[tuple[int, Any]]):
     def __init__(self, stream: StreamCall) -> None:
         self._stream = stream
 
-    def __anext__(self) -> Coroutine[Any, Any, tuple[int, Any]]:
-        # No frame of the iterator's own: a traceback of the wait keeps its frames, and whoever keeps that traceback,
-        # if only as a task that was cancelled, would keep the iterator, and the remote generators open.
+    async def __anext__(self) -> tuple[int, Any]:
+        # A traceback of the wait keeps this frame: whoever keeps that traceback, if only as a task that was cancelled,
+        # would keep the iterator, and the remote generators open.  Until the wait is over the frame must keep it, for
+        # ``await anext(aiter(stream))`` has no other reference.
         # tests/simulation/test_sim_streams.py::test_a_loop_that_was_cancelled_closes_its_stream_though_its_task_is_kept
-        return self._stream._await_item()
+        try:
+            return await self._stream._await_item()
+        finally:
+            del self
 
     def __del__(self) -> None:
         self._stream._close_later()

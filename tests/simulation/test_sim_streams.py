@@ -50,6 +50,16 @@ def test_a_loop_that_was_cancelled_closes_its_stream_though_its_task_is_kept(of_
     assert SimCluster().run(main) == [False]
 
 
+def test_an_iterator_that_only_a_wait_refers_to_gives_its_item() -> None:
+    async def main() -> tuple[int, int]:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = Source.create_group().launch(cluster)
+            found: tuple[int, int] = await anext(aiter(group.count()))
+            return found
+
+    assert SimCluster().run(main) == (0, 1)
+
+
 def test_a_blocking_loop_that_was_interrupted_closes_its_stream_though_the_error_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
