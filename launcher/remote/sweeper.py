@@ -127,12 +127,11 @@ def processes_of(run: str, sessions: "Dict[int, int]") -> "Dict[int, List[bytes]
 
 
 def remove_cuda_files(pids: Iterable[int]) -> None:
-    """Remove the files in which dead processes shared CUDA events; ``guardian.py`` says why."""
-    for pid in pids:
-        if not Path(f"/proc/{pid}").exists():
-            for path in Path("/dev/shm").glob(f"cuda.shm.*.{pid:x}.*"):
-                with contextlib.suppress(OSError):
-                    path.unlink()
+    """Remove the files in which processes shared CUDA events that have ended; ``guardian.py`` says why."""
+    for pid in pids:  # zombies may be among them
+        for path in Path("/dev/shm").glob(f"cuda.shm.*.{pid:x}.*"):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def sessions_of(run: str, places: List[Path]) -> "Dict[int, int]":
