@@ -43,7 +43,8 @@ class Orphans:
                 with suppress(ChildProcessError):
                     os.waitpid(pid, 0)
                 for path in Path("/dev/shm").glob(f"cuda.shm.*.{pid:x}.*"):  # as ``remove_cuda_files`` of the guardian
-                    path.unlink(missing_ok=True)
+                    with suppress(OSError):  # another user's, of a namespace with the same pid
+                        path.unlink()
         _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
     def _find(self) -> Iterator[int]:

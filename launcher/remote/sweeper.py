@@ -41,6 +41,7 @@ def main(read: Callable[[int], bytes]) -> None:
     sessions = sessions_of(run, places)
     found = processes_of(run, sessions)
     ended += [shown(pid) for pid in sorted(found)]
+    killed = {*sessions, *found}
     leave_notes([Path(each).parent for each in alive], found, request["by"])
     send(found, signal.SIGTERM)
     wait(lambda: not processes_of(run, sessions), _GRACE_S)
@@ -51,13 +52,14 @@ def main(read: Callable[[int], bytes]) -> None:
         others = [pid for pid in found if not is_tracker(pid)]
         if not others:  # they remove shared memory once its users have ended, and end themselves
             wait(lambda: not processes_of(run, sessions), _TRACKERS_S)
+        killed.update(found)
         send(others or found, signal.SIGKILL)
         time.sleep(0.02)
     removed = []
     for place in places:
         shutil.rmtree(str(place), ignore_errors=True)
         removed.append(str(place))
-    remove_cuda_files(sessions)
+    remove_cuda_files(killed)
     answer = {"event": "swept", "ended": ended, "removed": removed, "left": sorted(processes_of(run, sessions))}
     tell(request, answer)
 

@@ -73,15 +73,16 @@ def killed(run: subprocess.Popen[str], victim: str, before: int) -> str:
     target = {"script": run.pid, "worker": worker.pid, "daemon": worker.ppid()}[victim]
     print(f"kills {psutil.Process(target).cmdline()} ({target})", file=sys.stderr)
     os.kill(target, signal.SIGKILL)
-    if victim == "worker":
-        run.communicate("\n", timeout=20)  # the other one ends with the script
+    most = HELD + HELD // 2 if victim == "worker" else HELD // 4  # the other worker lives
     began, held = time.monotonic(), used() - before
-    while held >= HELD // 4 and time.monotonic() - began < FIVE_SECONDS:
+    while held >= most and time.monotonic() - began < FIVE_SECONDS:
         time.sleep(0.05)
         held = used() - before
     took = time.monotonic() - began
+    if victim == "worker":
+        run.communicate("\n", timeout=20)
     left = [each for each in tree if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
-    if held >= HELD // 4:
+    if held >= most:
         for process in left:
             process.kill()
         raise AssertionError(f"{held >> 20} MiB of the GPU are held after {FIVE_SECONDS:g} s by {len(left)} processes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -29,12 +30,14 @@ def run(script: str, config: str, overrides: list[str]) -> str:
         most, began = used_before, time.monotonic()
         with output.open("wb") as file:
             process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, cwd=folder)
-            while True:
-                try:
-                    status = process.wait(0.5)
-                    break
-                except subprocess.TimeoutExpired:
+            try:
+                while (status := process.poll()) is None:
                     most = max(most, used())
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(0.5)
+            finally:
+                process.kill()
+                process.wait()
         text = output.read_text()
         print(text, file=sys.stderr)
         assert status == 0, f"exit status {status}; the log has the output"

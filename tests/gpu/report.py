@@ -43,7 +43,7 @@ def read_facts(lines: Iterable[str]) -> list[Fact]:
     """Return the facts of a file, except for a last line that a killed step left unfinished."""
     found = []
     for line in lines:
-        if line.endswith("\n"):
+        if line.endswith("}\n"):
             found.append(Fact(**json.loads(line)))
     return found
 
@@ -73,5 +73,6 @@ def _short(value: Any) -> str:
 
 
 def append(path: Path, fact: Fact) -> None:
+    is_whole = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
     with path.open("a") as file:
-        file.write(fact.to_line() + "\n")
+        file.write(("" if is_whole else "\n") + fact.to_line() + "\n")

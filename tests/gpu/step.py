@@ -46,6 +46,7 @@ class Step:
                 traceback.print_exc()
                 value, state, failed = f"{type(error).__name__}: {error}", FAILED, True
                 if not isinstance(error, Exception):
+                    self.say(name, value, state=FAILED)
                     raise
             finally:
                 sys.stderr.flush()

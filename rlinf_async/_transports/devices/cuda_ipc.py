@@ -95,19 +95,20 @@ class CudaIpcLink(DeviceLink):
 
     def _offer_once_written(self, offer: _Offer, handles: Sequence[tuple[Any, ...]], written: Mark) -> None:
         """In a thread of the link's: a stream may have work for seconds."""
-        failure = None
         try:
             written.synchronize()
         except Exception as error:
-            failure = error
+            self._break_offer(offer, error)
+            return
         with self._deferred.locked():
-            if self._offers.get(offer.number) is not offer:  # it was given up meanwhile
-                return
-            if failure is None:
+            if self._offers.get(offer.number) is offer:  # and was not given up meanwhile
                 self._post_facts("offer", offer.number, handles)
-            else:
-                self._fail([], [offer.number], failure)
-                self._post_facts("broken", [], [offer.number], f"{type(failure).__name__}: {failure}")
+
+    def _break_offer(self, offer: _Offer, error: Exception) -> None:
+        with self._deferred.locked():
+            if self._offers.get(offer.number) is offer:
+                self._fail([], [offer.number], error)
+                self._post_facts("broken", [], [offer.number], f"{type(error).__name__}: {error}")
 
     def receive(self, transfer: int, sizes: Sequence[int]) -> Work[list[torch.Tensor]]:
         asked: Transfer[list[torch.Tensor]] = Transfer(transfer, sizes)

@@ -10,10 +10,8 @@ import torch
 
 
 def to_gpu(flat: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the current GPU; the tensor itself where there is none."""
-    # CUDA has taken pageable memory by the time the call returns, and whoever uses the copy does so in this stream: to
-    # wait for it as well would take a quarter of a millisecond.
-    return flat.cuda(non_blocking=True) if torch.cuda.is_available() else flat
+    """Return a copy on the current GPU, good in any stream; the tensor itself where there is none."""
+    return flat.cuda() if torch.cuda.is_available() else flat
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
