@@ -26,7 +26,7 @@ _LINGER_S: Final = 0.2
 
 
 class _Offer(Transfer[None]):
-    """What is kept alive until the receiver has copied it."""
+    """Buffers that the sender keeps alive until the receiver has copied them."""
 
     def __init__(self, number: int, buffers: Sequence[torch.Tensor]) -> None:
         super().__init__(number, [buffer.nbytes for buffer in buffers])
