@@ -14,7 +14,8 @@ from rlinf_async._worker.device_lock import DeviceLock
 from rlinf_async.testing import sleep
 from tests.faults.journal import Operation, all_of
 from tests.simulation.families import CREW
-from tests.simulation.subject import Subject, begin, follow
+from tests.simulation.standing import Standing
+from tests.simulation.subject import begin, follow
 
 PADDING = 500
 """Bytes of an item that fill channels whose bytes are bounded."""
@@ -23,7 +24,7 @@ _TAKES = itertools.count()
 _POSTS = itertools.count()
 
 
-class Crew(Subject):
+class Crew(Standing):
     """Does what the families tell it, and notes it."""
 
     def __init__(self) -> None:
@@ -73,19 +74,6 @@ class Crew(Subject):
         operation = begin(self.name, "t_cast", nonce)
         work = self.broadcast(value, [(CREW, list(range(self._world_size)))], src=(CREW, source), async_op=True)
         await follow(operation, _wait(work, 30.0), lambda found: [found[0], len(found[1]) - size])
-
-    async def wait_in_circle(self, seconds: float) -> None:
-        """Waits for the rank before this one, which waits too."""
-        with contextlib.suppress(DeadlineExceeded):
-            await self.recv(CREW, (self._rank - 1) % self._world_size, timeout=seconds)
-
-    async def pass_on(self, seconds: float) -> None:
-        """Waits for the rank before this one, which sends after a while, and sends; rank 0 begins."""
-        if self._rank:
-            await self.recv(CREW, self._rank - 1)
-        await asyncio.sleep(seconds)
-        if self._rank + 1 < self._world_size:
-            await self.send("on", CREW, self._rank + 1)
 
     # -- locks --------------------------------------------------------------------------------------------------
 

@@ -142,13 +142,20 @@ def _messages(rng: random.Random, spread: float, size: int) -> list[Step]:
     return found
 
 
+STANDING: Final = (
+    "recv", "blocking recv", "calls", "itself", "broadcast", "locks", "channels", "nobody puts",
+    "nobody puts for the driver",
+)  # fmt: skip
+"""Ways in which a crew stands still for good."""
+
+
 def _verdicts(rng: random.Random, spread: float, size: int) -> list[Step]:
-    """A circle of waits, or a line of them that goes on."""
+    """A program that stands still, one that is slow, or both."""
     del size
-    return [
-        Step(round(20.0 * number + rng.uniform(0, spread), 4), kind, (rng.choice((4.0, 12.0)),))
-        for number, kind in enumerate(rng.choice((("v_circle",), ("v_line",), ("v_line", "v_circle"))))
-    ]
+    stands = ("v_stands", (rng.choice(STANDING),))
+    goes_on = ("v_goes_on", (rng.choice(("line", "blocking line", "calls", "channels")), rng.choice((4.0, 30.0, 70.0))))
+    found = rng.choice(((stands,), (goes_on,), (goes_on, stands), (stands, stands)))
+    return [Step(round(rng.uniform(0, spread), 4), *each) for each in found]
 
 
 def _hooks(rng: random.Random, spread: float, size: int) -> list[Step]:

@@ -21,6 +21,7 @@ from tests.simulation.acts_of_faults import FaultActs
 from tests.simulation.acts_of_methods import MethodActs
 from tests.simulation.acts_of_queues import QueueActs
 from tests.simulation.acts_of_streams import StreamActs
+from tests.simulation.acts_of_verdicts import VerdictActs
 from tests.simulation.families import CREW
 from tests.simulation.invariants import check, compare_views, find_left, judge_pool
 from tests.simulation.invariants_of_crews import judge_hooks, judge_talks
@@ -49,7 +50,7 @@ class Report:
         return f"seed {self.seed}: {self.program}\n{found}"
 
 
-class Play(CallActs, ExchangeActs, CrewActs, MethodActs, QueueActs, StreamActs, FaultActs):
+class Play(CallActs, ExchangeActs, CrewActs, MethodActs, QueueActs, StreamActs, VerdictActs, FaultActs):
     """One program."""
 
     async def main(self) -> None:
