@@ -18,6 +18,9 @@ from tests.simulation.stage import Stage
 _STANDS_S: Final = 200.0
 """Deadline of a wait that nothing ends: far enough behind the first word for no verdict to count on it."""
 
+_BESIDE_S: Final = 4.0
+"""The same, and the pause of slow programs, where others want the same ranks."""
+
 _MIN_AGE_S: Final = 4.0
 """Age of waits from which on a verdict finds them standing still."""
 
@@ -44,10 +47,10 @@ class VerdictActs(Stage):
     async def do_v_stands(self, how: str) -> None:
         """Wait for what never comes; the verdict and the word about the wait have to say so."""
         if not self.is_judged():
-            self.start(f"a program that stands still: {how}", self.wait_for(self.begin(how), how))
+            self.start(f"a program that stands still: {how}", self.wait_for(self.begin(how, _BESIDE_S), how))
             return
         after = self.random.uniform(_MIN_AGE_S, _STANDS_S / 2)
-        verdicts, stuck = await self.watch(self.begin(how), how, [after])
+        verdicts, stuck = await self.watch(self.begin(how, _STANDS_S), how, [after])
         if not all(verdict.is_stuck for verdict in verdicts):
             text = f"{how}: all wait for {after:.1f} s, and the verdict: {verdicts[0]}"
             self.hung.append(Violation("verdict", text))
@@ -58,37 +61,37 @@ class VerdictActs(Stage):
     async def do_v_goes_on(self, how: str, seconds: float) -> None:
         """Wait for what comes late, and nobody says that it does not come."""
         if not self.is_judged():
-            self.start(f"a slow program: {how}", self.wait_for(self.begin_slowly(how, seconds), how))
+            self.start(f"a slow program: {how}", self.wait_for(self.begin_slowly(how, _BESIDE_S), how))
             return
         moments = [self.random.uniform(0, 3 * seconds) for _ in range(_MOMENTS)]
         verdicts, stuck = await self.watch(self.begin_slowly(how, seconds), how, moments)
         stuck += [verdict for verdict in verdicts if verdict.is_stuck]
         self.hung += [Violation("verdict", f"{how}: all go on, and the verdict: {verdict}") for verdict in stuck]
 
-    def begin(self, how: str) -> list[Awaitable[Any]]:
+    def begin(self, how: str, seconds: float) -> list[Awaitable[Any]]:
         members, size = self.groups[CREW], len(self.program.placement[CREW])
         if how == "recv":
-            return [members.wait_in_circle(_STANDS_S)]
+            return [members.wait_in_circle(seconds)]
         if how == "blocking recv":
-            return [members.block_in_circle(_STANDS_S)]
+            return [members.block_in_circle(seconds)]
         if how == "calls":
-            return [members[0].call_along([*range(1, size), 0], _STANDS_S, 0.0)]
+            return [members[0].call_along([*range(1, size), 0], seconds, 0.0)]
         if how == "itself":
-            return [members[0].call_along([0], _STANDS_S, 0.0)]
+            return [members[0].call_along([0], seconds, 0.0)]
         if how == "broadcast":
-            return [members[rank].join_broadcast(size - 1, _STANDS_S) for rank in range(size - 1)]
+            return [members[rank].join_broadcast(size - 1, seconds) for rank in range(size - 1)]
         if how == "locks":
-            return [members.lock_crosswise(_STANDS_S)]
+            return [members.lock_crosswise(seconds)]
         channels = self.make_channels(size)
         if how == "channels":
             return [
-                members[rank].take_and_pass(channels[rank], channels[(rank + 1) % size], _STANDS_S, 0.0)
+                members[rank].take_and_pass(channels[rank], channels[(rank + 1) % size], seconds, 0.0)
                 for rank in range(size)
             ]
         if how == "nobody puts":
-            return [members[size - 1].take_and_pass(channels[0], channels[0], _STANDS_S, 0.0)]
+            return [members[size - 1].take_and_pass(channels[0], channels[0], seconds, 0.0)]
         assert how == "nobody puts for the driver"
-        return [channels[0].get(timeout=_STANDS_S)]
+        return [channels[0].get(timeout=seconds)]
 
     def begin_slowly(self, how: str, seconds: float) -> list[Awaitable[Any]]:
         members, size = self.groups[CREW], len(self.program.placement[CREW])
