@@ -95,10 +95,11 @@ class VerdictActs(Stage):
 
     def begin_slowly(self, how: str, seconds: float) -> list[Awaitable[Any]]:
         members, size = self.groups[CREW], len(self.program.placement[CREW])
+        limit = None if self.is_judged() else 10 * _BESIDE_S
         if how == "line":
-            return [members.pass_on(seconds)]
+            return [members.pass_on(seconds, limit)]
         if how == "blocking line":
-            return [members.pass_on_blocking(seconds)]
+            return [members.pass_on_blocking(seconds, limit)]
         if how == "calls":
             return [members[0].call_along([*range(1, size)], _STANDS_S, seconds)]
         channels = self.make_channels(size)

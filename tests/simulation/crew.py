@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Iterator, Sequence
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 from rlinf_async import Channel, DeadlineExceeded, Restart, WorkerGroup, concurrent
@@ -38,6 +39,9 @@ class Crew(Standing):
 
     async def take(self, channel: Channel, line: int, key: Any, times: int, how: str, amount: int) -> None:
         await take(self.name, channel, line, key, times, how, amount)
+
+    async def waver(self, channel: Channel, line: int, count: int, seed: int) -> None:
+        await waver(self.name, channel, line, count, seed)
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -98,6 +102,20 @@ class Crew(Standing):
                 begin(self.name, "l_frees", nonce, devices, self._token)
                 lock.release()
         operation.ended = True
+
+    async def want_briefly(self, devices: Sequence[int], times: int, seed: int) -> None:
+        """Want these devices again and again, and change one's mind some turns of the loop later."""
+        client = context.client
+        assert client is not None
+        lock, rng = DeviceLock(client, self.name, devices), random.Random(seed)
+        for _ in range(times):
+            wanting = asyncio.ensure_future(_call(lock.acquire))
+            for _ in range(rng.randrange(12)):
+                await asyncio.sleep(0)
+            wanting.cancel()
+            await asyncio.wait([wanting])
+            if not wanting.cancelled():
+                lock.release()
 
     def hold_blocking(self, nonce: int, devices: Sequence[int], seconds: float) -> None:
         client = context.client
@@ -212,6 +230,11 @@ async def _wait(work: Any, patience: float | None) -> Any:
         return await work
 
 
+async def _call(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Begin in the task that waits: one that is cancelled before its first step has asked for nothing."""
+    return await function(*args, **options)
+
+
 def excuse(operation: Operation, *names: str) -> None:
     """Make an error that was to be expected the operation's value."""
     if operation.error is not None and operation.error[0] in names:
@@ -272,6 +295,25 @@ async def take(
         if operation.value in ("EndOfChannel", "ClosedError") or operation.error is not None:
             break
     return operation
+
+
+async def waver(who: str, channel: Channel, line: int, count: int, seed: int) -> None:
+    """Put so many items, and get each by gets of which most are given up: it keeps its place in front of later ones."""
+    rng = random.Random(seed)
+    for number in range(count):
+        await channel.put((line, number))
+    found = 0
+    while found < count:
+        getting = asyncio.ensure_future(_call(channel.get_many, rng.choice((1, 2)), wait=rng.choice((True, False))))
+        await asyncio.wait([getting], timeout=rng.choice((0.0, 0.0002, 0.001, 0.02, 1.0)))
+        for _ in range(rng.randrange(6)):
+            await asyncio.sleep(0)
+        getting.cancel()
+        await asyncio.wait([getting])
+        if not getting.cancelled():
+            for item in getting.result():
+                begin(who, "w_got", line, item)
+                found += 1
 
 
 async def read(

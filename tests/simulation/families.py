@@ -29,7 +29,22 @@ def draw(rng: random.Random, spread: float, nodes: int, size: int) -> tuple[tupl
             steps.append(_at(rng, spread, "kill", (CREW, rng.randrange(size))))
     if faults in ("network", "both"):
         steps += [_disturbance(rng, spread, nodes, size) for _ in range(rng.choice((1, 2, 3)))]
-    return names, faults == "none", steps
+    return names, faults == "none", [*steps, *_later(names, spread, size, str(steps))]
+
+
+def _later(names: tuple[str, ...], spread: float, size: int, seed: str) -> list[Step]:
+    """Draw steps that came to families later, and leave all that is drawn otherwise as it was."""
+    rng = random.Random(seed)
+    found = []
+    if "queues" in names:
+        for _ in range(rng.choice((0, 1, 2))):
+            facts = (_someone(rng, size), rng.randrange(3), rng.choice((3, 6)), rng.randrange(1 << 20))
+            found.append(_at(rng, spread, "q_waver", *facts))
+    if "locks" in names:
+        for _ in range(rng.choice((0, 1, 2))):
+            rank, devices = rng.choice((0, *range(2, size))), tuple(sorted(rng.sample(range(3), rng.choice((1, 2)))))
+            found.append(_at(rng, spread, "l_waver", rank, devices, 10, rng.randrange(1 << 20)))
+    return found
 
 
 def _at(rng: random.Random, spread: float, kind: str, *facts: object) -> Step:

@@ -26,7 +26,7 @@ from tests.simulation.families import CREW
 from tests.simulation.invariants import check, compare_views, find_left, judge_pool
 from tests.simulation.invariants_of_crews import judge_hooks, judge_talks
 from tests.simulation.invariants_of_methods import judge_concurrent, judge_locks
-from tests.simulation.invariants_of_queues import judge_queues
+from tests.simulation.invariants_of_queues import judge_queues, judge_wavering
 from tests.simulation.invariants_of_streams import judge_streams
 from tests.simulation.program import Program, write
 from tests.simulation.stage import PATIENCE_S
@@ -181,6 +181,7 @@ def play(seed: int, program: Program | None = None) -> Report:
     report.violations += judge_queues(
         book, list(played.queues.values()), program.is_calm, played.killed, played.node_died
     )
+    report.violations += judge_wavering(book)
     if program.is_small:  # a socket that breaks takes with it what a link in small does not keep
         report.violations = [each for each in report.violations if _NOT_KEPT not in each.text]
     report.violations += [*played.hung, *played.views, *played.left]

@@ -79,17 +79,17 @@ class Standing(Subject):
             other.release()
         mine.release()
 
-    async def pass_on(self, seconds: float) -> None:
+    async def pass_on(self, seconds: float, limit: float | None) -> None:
         """Wait for the rank before this one, which sends after a while, and send; rank 0 begins."""
         if self._rank:
-            await self.recv(CREW, self._before)
+            await self.recv(CREW, self._before, timeout=limit)
         await asyncio.sleep(seconds)
         if self._rank + 1 < self._world_size:
             await self.send("on", CREW, self._after)
 
-    def pass_on_blocking(self, seconds: float) -> None:
+    def pass_on_blocking(self, seconds: float, limit: float | None) -> None:
         if self._rank:
-            self.recv(CREW, self._before)
+            self.recv(CREW, self._before, timeout=limit)
         sleep(seconds)
         if self._rank + 1 < self._world_size:
             self.send("on", CREW, self._after)
