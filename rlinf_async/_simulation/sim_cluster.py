@@ -315,6 +315,7 @@ class SimCluster:
         """Stop a daemon as SIGSTOP does, and let it continue after some time; its workers continue to run."""
         self.scheduler.note("fault", f"stop the daemon of node {node} for {seconds:g} s")
         self.nodes[node].process.stop_for(seconds)
+        self.fabric.expect_silence(seconds)
 
     def kill_node(self, node: int) -> None:
         """As SIGKILL of a daemon."""

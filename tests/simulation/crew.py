@@ -15,7 +15,7 @@ from rlinf_async._worker.device_lock import DeviceLock
 from rlinf_async.testing import sleep
 from tests.faults.journal import Operation, all_of
 from tests.simulation.families import CREW
-from tests.simulation.standing import Standing
+from tests.simulation.needing import Needing
 from tests.simulation.subject import begin, follow
 
 PADDING = 500
@@ -25,7 +25,7 @@ _TAKES = itertools.count()
 _POSTS = itertools.count()
 
 
-class Crew(Standing):
+class Crew(Needing):
     """Does what the families tell it, and notes it."""
 
     def __init__(self) -> None:

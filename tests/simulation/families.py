@@ -189,6 +189,36 @@ def _hooks(rng: random.Random, spread: float, size: int) -> list[Step]:
     return found
 
 
+_NEEDS: Final = ("call", "call of all", "stream", "get", "put")
+_NEEDS_OF_RANKS: Final = ("recv", "blocking recv", "send", "blocking send", "broadcast", "lock")
+
+
+def is_of_a_loss(seed: int) -> bool:
+    """True for one seed of twenty: its program loses a node."""
+    return seed % 20 == 5
+
+
+def draw_loss(rng: random.Random) -> tuple[tuple[int, ...], str | None, list[Step]]:
+    """Draw the places of a crew, whether its ranks come back, and the waits that need a node which is lost."""
+    places = rng.choice(((0, 1, 2), (0, 0, 1, 2), (0, 1, 1, 2, 2), (0, 1, 2, 2)))
+    restart = rng.choice((None, None, "rank", "group"))
+    node = rng.choice((1, 2))
+    # A daemon that stands still ends no worker, so that its ranks would be there twice once they are started elsewhere.
+    how = rng.choice(("kill", "kill", "cut", "stand")) if restart is None else rng.choice(("kill", "cut"))
+    lost = [rank for rank, of in enumerate(places) if of == node]
+    others = ["driver", *(rank for rank, of in enumerate(places) if of != node)]
+    when = rng.choice((0.2, 1.0, 3.0))
+    found = [Step(0.0, "n_hold", (rank,)) for rank in lost]
+    for _ in range(rng.choice((2, 4, 6))):
+        who = rng.choice(others)
+        kind = rng.choice(_NEEDS if who == "driver" else (*_NEEDS, *_NEEDS_OF_RANKS))
+        # A channel is made where its node is there, and calls to ranks that come back are those of the new ones.
+        is_late = restart is None and kind not in ("get", "put", "broadcast") and rng.random() < 0.3
+        at = when + rng.uniform(30, 60) if is_late else rng.uniform(0.1, when)
+        found.append(Step(round(at, 4), "n_need", (kind, who, rng.choice(lost))))
+    return places, restart, [*found, Step(when, "n_lose", (node, how))]
+
+
 HOOKS: Final = ("", "sleep", "raise", "ring", "all")
 """Kinds of hooks of a crew's restarts."""
 

@@ -18,6 +18,7 @@ from tests.simulation.acts_of_calls import CallActs
 from tests.simulation.acts_of_crews import CrewActs
 from tests.simulation.acts_of_exchange import ExchangeActs
 from tests.simulation.acts_of_faults import FaultActs
+from tests.simulation.acts_of_losses import LossActs
 from tests.simulation.acts_of_methods import MethodActs
 from tests.simulation.acts_of_queues import QueueActs
 from tests.simulation.acts_of_streams import StreamActs
@@ -50,7 +51,7 @@ class Report:
         return f"seed {self.seed}: {self.program}\n{found}"
 
 
-class Play(CallActs, ExchangeActs, CrewActs, MethodActs, QueueActs, StreamActs, VerdictActs, FaultActs):
+class Play(CallActs, ExchangeActs, CrewActs, MethodActs, QueueActs, StreamActs, VerdictActs, LossActs, FaultActs):
     """One program."""
 
     async def main(self) -> None:
