@@ -62,7 +62,8 @@ class LossActs(Stage):
         elif operation.error is not None:
             name, text = operation.error
             node = self.program.placement[CREW][rank]
-            if name not in _ENDS or not ("rank" in text or f"node{node}" in text):
+            could_not_be_made = name == "ClosedError" and "could not be made" in text
+            if not (name in _ENDS or could_not_be_made) or not ("rank" in text or f"node{node}" in text):
                 self.hung.append(Violation("loss", f"{operation} does not say whom it missed"))
         elif kind != "lock" and not kind.endswith(("send", "recv", "broadcast")):
             self.hung.append(Violation("loss", f"{operation}, though its node is lost"))

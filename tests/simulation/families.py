@@ -212,8 +212,9 @@ def draw_loss(rng: random.Random) -> tuple[tuple[int, ...], str | None, list[Ste
     for _ in range(rng.choice((2, 4, 6))):
         who = rng.choice(others)
         kind = rng.choice(_NEEDS if who == "driver" else (*_NEEDS, *_NEEDS_OF_RANKS))
-        # A channel is made where its node is there, and calls to ranks that come back are those of the new ones.
-        is_late = restart is None and kind not in ("get", "put", "broadcast") and rng.random() < 0.3
+        kind = "recv" if restart and kind == "blocking recv" else kind  # which waits for who comes back, and blocks all
+        # Those who begin a wait for ranks that come back wait for the new ones.
+        is_late = restart is None and kind != "broadcast" and rng.random() < 0.3
         at = when + rng.uniform(30, 60) if is_late else rng.uniform(0.1, when)
         found.append(Step(round(at, 4), "n_need", (kind, who, rng.choice(lost))))
     return places, restart, [*found, Step(when, "n_lose", (node, how))]
