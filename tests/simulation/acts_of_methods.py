@@ -25,6 +25,10 @@ class MethodActs(Stage):
         else:
             self.script(name, (CREW, rank), "hold_blocking", nonce, list(devices), seconds)
 
+    async def do_l_waver(self, rank: int, devices: Sequence[int], times: int, seed: int) -> None:
+        name = f"rank {rank} changes its mind about devices {devices}"
+        self.script(name, (CREW, rank), "want_briefly", list(devices), times, seed)
+
     async def do_m_look(self, rank: int, seconds: float, calls: int) -> None:
         self.start(f"calls beside one that blocks rank {rank}", self.look_beside(rank, seconds, calls))
 

@@ -18,14 +18,16 @@ from tests.simulation.acts_of_calls import CallActs
 from tests.simulation.acts_of_crews import CrewActs
 from tests.simulation.acts_of_exchange import ExchangeActs
 from tests.simulation.acts_of_faults import FaultActs
+from tests.simulation.acts_of_losses import LossActs
 from tests.simulation.acts_of_methods import MethodActs
 from tests.simulation.acts_of_queues import QueueActs
 from tests.simulation.acts_of_streams import StreamActs
+from tests.simulation.acts_of_verdicts import VerdictActs
 from tests.simulation.families import CREW
 from tests.simulation.invariants import check, compare_views, find_left, judge_pool
 from tests.simulation.invariants_of_crews import judge_hooks, judge_talks
 from tests.simulation.invariants_of_methods import judge_concurrent, judge_locks
-from tests.simulation.invariants_of_queues import judge_queues
+from tests.simulation.invariants_of_queues import judge_queues, judge_wavering
 from tests.simulation.invariants_of_streams import judge_streams
 from tests.simulation.program import Program, write
 from tests.simulation.stage import PATIENCE_S
@@ -49,7 +51,7 @@ class Report:
         return f"seed {self.seed}: {self.program}\n{found}"
 
 
-class Play(CallActs, ExchangeActs, CrewActs, MethodActs, QueueActs, StreamActs, FaultActs):
+class Play(CallActs, ExchangeActs, CrewActs, MethodActs, QueueActs, StreamActs, VerdictActs, LossActs, FaultActs):
     """One program."""
 
     async def main(self) -> None:
@@ -180,6 +182,7 @@ def play(seed: int, program: Program | None = None) -> Report:
     report.violations += judge_queues(
         book, list(played.queues.values()), program.is_calm, played.killed, played.node_died
     )
+    report.violations += judge_wavering(book)
     if program.is_small:  # a socket that breaks takes with it what a link in small does not keep
         report.violations = [each for each in report.violations if _NOT_KEPT not in each.text]
     report.violations += [*played.hung, *played.views, *played.left]

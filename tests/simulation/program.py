@@ -125,10 +125,14 @@ def write(seed: int) -> Program:
             restart[families.CREW] = rng.choice(("rank", "rank", "group"))
             hook, hook_blocks = rng.choice(families.HOOKS), rng.random() < 0.5
         steps += more
+    if families.is_of_a_loss(seed):
+        nodes, names = 3, ("losses",)
+        places, back, steps = families.draw_loss(rng)
+        placement, restart = {families.CREW: places}, {families.CREW: back}
     in_order = tuple(sorted(steps, key=lambda step: step.at))
     return Program(
         nodes, placement, restart, drift, in_order, ring, blocks, pool, pool_restarts, order,
-        names, is_calm, hook, hook_blocks, 5 <= seed % 20 < 15,
+        names, is_calm, hook, hook_blocks, 5 <= seed % 20 < 15 if seed % 20 != 5 else seed % 40 == 5,
     )  # fmt: skip
 
 

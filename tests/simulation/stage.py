@@ -7,6 +7,7 @@ import itertools
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final
 
 from rlinf_async import Channel, Cluster
@@ -50,6 +51,9 @@ class Stage:
         self.trains = False
         self.rolls_out: set[int] = set()
         self.node_died = False
+        self.lost_by = inf
+        """The moment at which the loss of a node has reached all that needs it."""
+        self.loss = asyncio.Event()
         self.away_s = 0.0
         self.hung: list[Violation] = []
         self.book: list[Operation] = []

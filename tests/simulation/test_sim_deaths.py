@@ -55,6 +55,10 @@ class Rollout(Worker):
             for act in (set_variable, start_thread, wait, start_program):
                 self.outcomes[act.__name__] = outcome(act)
 
+    async def stay_kept(self) -> None:
+        TASKS.append(asyncio.current_task())
+        await asyncio.sleep(60)
+
     async def stop_before_a_turn(self) -> None:
         """Stop this rank where a coroutine is about to go on, to which nothing refers but the loop."""
         turn = asyncio.get_running_loop().create_future()
@@ -72,6 +76,7 @@ class Rollout(Worker):
 
 
 SIM: list[SimCluster] = []
+TASKS: list[asyncio.Task[Any] | None] = []
 LINKS: list[weakref.ref[SocketLink]] = []
 
 
@@ -114,6 +119,28 @@ def test_a_death_leaves_nothing_in_the_process_that_simulates(monkeypatch: pytes
     assert link._sockets is not None
     assert link._sockets.hub.pid == os.getpid(), "the loop of private sockets is a dead rank's"
     link.close()
+
+
+def test_a_task_that_outlives_its_simulation_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of a dead rank that the test still refers to, and lets go of later."""
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: None)
+    sim = SimCluster(seed=1)
+
+    async def main() -> None:
+        async with Cluster(log_to_driver=False) as cluster:
+            call = launch(cluster).stay_kept()
+            await asyncio.sleep(1)
+            sim.kill("r", 0)
+            with pytest.raises(WorkerDied):
+                await call
+
+    sim.run(main)
+    assert len(TASKS) == 1
+    TASKS.clear()
+    gc.collect()
+    assert ended == []
 
 
 def test_a_death_changes_no_other_process() -> None:
