@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlinf_async import NodePlacementStrategy, each
+from rlinf_async import ClosedError, NodePlacementStrategy, each
 from tests.faults.journal import Operation
 from tests.faults.judgement import Violation
 from tests.simulation import crew, fleet, subject
@@ -70,6 +70,17 @@ class ClusterActs(Stage):
         name = f"follower {nonce} at rank {rank}"
         self.script(name, (CREW, rank), "follow_weights", nonce, numbers, reads, pause, dict(options))
 
+    async def do_r_self(self, rank: int, size: int) -> None:
+        nonce = next(self.nonces)
+        self.script(f"{rank} sends itself {nonce}", (CREW, rank), "send_self", nonce, size, meets="message")
+
+    async def do_r_tensor(self, one: int, other: int, size: int, fits: str) -> None:
+        if "looks" in self.program.families or one == other:  # whose talks go the same way
+            return
+        facts = (next(self.nonces), size, fits)
+        self.script(f"{one} sends {other} a tensor", (CREW, one), "give_tensor", other, *facts, meets="message")
+        self.script(f"{other} takes a tensor of {one}", (CREW, other), "take_tensor", one, *facts, meets="message")
+
     # -- a group with few restarts ------------------------------------------------------------------------------
 
     async def do_guest_open(
@@ -110,16 +121,15 @@ class ClusterActs(Stage):
         began = loop.time()
         if how == "each":
             await subject.follow(operation, view.answer(each(nonces), content, seconds), list)
-        elif how in ("all", "later", "again"):
-            method = {"all": view.answer, "later": view.answer_later, "again": view.answer_again}[how]
+        elif how in ("all", "later", "again", "beside"):
+            methods = {"all": "answer", "later": "answer_later", "again": "answer_again", "beside": "stay_beside"}
+            method = getattr(view, methods[how])
             await subject.follow(operation, method(nonces[0], content, seconds), list)
         elif how == "any":
             answer = view.any(in_flight=1).answer_again(nonces[0], content, seconds)
             await subject.follow(operation, answer, lambda value: [value])
         elif how == "refuse":
             await subject.follow(operation, view.refuse(nonces[0], content, seconds))
-        elif how == "token":
-            await subject.follow(operation, view.token())
         else:
             await subject.follow(operation, self.read_guests(view, nonces[0], content, seconds))
         crew.excuse(operation, *self.expected(how))
@@ -148,6 +158,12 @@ class ClusterActs(Stage):
             assert number == numbers.get(rank, 0), f"rank {rank}: item {number}, not {numbers.get(rank, 0)}"
             numbers[rank] = number + 1
         assert set(numbers.values()) == {4}, f"items by rank: {numbers}"
+
+    async def do_guest_talk(self, rank: int, guest: int) -> None:
+        nonce = next(self.nonces)
+        self.script(f"{rank} listens to guest {guest}", (CREW, rank), "hear_guest", guest, nonce)
+        with contextlib.suppress(ClosedError):
+            self.start(f"guest {guest} talks to {rank}", self.guests.group[guest].say(rank, nonce).async_wait())
 
     async def do_guest_kill(self, rank: int) -> None:
         if self.sim.kill(GUEST, rank) and self.guests.born_by is not None and not self.guests.is_closed:

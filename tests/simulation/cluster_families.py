@@ -14,7 +14,8 @@ TRAINER: Final = "a"
 
 FAULTS: Final = frozenset({"kill", "stop", "starve", "sever", "cut", "cut_pair", "cut_way", "stand", "guest_kill"})
 
-Draw = Callable[[random.Random, float, int], list[Step]]
+Draw = Callable[[random.Random, float, tuple[int, ...]], list[Step]]
+"""Its last argument is the node of each rank of the crew."""
 
 
 def is_of_a_cluster(seed: int) -> bool:
@@ -27,13 +28,14 @@ def draw(rng: random.Random, spread: float) -> tuple[tuple[str, ...], dict[str, 
     names = tuple(sorted(rng.sample(sorted(CLUSTER_FAMILIES), rng.choice((1, 1, 2)))))
     size = rng.choice((3, 4, 5, 6))
     # Every node has a rank: a relay needs receivers on two other nodes.
-    nodes = [0, 1, 2, *(rng.randrange(3) for _ in range(size - 3))]
-    placement = {CREW: tuple(sorted(nodes))}
+    nodes = min(size, rng.choice((3, 3, 4)))
+    crew = tuple(sorted((*range(nodes), *(rng.randrange(nodes) for _ in range(size - nodes)))))
+    placement = {CREW: crew}
     if "weights" in names:
-        placement[TRAINER] = (rng.randrange(3),)
-    steps = [step for name in names for step in CLUSTER_FAMILIES[name](rng, spread, size)]
+        placement[TRAINER] = (rng.randrange(nodes),)
+    steps = [step for name in names for step in CLUSTER_FAMILIES[name](rng, spread, crew)]
     if rng.random() < 0.3:
-        steps += [_fault(rng, rng.uniform(0, spread), size) for _ in range(rng.choice((1, 2)))]
+        steps += [_fault(rng, rng.uniform(0, spread), crew) for _ in range(rng.choice((1, 2)))]
     return names, placement, steps
 
 
@@ -41,9 +43,9 @@ def _step(at: float, kind: str, *facts: object) -> Step:
     return Step(round(at, 4), kind, facts)
 
 
-def _fault(rng: random.Random, at: float, size: int) -> Step:
-    rank = (CREW, rng.randrange(size))
-    one, other = rng.sample(range(3), 2)
+def _fault(rng: random.Random, at: float, crew: tuple[int, ...]) -> Step:
+    rank = (CREW, rng.randrange(len(crew)))
+    one, other = rng.sample(range(max(crew) + 1), 2)
     kind, facts = rng.choice(
         (
             ("kill", (rank,)),
@@ -59,24 +61,39 @@ def _fault(rng: random.Random, at: float, size: int) -> Step:
     return _step(at, kind, *facts)
 
 
-def _relays(rng: random.Random, spread: float, size: int) -> list[Step]:
+def _relays(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[Step]:
     """Broadcasts that go from node to node, while a host, the source or the way between two nodes is lost."""
     found = []
     for _ in range(rng.choice((2, 3, 5))):
-        at = rng.uniform(0, spread)
-        sizes = rng.choice(((70_000,), (300_000,), (300_000,), (1_000_000,), (40_000, 60_000), (90_000, 7, 200_000)))
+        at, source = rng.uniform(0, spread), rng.randrange(len(crew))
+        sizes = rng.choice(((70_000,), (300_000,), (1_000_000,), (1_000_000,), (40_000, 60_000), (90_000, 7, 200_000)))
         patience = rng.choice((None, None, None, None, 0.0, 0.002, 0.02))
-        gives_up = rng.choice((None, rng.randrange(size)))
-        found.append(_step(at, "r_cast", rng.randrange(size), sizes, gives_up, patience))
-        if rng.random() < 0.5:
-            found.append(_fault(rng, at + rng.choice((0.001, 0.003, 0.006, 0.01, 0.03)), size))
+        gives_up = rng.choice((None, rng.randrange(len(crew))))
+        found.append(_step(at, "r_cast", source, sizes, gives_up, patience))
+        hop = rng.choice([crew.index(node) for node in set(crew) if node != crew[source]])
+        later = at + rng.uniform(0.001, 0.04)
+        kind = rng.choice(("none", "none", "hop dies", "hop dies", "hop stops", "any"))
+        if kind == "hop dies":
+            found.append(_step(later, "kill", (CREW, hop)))
+        elif kind == "hop stops":
+            found.append(_step(later, "stop", (CREW, hop), rng.choice((12.0, 25.0))))
+        elif kind == "any":
+            found.append(_fault(rng, later, crew))
+    for _ in range(rng.choice((0, 1, 3))):
+        one, other = rng.randrange(len(crew)), rng.randrange(len(crew))
+        if one == other:
+            found.append(_step(rng.uniform(0, spread), "r_self", one, rng.choice((10, 300_000))))
+        else:
+            fits = rng.choice(("fits", "fits", "size", "kind"))
+            found.append(_step(rng.uniform(0, spread), "r_tensor", one, other, rng.choice((10, 70_000, 300_000)), fits))
     return found
 
 
-def _weights(rng: random.Random, spread: float, size: int) -> list[Step]:
+def _weights(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[Step]:
     """A trainer, and followers that come late, leave, come back, are stopped or die; a trainer that dies."""
-    found = []
+    found, size = [], len(crew)
     options = rng.choice(((), (), (("delta", "on"),), (("verify", "sha256"),), (("slots", 4),), (("apply", "map"),)))
+    options += (("ack_timeout", rng.choice((3.0, 20.0, 20.0))),)
     numbers = rng.choice((100, 30_000, 60_000))
     pause = rng.choice((0.0, 0.002, 0.02, 0.3))
     found.append(_step(rng.uniform(0, spread), "w_train", rng.choice((3, 8)), pause, numbers, options))
@@ -89,7 +106,7 @@ def _weights(rng: random.Random, spread: float, size: int) -> list[Step]:
                 _step(rng.uniform(0, spread), "w_follow", rank, numbers, reads, rng.choice((0.0, 0.01, 0.1)), own)
             )
     for _ in range(rng.choice((0, 0, 1, 2))):
-        found.append(_fault(rng, rng.uniform(0, spread + 0.3), size))
+        found.append(_fault(rng, rng.uniform(0, spread + 0.3), crew))
     if rng.random() < 0.3:
         at = rng.uniform(0, spread + 0.3)
         found.append(_step(at, "kill", (TRAINER, 0)))
@@ -99,11 +116,14 @@ def _weights(rng: random.Random, spread: float, size: int) -> list[Step]:
     return found
 
 
-def _guests(rng: random.Random, spread: float, size: int) -> list[Step]:
+_HOW: Final = ("all", "each", "each", "later", "later", "again", "again", "stream", "refuse", "any", "any", "beside")
+"""Kinds of calls of guests."""
+
+
+def _guests(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[Step]:
     """A group whose restarts are few and whose calls have a deadline, among deaths, closes and calls of all kinds."""
-    del size
     count = rng.choice((2, 3, 5))
-    nodes = tuple(sorted(rng.randrange(3) for _ in range(count)))
+    nodes = tuple(sorted(rng.randrange(max(crew) + 1) for _ in range(count)))
     restart = rng.choice((None, "rank", "rank", "group"))
     order = rng.choice(("group", "rank")) if restart == "rank" else None
     budget = rng.choice(((1, 600.0), (1, 2.0), (1000, 600.0)))
@@ -111,42 +131,45 @@ def _guests(rng: random.Random, spread: float, size: int) -> list[Step]:
     frail = rng.choice((0, 0, 0, 1, 2, 3))
     found = [_step(0.0, "guest_open", nodes, restart, order, budget, timeout, frail)]
     for _ in range(rng.choice((4, 8, 14))):
-        how = rng.choice(
-            ("all", "each", "each", "later", "later", "again", "again", "stream", "refuse", "any", "token")
-        )
         ranks = rng.choice((None, None, *range(count)))
-        size_bytes = rng.choice((10, 10, 70_000))
-        found.append(_step(rng.uniform(0, spread), "guest_call", how, ranks, size_bytes, rng.choice((0.0, 0.05, 3.0))))
+        size = rng.choice((10, 10, 70_000))
+        facts = (rng.choice(_HOW), ranks, size, rng.choice((0.0, 0.05, 3.0)))
+        found.append(_step(rng.uniform(0, spread), "guest_call", *facts))
     for _ in range(rng.choice((0, 1, 1, 2, 4))):
         at = rng.uniform(0, spread)
-        found.append(
-            _step(at, *rng.choice((("guest_kill",), ("guest_kill",), ("guest_restart",))), rng.randrange(count))
-        )
+        found.append(_step(at, rng.choice(("guest_kill", "guest_kill", "guest_restart")), rng.randrange(count)))
         for _ in range(rng.choice((0, 1, 2))):
             how = rng.choice(("each", "again", "all", "stream", "any"))
             delay = rng.choice((0.0, 0.001, 0.02, 0.3))
             found.append(_step(at + delay, "guest_call", how, None, rng.choice((10, 70_000)), 0.02))
+    for _ in range(rng.choice((0, 1, 3))):
+        found.append(_step(rng.uniform(0, spread), "guest_talk", rng.randrange(len(crew)), rng.randrange(count)))
+    for _ in range(rng.choice((0, 1, 2))):
+        found.append(_step(rng.uniform(0, spread), "look", rng.choice(("status", "why"))))
     if rng.random() < 0.4:
         found += [_step(rng.uniform(0, spread), "cancel", rng.randrange(4)) for _ in range(2)]
-    if rng.random() < 0.4:
+    if rng.random() < 0.5:
         found.append(_step(spread * rng.random(), "guest_close"))
     return found
 
 
-def _looks(rng: random.Random, spread: float, size: int) -> list[Step]:
+def _looks(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[Step]:
     """The state of the run, while its ranks wait for locks, items, answers and each other."""
-    found = [_step(0.0, "q_open", "p", rng.choice((1, 3)), 0, rng.randrange(3), False)]
-    for _ in range(rng.choice((4, 8))):
+    size, found = len(crew), [_step(0.0, "q_open", "p", rng.choice((1, 3)), 0, rng.randrange(3), False)]
+    for _ in range(rng.choice((6, 12))):
         at, rank = rng.uniform(0, spread), rng.randrange(size)
+        talk = ((10, None), (30_000, None), (30_000, None), (30_000, rng.choice((None, 0.001))))
+        devices = rng.choice(((), (0,), (0, 1), (1, 2)))
         found.append(
             rng.choice(
                 (
-                    _step(at, "l_hold", rank, (0, 1), rng.choice((0.0, 0.2)), None, 1),
+                    _step(at, "l_hold", rank, devices, rng.choice((0.0, 0.2, 2.0)), rng.choice((None, None, 0.0)), 1),
+                    _step(at, "l_hold", rank, devices, 2.0, None, 1),
                     _step(at, "q_put", (CREW, rank), "p", "", 3, "put", False),
                     _step(at, "q_take", (CREW, rank), "p", "", 2, "get", 1),
                     _step(at, "m_stay", rank, 0.2),
                     _step(at, "burst", (CREW, rank), 6),
-                    _step(at, "t_talk", rank, (rank + 1) % size, ((10, None), (30_000, None), (30_000, None)), (None,)),
+                    _step(at, "t_talk", rank, (rank + 1) % size, talk, (None,)),
                     _step(at, "look_ports", rank, rng.choice((None, 40_000))),
                 )
             )

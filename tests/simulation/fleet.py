@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 import torch
 
-from rlinf_async import idempotent
+from rlinf_async import DeadlineExceeded, PeerLost, concurrent, idempotent
 from rlinf_async.weights import follow as follow_weights, publish
 from tests.simulation.cluster_families import TRAINER
-from tests.simulation.crew import Crew
+from tests.simulation.crew import Crew, excuse
 from tests.simulation.families import CREW
-from tests.simulation.subject import Subject, begin, follow, noted
+from tests.simulation.subject import Subject, begin, follow
 
 NAME: Final = "fleet"
 """Name of the published weights."""
@@ -32,7 +31,7 @@ class Fleet(Crew):
 
     def __init__(self) -> None:
         super().__init__()
-        self._uses_weights = asyncio.Lock()
+        self._uses_weights, self._talks_to_itself = asyncio.Lock(), asyncio.Lock()
 
     # -- broadcasts ---------------------------------------------------------------------------------------------
 
@@ -48,6 +47,41 @@ class Fleet(Crew):
 
         await follow(operation, work(), lambda found: [found[0], _is_pattern(*found)])
 
+    async def send_self(self, nonce: int, size: int) -> None:
+        """Sends itself a message, and receives it."""
+        operation = begin(self.name, "r_self", nonce)
+
+        async def work() -> Any:
+            async with asyncio.timeout(20.0):
+                sending = self.send((nonce, _pattern(nonce, size)), CREW, self._rank)
+                found = await self.recv(CREW, self._rank)
+                await sending
+            return [found[0] == nonce, _is_pattern(nonce, [found[1]])]
+
+        async with self._talks_to_itself:
+            await follow(operation, work(), lambda found: found)
+
+    async def give_tensor(self, rank: int, nonce: int, size: int, fits: str) -> None:
+        """Sends a tensor to a place for it, which may not be one: of another size, or none at all."""
+        operation = begin(self.name, "r_tensor", nonce, fits)
+        async with asyncio.timeout(60.0):
+            await follow(operation, self.send_tensor(_pattern(nonce, size), CREW, rank), lambda _: [True])
+        excuse(operation, "ValueError")
+
+    async def take_tensor(self, rank: int, nonce: int, size: int, fits: str) -> None:
+        operation = begin(self.name, "r_tensor", nonce, fits)
+        place = torch.zeros(size + (fits == "size"), dtype=torch.uint8)
+        work = self.recv(CREW, rank) if fits == "kind" else self.recv_tensor(place, CREW, rank)
+        async with asyncio.timeout(60.0):
+            await follow(operation, work, lambda _: [_is_pattern(nonce, [place])])
+        excuse(operation, "ValueError")
+
+    async def hear_guest(self, rank: int, nonce: int) -> None:
+        operation = begin(self.name, "guest_talk", nonce)
+        async with asyncio.timeout(60.0):
+            await follow(operation, self.recv("guest", rank), lambda number: number)
+        excuse(operation, "ClosedError", "WorkerDied")
+
     def find_port(self, most: int | None) -> int:
         return int(self.acquire_free_port(most))  # type: ignore[call-overload]  # it blocks in a ``def`` method
 
@@ -61,12 +95,15 @@ class Fleet(Crew):
             model = _model(numbers, 7.0)
 
             async def work() -> int:
-                async with publish(model, to=CREW, name=NAME, ack_timeout=20.0, **options) as weights:
+                async with publish(model, to=CREW, name=NAME, **options) as weights:
                     for _ in range(versions):
                         await asyncio.sleep(pause)
                         model["changes"].fill_(float(run + weights.version + 1))
                         begin(self.name, "w_publish", run, weights.version + 1)
-                        await weights.send()
+                        try:
+                            await weights.send()
+                        except (DeadlineExceeded, PeerLost):  # a follower was late or is gone; nothing was sent
+                            begin(self.name, "w_refused", run, weights.version + 1)
                     report = await weights.delivered()
                     begin(self.name, "w_delivered", run, weights.version, sorted(report.per_worker))
                     return weights.version
@@ -122,6 +159,15 @@ class Guest(Subject):
         for number in range(4):
             yield number
             await asyncio.sleep(seconds)
+
+    async def say(self, rank: int, nonce: int) -> None:
+        await asyncio.sleep(0.3)
+        await self.send(nonce, CREW, rank)
+
+    @concurrent
+    async def stay_beside(self, nonce: int, content: bytes, seconds: float) -> tuple[int, int]:
+        await asyncio.sleep(seconds)
+        return nonce, self._rank
 
     async def refuse(self, nonce: int, content: bytes, seconds: float) -> None:
         """Raises on one rank, while the others wait."""

@@ -32,30 +32,42 @@ def judge_casts(book: Sequence[Operation], program: Program, killed: set[str], n
             yield Violation("lost", f"broadcast {nonce}: {lacking}")
 
 
+def judge_tensors(book: Sequence[Operation], program: Program) -> Iterator[Violation]:
+    """Messages to oneself and tensors come whole; a tensor without a place for it fails at both ends."""
+    for each in book if program.is_calm else ():
+        if each.kind in ("r_self", "r_tensor") and each.ended and each.error is None:
+            fits = each.kind == "r_self" or each.facts[1] == "fits"
+            if fits and (each.value == "ValueError" or not all(each.value)):
+                yield Violation("torn", str(each))
+            if not fits and each.value != "ValueError":
+                yield Violation("foreign", f"{each}, and there was no place for it")
+
+
 def judge_weights(book: Sequence[Operation], program: Program) -> Iterator[Violation]:
     """Weights are whole, were published under their number before, never go back, and are there once delivered."""
     published: set[int] = set()
     latest: Counter[int] = Counter()
-    delivered: dict[int, int] = {}
     owed: dict[int, int] = {}
     who: dict[int, str] = {}
+
+    def is_fatal(operation: Operation) -> bool:
+        return program.is_calm and operation.error is not None and operation.error[0] not in GIVEN_UP
+
     for each in book:
         if each.kind == "w_publish":
             run, version = each.facts
             published.add(run + version)
         elif each.kind == "w_follow":
             who[each.facts[0]] = each.who
-            if program.is_calm and each.ended and each.error is not None and each.error[0] not in GIVEN_UP:
-                if not any(other.kind == "w_train" and other.error for other in book):
-                    yield Violation("error", str(each))
+            if is_fatal(each) and not any(other.kind == "w_train" and other.error for other in book):
+                yield Violation("error", str(each))
         elif each.kind == "w_delivered":
             run, version, workers = each.facts
             for nonce, worker in who.items():
                 if worker in workers and latest[nonce] // RUN_STEP == run // RUN_STEP:
                     owed[nonce] = run + version
-        elif each.kind == "w_train" and program.is_calm and each.ended and each.error is not None:
-            if each.error[0] not in GIVEN_UP and each.error[0] != "DeadlineExceeded":  # ranks that never follow
-                yield Violation("error", str(each))
+        elif each.kind == "w_train" and is_fatal(each):  # ranks that never follow: DeadlineExceeded
+            yield Violation("error", str(each))
         elif each.kind == "w_read":
             nonce, version, numbers, is_whole = each.facts
             if len(numbers) != 1 or not is_whole:
@@ -75,6 +87,10 @@ def judge_guests(book: Sequence[Operation], guests: Invitation | None, node_died
     """Each rank answers its own call; a death is told once; nobody is started again more often than is allowed."""
     if guests is None:
         return
+    is_quiet = not guests.is_closed and not guests.deaths and not guests.by_hand and not guests.frail
+    for each in book:
+        if each.kind == "guest_talk" and is_quiet and each.ended and isinstance(each.value, str) and not node_died:
+            yield Violation("death", f"{each}, and no guest has died")
     runs = Counter((each.who, each.facts[0]) for each in book if each.kind == "guest_run")
     yield from (Violation("twice", f"{who} ran call {nonce} {n} times") for (who, nonce), n in runs.items() if n > 1)
     told = Counter(tuple(each.facts) for each in book if each.kind == "guest_death")

@@ -24,7 +24,13 @@ from tests.simulation.acts_of_queues import QueueActs
 from tests.simulation.acts_of_streams import StreamActs
 from tests.simulation.families import CREW
 from tests.simulation.invariants import check, compare_views, find_left, judge_pool
-from tests.simulation.invariants_of_clusters import judge_casts, judge_guests, judge_ports, judge_weights
+from tests.simulation.invariants_of_clusters import (
+    judge_casts,
+    judge_guests,
+    judge_ports,
+    judge_tensors,
+    judge_weights,
+)
 from tests.simulation.invariants_of_crews import judge_hooks, judge_talks
 from tests.simulation.invariants_of_methods import judge_concurrent, judge_locks
 from tests.simulation.invariants_of_queues import judge_queues
@@ -73,6 +79,9 @@ class Play(CallActs, ClusterActs, ExchangeActs, CrewActs, MethodActs, QueueActs,
                 if self.program.is_of_a_cluster:
                     spec = fleet.Fleet.create_group()
                 self.groups[name] = spec.launch(cluster, NodePlacementStrategy(list(nodes)), name=name, **options)
+            if self.program.is_of_a_cluster:
+                for group in self.groups.values():
+                    await group  # a death while it is launched ends its other constructors
             if ring := self.program.ring:
                 rings = subject.BlockingRing if self.program.ring_blocks else subject.Ring
                 self.groups["ring"] = rings.create_group().launch(
@@ -186,6 +195,7 @@ def play(seed: int, program: Program | None = None) -> Report:
         book, list(played.queues.values()), program.is_calm, played.killed, played.node_died
     )
     report.violations += judge_casts(book, program, played.killed, played.node_died)
+    report.violations += judge_tensors(book, program)
     report.violations += judge_weights(book, program)
     report.violations += judge_guests(book, played.guests, played.node_died)
     report.violations += judge_ports(book, played.killed)

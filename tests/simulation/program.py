@@ -132,7 +132,7 @@ def write(seed: int) -> Program:
         steps += more
     if cluster_families.is_of_a_cluster(seed):
         names, placement, steps = cluster_families.draw(rng, spread)
-        nodes = 3
+        nodes = max(placement[families.CREW]) + 1
         restart = {group: rng.choice((None, "rank", "rank")) for group in placement}
         is_calm = not any(step.kind in cluster_families.FAULTS for step in steps)
     in_order = tuple(sorted(steps, key=lambda step: step.at))
