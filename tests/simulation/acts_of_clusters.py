@@ -128,6 +128,10 @@ class ClusterActs(Stage):
         elif how == "any":
             answer = view.any(in_flight=1).answer_again(nonces[0], content, seconds)
             await subject.follow(operation, answer, lambda value: [value])
+        elif how == "crowd":
+            pool = view.any(in_flight=1 if seconds else None)
+            calls = [pool.answer_again(nonce, content, seconds) for nonce in (*nonces, *nonces, *nonces)]
+            await subject.follow(operation, asyncio.gather(*calls), list)
         elif how == "refuse":
             await subject.follow(operation, view.refuse(nonces[0], content, seconds))
         else:
@@ -209,6 +213,20 @@ class ClusterActs(Stage):
             most = queue.maxsize
             if self.program.is_calm and most and not max(size, len(shown)) <= most:
                 self.hung.append(Violation("bound", f"{size} items, {len(shown)} shown of {most}, full: {is_full}"))
+
+    async def do_look_nobody(self, rank: int) -> None:
+        self.script(f"{rank} listens to nobody", (CREW, rank), "hear_nobody")
+
+    async def do_nest(self, rank: int, node: int, seconds: float) -> None:
+        self.start(f"a group of rank {rank}'s own", self.have_nest(rank, node, seconds))
+
+    async def have_nest(self, rank: int, node: int, seconds: float) -> None:
+        """It ends with the process that has launched it."""
+        with contextlib.suppress(Exception):
+            await self.groups[CREW][rank].nest(next(self.nonces), node, seconds)
+        await asyncio.sleep(60)
+        if self.sim.find(fleet.NEST, 0) is not None and not self.node_died:
+            self.hung.append(Violation("left", f"the group of rank {rank} is there, and its rank has left it"))
 
     async def do_look_ports(self, rank: int, most: int | None) -> None:
         operation = subject.begin("driver", "port", rank)

@@ -12,7 +12,9 @@ from tests.simulation.step import Step
 TRAINER: Final = "a"
 """Group whose rank 0 publishes weights."""
 
-FAULTS: Final = frozenset({"kill", "stop", "starve", "sever", "cut", "cut_pair", "cut_way", "stand", "guest_kill"})
+FAULTS: Final = frozenset(
+    {"kill", "stop", "starve", "sever", "cut", "cut_pair", "cut_way", "stand", "guest_kill", "h_kill_node"}
+)
 
 Draw = Callable[[random.Random, float, tuple[int, ...]], list[Step]]
 """Its last argument is the node of each rank of the crew."""
@@ -84,7 +86,7 @@ def _relays(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[St
         if one == other:
             found.append(_step(rng.uniform(0, spread), "r_self", one, rng.choice((10, 300_000))))
         else:
-            fits = rng.choice(("fits", "fits", "size", "kind"))
+            fits = rng.choice(("fits", "fits", "size", "kind", "object"))
             found.append(_step(rng.uniform(0, spread), "r_tensor", one, other, rng.choice((10, 70_000, 300_000)), fits))
     return found
 
@@ -116,7 +118,7 @@ def _weights(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[S
     return found
 
 
-_HOW: Final = ("all", "each", "each", "later", "later", "again", "again", "stream", "refuse", "any", "any", "beside")
+_HOW: Final = ("all", "each", "each", "later", "later", "again", "again", "stream", "refuse", "any", "crowd", "beside")
 """Kinds of calls of guests."""
 
 
@@ -142,6 +144,9 @@ def _guests(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[St
             how = rng.choice(("each", "again", "all", "stream", "any"))
             delay = rng.choice((0.0, 0.001, 0.02, 0.3))
             found.append(_step(at + delay, "guest_call", how, None, rng.choice((10, 70_000)), 0.02))
+    if rng.random() < 0.3:  # more often than it is started again
+        victim, at = rng.randrange(count), rng.uniform(0, spread)
+        found += [_step(at + 0.6 * number, "guest_kill", victim) for number in range(4)]
     for _ in range(rng.choice((0, 1, 3))):
         found.append(_step(rng.uniform(0, spread), "guest_talk", rng.randrange(len(crew)), rng.randrange(count)))
     for _ in range(rng.choice((0, 1, 2))):
@@ -150,6 +155,8 @@ def _guests(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[St
         found += [_step(rng.uniform(0, spread), "cancel", rng.randrange(4)) for _ in range(2)]
     if rng.random() < 0.5:
         found.append(_step(spread * rng.random(), "guest_close"))
+    if rng.random() < 0.15:
+        found.append(_step(spread * rng.random(), "h_kill_node", rng.randrange(1, max(crew) + 1)))
     return found
 
 
@@ -171,9 +178,13 @@ def _looks(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[Ste
                     _step(at, "burst", (CREW, rank), 6),
                     _step(at, "t_talk", rank, (rank + 1) % size, talk, (None,)),
                     _step(at, "look_ports", rank, rng.choice((None, 40_000))),
+                    _step(at, "look_nobody", rank),
+                    _step(at, "nest", rank, rng.randrange(max(crew) + 1), rng.choice((0.0, 1.0))),
                 )
             )
         )
+    if rng.random() < 0.4:
+        found.append(_step(rng.uniform(0, spread + 0.5), "kill", (CREW, rng.randrange(size))))
     for _ in range(rng.choice((2, 4))):
         found.append(_step(rng.uniform(0, spread), "look", rng.choice(("status", "why", "queue"))))
     return found

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 import torch
 
-from rlinf_async import DeadlineExceeded, PeerLost, concurrent, idempotent
+from rlinf_async import Cluster, DeadlineExceeded, NodePlacementStrategy, PeerLost, concurrent, idempotent
 from rlinf_async.weights import follow as follow_weights, publish
 from tests.simulation.cluster_families import TRAINER
 from tests.simulation.crew import Crew, excuse
 from tests.simulation.families import CREW
 from tests.simulation.subject import Subject, begin, follow
+
+NEST: Final = "nest"
+"""Name of a group that a rank launches."""
 
 NAME: Final = "fleet"
 """Name of the published weights."""
@@ -56,16 +60,19 @@ class Fleet(Crew):
                 sending = self.send((nonce, _pattern(nonce, size)), CREW, self._rank)
                 found = await self.recv(CREW, self._rank)
                 await sending
-            return [found[0] == nonce, _is_pattern(nonce, [found[1]])]
+                alone = [(CREW, [self._rank])]
+                again = await self.broadcast(found, alone, src=(CREW, self._rank), async_op=True)
+            return [found[0] == again[0] == nonce, _is_pattern(nonce, [found[1], again[1]])]
 
         async with self._talks_to_itself:
             await follow(operation, work(), lambda found: found)
 
     async def give_tensor(self, rank: int, nonce: int, size: int, fits: str) -> None:
         """Sends a tensor to a place for it, which may not be one: of another size, or none at all."""
-        operation = begin(self.name, "r_tensor", nonce, fits)
+        operation = begin(self.name, "r_tensor", nonce, "fits" if fits == "object" else fits)
+        send = self.send if fits == "object" else self.send_tensor
         async with asyncio.timeout(60.0):
-            await follow(operation, self.send_tensor(_pattern(nonce, size), CREW, rank), lambda _: [True])
+            await follow(operation, send(_pattern(nonce, size), CREW, rank), lambda _: [True])
         excuse(operation, "ValueError")
 
     async def take_tensor(self, rank: int, nonce: int, size: int, fits: str) -> None:
@@ -81,6 +88,26 @@ class Fleet(Crew):
         async with asyncio.timeout(60.0):
             await follow(operation, self.recv("guest", rank), lambda number: number)
         excuse(operation, "ClosedError", "WorkerDied")
+
+    async def hear_nobody(self) -> None:
+        """Waits for a message of a group that never comes."""
+        with contextlib.suppress(DeadlineExceeded):
+            await self.recv("nobody", 0, timeout=2.0)
+
+    async def nest(self, nonce: int, node: int, seconds: float) -> None:
+        """Has a group of its own for a while, which ends with it."""
+        operation = begin(self.name, "nest", nonce)
+
+        async def work() -> list[tuple[int, int]]:
+            async with Cluster() as cluster:
+                group = Guest.create_group(0).launch(cluster, NodePlacementStrategy([node]), name=NEST)
+                async with group:
+                    found = await group.answer(nonce, b"", 0.0)
+                    await asyncio.sleep(seconds)
+                    return list(found)
+
+        await follow(operation, work(), lambda found: found)
+        excuse(operation, "ValueError")  # another rank has such a group
 
     def find_port(self, most: int | None) -> int:
         return int(self.acquire_free_port(most))  # type: ignore[call-overload]  # it blocks in a ``def`` method

@@ -34,6 +34,7 @@ def judge_casts(book: Sequence[Operation], program: Program, killed: set[str], n
 
 def judge_tensors(book: Sequence[Operation], program: Program) -> Iterator[Violation]:
     """Messages to oneself and tensors come whole; a tensor without a place for it fails at both ends."""
+    gives_up = any(step.kind == "cancel" for step in program.steps)
     for each in book if program.is_calm else ():
         if each.kind in ("r_self", "r_tensor") and each.ended and each.error is None:
             fits = each.kind == "r_self" or each.facts[1] == "fits"
@@ -41,6 +42,8 @@ def judge_tensors(book: Sequence[Operation], program: Program) -> Iterator[Viola
                 yield Violation("torn", str(each))
             if not fits and each.value != "ValueError":
                 yield Violation("foreign", f"{each}, and there was no place for it")
+        elif each.kind in ("r_self", "r_tensor") and each.error is not None and not gives_up:
+            yield Violation("hang", str(each))
 
 
 def judge_weights(book: Sequence[Operation], program: Program) -> Iterator[Violation]:
@@ -49,6 +52,7 @@ def judge_weights(book: Sequence[Operation], program: Program) -> Iterator[Viola
     latest: Counter[int] = Counter()
     owed: dict[int, int] = {}
     who: dict[int, str] = {}
+    followers: set[str] = set()
 
     def is_fatal(operation: Operation) -> bool:
         return program.is_calm and operation.error is not None and operation.error[0] not in GIVEN_UP
@@ -59,8 +63,12 @@ def judge_weights(book: Sequence[Operation], program: Program) -> Iterator[Viola
             published.add(run + version)
         elif each.kind == "w_follow":
             who[each.facts[0]] = each.who
-            if is_fatal(each) and not any(other.kind == "w_train" and other.error for other in book):
-                yield Violation("error", str(each))
+            trains = any(other.kind == "w_train" and not other.error for other in book)
+            is_first = each.who not in followers
+            followers.add(each.who)
+            # The trainer stays until every rank has followed once.
+            if trains and (is_fatal(each) or (program.is_calm and is_first and each.error is not None)):
+                yield Violation("lost", str(each))
         elif each.kind == "w_delivered":
             run, version, workers = each.facts
             for nonce, worker in who.items():
@@ -100,9 +108,10 @@ def judge_guests(book: Sequence[Operation], guests: Invitation | None, node_died
             how, nonces, ranks = each.facts
             wanted = nonces if how == "each" else [nonces[0]] * len(ranks)
             answers = [answer[0] for answer in each.value]
-            if (how != "any" and answers != wanted) or (how == "any" and answers != nonces[:1]):
+            wanted = nonces * 3 if how == "crowd" else nonces[:1] if how == "any" else wanted
+            if answers != wanted:
                 yield Violation("foreign", f"{each}, not {wanted}")
-            if how != "any" and [answer[1] for answer in each.value] != ranks:
+            if how not in ("any", "crowd") and [answer[1] for answer in each.value] != ranks:
                 yield Violation("foreign", f"{each}: answers of other ranks")
     if node_died:
         return

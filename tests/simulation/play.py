@@ -62,7 +62,8 @@ class Play(CallActs, ClusterActs, ExchangeActs, CrewActs, MethodActs, QueueActs,
 
     async def main(self) -> None:
         loop = asyncio.get_running_loop()
-        async with Cluster(log_to_driver=False) as cluster:
+        configured = {"lease_s": 20} if self.program.is_of_a_cluster else None
+        async with Cluster(cluster_cfg=configured, log_to_driver=False) as cluster:
             self.cluster = cluster
             self.window = int(settings.STREAM_ITEMS())
             for name, nodes in self.program.placement.items():
