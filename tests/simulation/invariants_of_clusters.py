@@ -32,17 +32,20 @@ def judge_casts(book: Sequence[Operation], program: Program, killed: set[str], n
             yield Violation("lost", f"broadcast {nonce}: {lacking}")
 
 
-def judge_tensors(book: Sequence[Operation], program: Program) -> Iterator[Violation]:
+def judge_tensors(
+    book: Sequence[Operation], program: Program, killed: set[str], node_died: bool
+) -> Iterator[Violation]:
     """Messages to oneself and tensors come whole; a tensor without a place for it fails at both ends."""
-    gives_up = any(step.kind == "cancel" for step in program.steps)
-    for each in book if program.is_calm else ():
+    if killed or node_died or any(step.kind == "cancel" for step in program.steps):
+        return
+    for each in book:
         if each.kind in ("r_self", "r_tensor") and each.ended and each.error is None:
             fits = each.kind == "r_self" or each.facts[1] == "fits"
             if fits and (each.value == "ValueError" or not all(each.value)):
                 yield Violation("torn", str(each))
             if not fits and each.value != "ValueError":
                 yield Violation("foreign", f"{each}, and there was no place for it")
-        elif each.kind in ("r_self", "r_tensor") and each.error is not None and not gives_up:
+        elif each.kind in ("r_self", "r_tensor") and each.error is not None:
             yield Violation("hang", str(each))
 
 

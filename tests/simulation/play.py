@@ -196,7 +196,7 @@ def play(seed: int, program: Program | None = None) -> Report:
         book, list(played.queues.values()), program.is_calm, played.killed, played.node_died
     )
     report.violations += judge_casts(book, program, played.killed, played.node_died)
-    report.violations += judge_tensors(book, program)
+    report.violations += judge_tensors(book, program, played.killed, played.node_died)
     report.violations += judge_weights(book, program)
     report.violations += judge_guests(book, played.guests, played.node_died)
     report.violations += judge_ports(book, played.killed)
