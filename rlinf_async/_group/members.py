@@ -439,8 +439,6 @@ class Members:
 
     def _expire_calls(self) -> float | None:
         """Ends calls; seconds to the next deadline, None where no call is open."""
-        if self.deadline is None:
-            return None
         sent = self._expire_in_order((*list(self.open.values()), *(each.handler for each in list(self._pending))))
         if self.pool is None:
             return sent

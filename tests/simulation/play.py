@@ -13,8 +13,9 @@ from rlinf_async._simulation.sim_cluster import SimCluster
 from rlinf_async._simulation.small_limits import small_limits
 from tests.faults.journal import Operation
 from tests.faults.judgement import Facts, Violation, judge
-from tests.simulation import crew, subject
+from tests.simulation import crew, fleet, subject
 from tests.simulation.acts_of_calls import CallActs
+from tests.simulation.acts_of_clusters import ClusterActs
 from tests.simulation.acts_of_crews import CrewActs
 from tests.simulation.acts_of_exchange import ExchangeActs
 from tests.simulation.acts_of_faults import FaultActs
@@ -25,6 +26,13 @@ from tests.simulation.acts_of_streams import StreamActs
 from tests.simulation.acts_of_verdicts import VerdictActs
 from tests.simulation.families import CREW
 from tests.simulation.invariants import check, compare_views, find_left, judge_pool
+from tests.simulation.invariants_of_clusters import (
+    judge_casts,
+    judge_guests,
+    judge_ports,
+    judge_tensors,
+    judge_weights,
+)
 from tests.simulation.invariants_of_crews import judge_hooks, judge_talks
 from tests.simulation.invariants_of_methods import judge_concurrent, judge_locks
 from tests.simulation.invariants_of_queues import judge_queues, judge_wavering
@@ -51,12 +59,15 @@ class Report:
         return f"seed {self.seed}: {self.program}\n{found}"
 
 
-class Play(CallActs, ExchangeActs, CrewActs, MethodActs, QueueActs, StreamActs, VerdictActs, LossActs, FaultActs):
+class Play(
+    CallActs, ClusterActs, ExchangeActs, CrewActs, MethodActs, QueueActs, StreamActs, VerdictActs, LossActs, FaultActs
+):
     """One program."""
 
     async def main(self) -> None:
         loop = asyncio.get_running_loop()
-        async with Cluster(log_to_driver=False) as cluster:
+        configured = {"lease_s": 20} if self.program.is_of_a_cluster else None
+        async with Cluster(cluster_cfg=configured, log_to_driver=False) as cluster:
             self.cluster = cluster
             self.window = int(settings.STREAM_ITEMS())
             for name, nodes in self.program.placement.items():
@@ -70,7 +81,12 @@ class Play(CallActs, ExchangeActs, CrewActs, MethodActs, QueueActs, StreamActs, 
                     spec = cls.create_group(self.program.hook)
                 elif name == CREW:
                     spec = crew.Crew.create_group()
+                if self.program.is_of_a_cluster:
+                    spec = fleet.Fleet.create_group()
                 self.groups[name] = spec.launch(cluster, NodePlacementStrategy(list(nodes)), name=name, **options)
+            if self.program.is_of_a_cluster:
+                for group in self.groups.values():
+                    await group  # a death while it is launched ends its other constructors
             if ring := self.program.ring:
                 rings = subject.BlockingRing if self.program.ring_blocks else subject.Ring
                 self.groups["ring"] = rings.create_group().launch(
@@ -157,6 +173,7 @@ def _was_closed(operation: Operation) -> bool:
 def play(seed: int, program: Program | None = None) -> Report:
     """One simulation."""
     subject.clear()
+    fleet.births.clear()
     program = program or write(seed)
     with small_limits() if program.is_small else contextlib.nullcontext({}) as settings:
         sim = SimCluster(nodes=program.nodes, seed=seed, drift=program.drift, settings=settings)
@@ -183,6 +200,11 @@ def play(seed: int, program: Program | None = None) -> Report:
         book, list(played.queues.values()), program.is_calm, played.killed, played.node_died
     )
     report.violations += judge_wavering(book)
+    report.violations += judge_casts(book, program, played.killed, played.node_died)
+    report.violations += judge_tensors(book, program, played.killed, played.node_died)
+    report.violations += judge_weights(book, program)
+    report.violations += judge_guests(book, played.guests, played.node_died)
+    report.violations += judge_ports(book, played.killed)
     if program.is_small:  # a socket that breaks takes with it what a link in small does not keep
         report.violations = [each for each in report.violations if _NOT_KEPT not in each.text]
     report.violations += [*played.hung, *played.views, *played.left]
