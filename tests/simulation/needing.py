@@ -1,4 +1,4 @@
-"""``Needing``, the worker that waits for ranks and channels of a node that is lost, and ``need``, the same of any process."""
+"""``Needing``, the worker that waits for ranks and channels of a lost node, and ``need``, the same of any process."""
 
 from __future__ import annotations
 
