@@ -99,7 +99,12 @@ async def test_order_holds_where_the_direct_way_is_full(
     assert [index for index, _ in (await pair[0].noted())[0]] == list(range(101))
 
 
-async def test_the_daemon_knows_of_a_call_that_takes_long(pair: Any, cluster: Cluster) -> None:
+async def test_the_daemon_knows_of_a_call_that_takes_long(pair: Any, cluster: Cluster, relayed: list[int]) -> None:
+    await pair[0].sleep(0.1)
+    async with asyncio.timeout(5):
+        while (await cluster.status())["busy"]:  # the answer is told though no other call follows
+            pass
+    assert relayed.count(frames.PENDING) == 2
     handle = pair[0].sleep(60)
     async with asyncio.timeout(2):
         while not any(line.startswith("sleep (") for line in (await cluster.status())["busy"].get("pair:0", ())):

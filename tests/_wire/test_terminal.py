@@ -106,13 +106,22 @@ def test_what_can_be_shown_at_once_is_shown_also_where_the_end_gives_no_time(
     assert (tmp_path / "out").read_text().split() == [*map(str, range(50))]
 
 
-def test_what_is_read_is_there_when_the_end_has_come(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["close", "aclose"])
+def test_what_is_read_is_there_when_the_end_has_come_and_the_end_takes_no_longer(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(settings.OUTPUT_END_S.variable, "10")
+    since = time.monotonic()
     with (tmp_path / "out").open("w") as file:
         terminal = Terminal()
         file.write("mine\n")  # still in the buffer of the file
         for number in range(50):
             terminal.write(file, f"{number}\n")
-        terminal.close()
+        if way == "close":
+            terminal.close()
+        else:
+            asyncio.run(terminal.aclose())
+    assert time.monotonic() - since < 8
     assert (tmp_path / "out").read_text().split() == ["mine", *map(str, range(50))]
 
 

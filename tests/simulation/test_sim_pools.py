@@ -19,7 +19,7 @@ from rlinf_async import (
     WorkerGroup,
     idempotent,
 )
-from rlinf_async.testing import SimCluster, monotonic
+from rlinf_async.testing import SimCluster, monotonic, sleep
 
 RUNS: list[tuple[int, str]] = []
 """By rank, the calls that have begun, in all processes of a simulation."""
@@ -317,13 +317,17 @@ def test_a_stream_that_cannot_be_resumed_fails_behind_what_had_come(fault: str, 
     assert simulate(work) == [0, 1, 2]
 
 
-def test_a_consumer_that_is_slow_makes_no_rank_silent() -> None:
+@pytest.mark.parametrize("is_blocked", [False, True], ids=["it awaits", "its loop stands still"])
+def test_a_consumer_that_is_slow_makes_no_rank_silent(is_blocked: bool) -> None:
     async def work(group: Any, sim: SimCluster) -> Any:
         items = []
         async for item in group.any(stall_timeout=2.0).tokens(20):
             items.append(item)
             if len(items) in (1, 10):
-                await asyncio.sleep(40)
+                if is_blocked:  # while it waits for the next item
+                    asyncio.get_running_loop().call_later(0.5, sleep, 40)
+                else:
+                    await asyncio.sleep(40)
         return items
 
     items = simulate(work)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rlinf_launcher.daemon.leftovers import session_of
 from rlinf_launcher.daemon.process_state import catches, image_of, is_stopped, state_of
 
 
@@ -37,7 +38,9 @@ def test_a_stopped_process_is_told_from_one_that_has_ended(child: subprocess.Pop
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert (state_of(child.pid, None), is_stopped(child.pid)) == ("ended (Z)", False)
+    assert session_of(child.pid) == os.getsid(0), "a daemon finds by it what a dead worker has left"
     child.wait()
+    assert session_of(child.pid) == 0
     assert (state_of(child.pid, None), is_stopped(child.pid)) == ("ended", False)
     assert image_of(child.pid) is None
 
