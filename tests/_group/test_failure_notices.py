@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from rlinf_async._core.frames import Status
 from rlinf_async._group import failure_notices
 from rlinf_async._group.failure_notices import Failure, FailureNotices
+from rlinf_async._group.members import Members
 
 
 class Client:
@@ -19,6 +21,8 @@ class Client:
         self.timers: list[tuple[float, Any]] = []
         self.told: list[tuple[float, int, list[int]]] = []
 
+    def listen(self, what: str, listener: Any) -> None: ...
+
     def later(self, seconds: float, callback: Any) -> None:
         self.timers.append((self.now + seconds, callback))
 
@@ -26,9 +30,9 @@ class Client:
         self.told.append((self.now, call, targets))
 
     def run(self) -> list[float]:
-        """Return the moments of all timers."""
-        moments = []
-        while self.timers:
+        """Return the moments of the timers, of the first ones where they have no end."""
+        moments: list[float] = []
+        while self.timers and len(moments) < 10:
             self.now, callback = self.timers.pop(0)
             moments.append(self.now)
             callback()
@@ -51,6 +55,18 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
 
 def notices_of(client: Client, *calls: Any) -> FailureNotices:
     return FailureNotices(client, {id(each): each for each in calls})  # type: ignore[arg-type]
+
+
+def test_the_last_answer_to_a_call_tells_open_calls_of_other_ranks_that_it_has_failed(client: Client) -> None:
+    members: Any = Members(client, "ring", 3)  # type: ignore[arg-type]
+    members.endpoints = [10, 11, 12]
+    failed, other = call(1), call(2, 0, 2)
+    failed._tally = SimpleNamespace(failures=lambda: [(0, Status.ERROR, b"")])
+    members.open.update({id(each): each for each in (failed, other)})
+    members.callee([1]).call_finished(failed, failed=True)
+    assert list(members.open) == [id(other)]
+    ((handler, failure),) = [(each.handler, each.failure) for each in members.notices.concerns.values()]
+    assert (handler, failure.rank, failure.endpoint, failure.call) == (other, 1, 11, 1)
 
 
 FAILED = "rank 1 failed"
