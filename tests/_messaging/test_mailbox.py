@@ -106,7 +106,7 @@ def test_nobody_overtakes_those_who_wait_for_a_name_by_having_met_the_peer_meanw
 
 def test_a_name_that_nobody_has_is_given_up_after_a_while_with_those_that_there_are(network: Network) -> None:
     network.names.discard("b")
-    works = [send(network, 1), send(network, 2)]
+    works: list[Any] = [send(network, 1), send(network, 2), network.a.find_group("b")]
     ((seconds, give_up),) = network.client("a").timers
     assert seconds == 120
     give_up()

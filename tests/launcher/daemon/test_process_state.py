@@ -12,7 +12,14 @@ from collections.abc import Iterator
 import pytest
 
 from rlinf_launcher.daemon.leftovers import session_of
-from rlinf_launcher.daemon.process_state import catches, image_of, is_stopped, state_of
+from rlinf_launcher.daemon.process_state import (
+    catches,
+    image_of,
+    is_stopped,
+    private_bytes,
+    resident_bytes,
+    state_of,
+)
 
 
 @pytest.fixture
@@ -29,6 +36,10 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 def test_a_process_that_waits_is_nothing_unusual(child: subprocess.Popen[bytes]) -> None:
     assert state_of(child.pid, image_of(child.pid)) == ""
     assert state_of(child.pid, None) == ""
+
+
+def test_a_part_of_the_memory_is_a_processs_own(child: subprocess.Popen[bytes]) -> None:
+    assert 0 < private_bytes(child.pid) < resident_bytes(child.pid)
 
 
 def test_a_stopped_process_is_told_from_one_that_has_ended(child: subprocess.Popen[bytes]) -> None:
