@@ -46,6 +46,19 @@ def write_many(terminal: Terminal, stream: TextIO, count: int) -> float:
     return time.monotonic() - since
 
 
+def test_what_follows_a_pause_is_shown_too(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as file:
+        terminal = Terminal()
+        terminal.write(file, "one\n")
+        assert terminal._thread is not None
+        until = time.monotonic() + 10
+        while terminal._thread.is_alive() and not terminal._idle and time.monotonic() < until:
+            time.sleep(0.001)  # it has nothing more to write
+        terminal.write(file, "two\n")
+        terminal.close()
+    assert (tmp_path / "out").read_text() == "one\ntwo\n"
+
+
 def test_what_a_reader_that_stops_has_missed_is_counted_where_it_is_missing() -> None:
     with pipe() as (reader, writer):
         terminal = Terminal()

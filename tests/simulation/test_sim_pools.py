@@ -346,9 +346,10 @@ def test_a_consumer_whose_loop_stands_still_while_it_waits_makes_no_rank_silent(
 
             return asyncio.run(consume())
 
+    RUNS.clear()
     items = SimCluster(nodes=1, seed=3).run(main)
-    assert len(items) == 20
-    assert len({rank for rank, _ in items}) == 1
+    assert [number for _, number in items] == [*range(20)]
+    assert [name for _, name in RUNS] == ["tokens from 0"]
 
 
 def test_a_stream_that_waits_or_runs_is_closed_when_its_loop_is_left() -> None:
