@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+from types import SimpleNamespace
+from typing import Any
 
-from rlinf_async import Cluster, NodePlacementStrategy, Worker, WorkerDied, each
-from rlinf_async.testing import SimCluster
-
-
-class Echo(Worker):
-    def echo(self, value: int) -> int:
-        return value
+from rlinf_async._client.client import NodeClient
+from rlinf_async._client.reply_handler import NOWHERE
 
 
 def test_a_rank_that_is_away_keeps_no_argument_from_the_others() -> None:
-    sim = SimCluster(nodes=2)
-
-    async def main() -> list[int]:
-        async with Cluster(log_to_driver=False) as cluster:
-            placement = NodePlacementStrategy([0, 1, 1])
-            group = Echo.create_group().launch(cluster, placement, name="echo", restart="rank")
-            await group.echo(0)
-            sim.kill("echo", 0)
-            with contextlib.suppress(WorkerDied):
-                await group[0].echo(0)
-            async with asyncio.timeout(60):
-                found: list[int] = await group.echo(each([1, 2, 3]))
-            return found
-
-    assert sim.run(main) == [1, 2, 3]
+    sent: list[Any] = []
+    client: Any = SimpleNamespace(
+        endpoint=1,
+        send=lambda frame, fds, later: sent.append((frame[3], frame[-1])),
+        _begin=lambda handler, held: (7, [NOWHERE, 11, 12]),
+        _direct_calls=SimpleNamespace(open=lambda *_: ([], [0, 1, 2])),
+        _departed=lambda *_: None,
+    )
+    handler: Any = None
+    NodeClient.call_each(client, handler, "step", [(b"a", ()), (b"b", ()), (b"c", ())], held=[0])
+    assert sent == [([[0, [11, 1]]], b"b"), ([[0, [12, 2]]], b"c")]

@@ -376,7 +376,8 @@ async def test_a_driver_whose_loop_is_blocked_is_woken_and_answers_all_that_ask(
         asked = [daemon.ask("activities") for _ in range(2)]
         woken = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(reader, lambda: woken.done() or woken.set_result(os.read(reader, 1)))
-        await woken
+        async with asyncio.timeout(5):
+            await woken
         await daemon.inspection.inspected(
             Requester(driver.id, 1), operations.Inspected(operations.ALL_ROUNDS, [to_data(ACTIVITY)])
         )
