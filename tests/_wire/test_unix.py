@@ -96,6 +96,7 @@ async def test_a_full_socket_loses_nothing(ends: tuple[End, End]) -> None:
         a.connection.send((frames.REPLY, 0, 1, 2, number, 0, 0, body))
     await b.until(500)
     assert [frame[4] for frame, _ in b.frames] == list(range(500))
+    assert not asyncio.get_running_loop().remove_writer(a.sock.fileno()), "the loop does not spin once all has left"
 
 
 async def test_other_threads_may_send(ends: tuple[End, End]) -> None:

@@ -39,7 +39,8 @@ NEAREST: Final = {
     "rlinf_async/_client/reply_handler.py": "tests/test_failures.py tests/test_group.py",
     "rlinf_async/_messaging": "tests/_messaging/test_mailbox.py tests/test_messages.py",
     "rlinf_async/_messaging/device_content.py": "tests/_messaging/test_device_messages.py",
-    "rlinf_async/_messaging/exchange.py": "tests/test_collectives.py tests/test_exchange_faults.py",
+    "rlinf_async/_messaging/exchange.py": "tests/_messaging/test_device_messages.py tests/test_collectives.py"
+    " tests/test_exchange_faults.py",
     "rlinf_async/_messaging/group_rosters.py": "tests/test_restarts.py",
     "rlinf_async/_messaging/in_flight.py": "tests/test_exchange_faults.py",
     "rlinf_async/_messaging/inbox.py": "tests/_messaging/test_device_messages.py tests/test_exchange_faults.py",

@@ -401,6 +401,19 @@ async def test_a_descriptor_that_is_no_pipe_is_not_written_to(daemon: Daemon, tm
 
 
 @pytest.mark.usefixtures("short")
+async def test_a_descriptor_that_is_closed_is_not_waited_for(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspection, "_WITNESS_S", 60.0)
+    driver = daemon.driver()
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.close(writer)
+    driver.note_hello({"witness": writer})
+    async with asyncio.timeout(10):
+        (report,) = reports(await daemon.inspect("activities"))
+    assert (report.answered, report.trouble) == (False, "does not answer: it has no pipe for its stacks")
+
+
+@pytest.mark.usefixtures("short")
 async def test_a_silent_process_that_ends_is_reported_as_ended(daemon: Daemon) -> None:
     with silent(daemon.router) as silent_one:
         asked = daemon.ask("activities")
