@@ -29,7 +29,7 @@ class Segment:
 class HostedChannel:
     """A channel's queue on this node."""
 
-    __slots__ = ("closers", "gone_producers", "is_listed", "name", "number", "owner", "pending", "prefetch", "queue")
+    __slots__ = ("closers", "gone_producers", "name", "number", "owner", "pending", "prefetch", "queue")
 
     def __init__(self, number: int, name: str, owner: int, queue: Queue) -> None:
         self.number = number
@@ -39,8 +39,6 @@ class HostedChannel:
         self.prefetch = Prefetch(queue)
         self.pending: dict[int, PendingReplies] = {}
         """By client."""
-        self.is_listed = False
-        """Among the queues that have pending replies."""
         self.closers: list[tuple[int, int]] = []
         """Asks that are answered when it is closed."""
         self.gone_producers: dict[str, set[int]] = {}

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from rlinf_async._wire.daemon_link import CLOSED, MAX_MESSAGE_BYTES
+from rlinf_async._wire.daemon_link import CLOSED, MAX_MESSAGE_BYTES, Over
 from tests._support.daemon_link_pairs import (
     PIECE,
     Owner,
@@ -22,6 +22,17 @@ from tests._support.daemon_link_pairs import (
 
 pytestmark = both_loops
 event_loop_policy = either_loop
+
+
+async def test_the_end_of_a_wire_is_waited_for():
+    over = Over()
+    waiting = asyncio.ensure_future(over.wait())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    over.set(in_order=True)
+    over.set()
+    await waiting
+    assert over.in_order
 
 
 async def test_bytes_go_both_ways_on_both_streams():

@@ -34,6 +34,11 @@ class Sent:
 
     def __init__(self) -> None:
         self.frames: list[Any] = []
+        self.writes: list[list[Any]] = []
+        """The slots of the answers that left together."""
+
+    def send_all(self, sent: Any) -> None:
+        self.writes.append([frame[5] for frame, _ in sent])
 
     def send(self, frame: Any, fds: Any = (), **how: Any) -> None:
         self.frames.append(frame)
@@ -96,12 +101,24 @@ def test_the_endpoint_of_a_worker_that_has_ended_keeps_no_buffers(router: Router
     assert worker.connection is None
 
 
-def test_a_call_reaches_each_of_its_targets_with_its_own_slot(router: Router) -> None:
+def test_a_call_and_its_cancel_reach_each_of_their_targets_with_its_own_slot(router: Router) -> None:
     driver, _ = attach(router, "driver")
     workers = [attach(router, "worker") for _ in range(3)]
     route = frames.route_to([worker.id for worker, _ in workers])
     router.from_endpoint(driver, [frames.CALL, 0, driver.id, route, 7, "step", 0, b""], [])
-    assert [[frame[3] for frame in sent.frames] for _, sent in workers] == [[0], [1], [2]]
+    router.from_endpoint(driver, [frames.CANCEL, 0, driver.id, route, 7], [])
+    assert [[frame[3] for frame in sent.frames] for _, sent in workers] == [[0, 0], [1, 1], [2, 2]]
+
+
+def test_the_answers_to_one_call_leave_in_one_write(router: Router) -> None:
+    driver, heard = attach(router, "driver")
+    workers = [attach(router, "worker")[0] for _ in range(3)]
+    route = frames.route_to([worker.id for worker in workers])
+    router.from_endpoint(driver, [frames.CALL, 0, driver.id, route, 7, "step", 0, b""], [])
+    for slot in (1, 0, 2):
+        answer = [frames.REPLY, 0, workers[slot].id, driver.id, 7, slot, int(Status.OK), b"found"]
+        router.from_endpoint(workers[slot], answer, [])
+    assert (heard.frames, heard.writes) == ([], [[1, 0, 2]])
 
 
 @pytest.mark.parametrize(

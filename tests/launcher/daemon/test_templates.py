@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -11,11 +12,11 @@ from typing import Any
 import pytest
 
 from rlinf_async import settings
-from rlinf_async._core import operations
+from rlinf_async._core import frames, operations
 from rlinf_async.configuration import RESTARTS
 from rlinf_async.errors import LaunchError
 from rlinf_launcher.daemon import templates
-from rlinf_launcher.daemon.fork_server import MARKER
+from rlinf_launcher.daemon.fork_server import MARKER, PACKET_BYTES, ForkServer, control_pair
 from rlinf_launcher.daemon.preloads import Wanted, wanted_by
 from rlinf_launcher.daemon.templates import Template, Templates, template_command
 
@@ -25,13 +26,13 @@ NODE = {"HOME": "/root", "OMP_NUM_THREADS": "2", "LD_LIBRARY_PATH": "/lib"}
 class Made:
     """A template that only tells which environment it was given."""
 
-    dead = False
+    dead = is_closed = False
 
     def __init__(self, python: str, environment: Mapping[str, str], *rest: Any) -> None:
         self.environment = dict(environment)
 
     def close(self) -> None:
-        pass
+        self.is_closed = True
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,10 @@ def test_only_variables_that_are_read_at_a_start_and_differ_need_another_templat
         assert (found is usual) == (own is None)
         assert found.environment == (own or NODE)
         assert kept.get(wanted) is found
+        preloaded = kept._preloads._made[(), None] = Made("python", {})  # type: ignore[index, assignment]
+    assert usual.is_closed
+    assert found.is_closed
+    assert preloaded.is_closed
 
 
 @pytest.fixture
@@ -71,6 +76,25 @@ async def test_a_description_that_the_kernel_takes_in_no_packet_names_its_larges
         await idle.fork({"env": {"A": "\udcff", "BIG": "x" * 100_000}, "script_env": {b"\xff": b"\xff"}}, [])
     assert not idle.dead
     assert idle._patience is None
+
+
+async def test_an_order_that_nobody_awaits_any_more_is_not_sent_and_holds_up_no_other_one() -> None:
+    near, far = control_pair()
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
+    sleeper = subprocess.Popen(["sleep", "600"])
+    with closing(far), closing(ForkServer("python", near, sleeper.pid, 1024, None)) as server:
+        server.watch(asyncio.get_running_loop())
+        asked = [asyncio.ensure_future(server.ask({"order": number, "of": bytes(9000)})) for number in range(5)]
+        await asyncio.sleep(0)
+        assert len(server._to_send) > 2, "the socket takes no more"
+        asked[-2].cancel()
+        orders = []
+        while orders[-1:] != [4]:
+            orders.append(frames.unpack(await asyncio.to_thread(far.recv, PACKET_BYTES))["order"])
+    sleeper.returncode = 0  # reaped above
+    outcomes = await asyncio.gather(*asked, return_exceptions=True)
+    assert orders == [0, 1, 2, 4]
+    assert [type(outcome) for outcome in outcomes] == [LaunchError] * 3 + [asyncio.CancelledError, LaunchError]
 
 
 def test_an_isolated_interpreter_finds_this_package() -> None:
