@@ -1,4 +1,4 @@
-"""Acts of a node that is lost: each wait that needs its ranks or its channels ends, and its error says whom it missed."""
+"""Acts of a node that is lost: each wait that needs its ranks or channels ends, and its error says whom it missed."""
 
 from __future__ import annotations
 

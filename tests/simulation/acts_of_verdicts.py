@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import contextlib
+from collections.abc import Awaitable, Iterator
 from typing import Any, Final
 
 from rlinf_async import Channel, settings
@@ -39,6 +40,17 @@ class _Said:
 
     def info(self, *_: Any) -> None:
         pass
+
+
+@contextlib.contextmanager
+def stuck_verdicts() -> Iterator[list[Verdict]]:
+    """Gather the verdicts of the block which say, unasked, that the run stands still."""
+    said = _Said()
+    restore = replace(asking, "logger", said)
+    try:
+        yield said.stuck
+    finally:
+        restore()
 
 
 class VerdictActs(Stage):
@@ -127,18 +139,14 @@ class VerdictActs(Stage):
         """Wait for them all; return the verdicts of these moments, and those that words said the run stands still."""
         loop = asyncio.get_running_loop()
         questions: list[asyncio.Task[Any]] = []
-        said = _Said()
-        restore = replace(asking, "logger", said)
-        try:
+        with stuck_verdicts() as stuck:
             # Timers, and no task that sleeps: a driver that will go on may end any wait for all that a verdict knows.
             for moment in moments:
                 loop.call_later(moment, lambda: questions.append(loop.create_task(self.ask())))
             await self.wait_for(waits, how)
-        finally:
-            restore()
         await asyncio.sleep(max(moments))
         verdicts = [await question for question in questions]
-        return [verdict for verdict in verdicts if verdict is not None], said.stuck
+        return [verdict for verdict in verdicts if verdict is not None], stuck
 
     def is_judged(self) -> bool:
         """Nothing else waits, and nothing is broken."""

@@ -55,7 +55,9 @@ def judge_wavering(book: Sequence[Operation]) -> Iterator[Violation]:
     for each in book:
         if each.kind == "w_begun":
             numbers = got[each.facts[0]]
-            if numbers != [*range(len(numbers))] or (each.ended and each.error is None and len(numbers) < each.facts[1]):
+            if numbers != [*range(len(numbers))] or (
+                each.ended and each.error is None and len(numbers) < each.facts[1]
+            ):
                 yield Violation("order", f"gets that were given up left {numbers} to the others: {each}")
 
 
