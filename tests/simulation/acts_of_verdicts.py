@@ -22,6 +22,9 @@ _STANDS_S: Final = 200.0
 _BESIDE_S: Final = 4.0
 """The same, and the pause of slow programs, where others want the same ranks."""
 
+_OF_MESSAGES: Final = frozenset(("hooks", "messages"))
+"""Families whose messages these waits would take."""
+
 _MIN_AGE_S: Final = 4.0
 """Age of waits from which on a verdict finds them standing still."""
 
@@ -59,7 +62,8 @@ class VerdictActs(Stage):
     async def do_v_stands(self, how: str) -> None:
         """Wait for what never comes; the verdict and the word about the wait have to say so."""
         if not self.is_judged():
-            self.start(f"a program that stands still: {how}", self.wait_for(self.begin(how, _BESIDE_S), how))
+            if not _OF_MESSAGES & set(self.program.families):
+                self.start(f"a program that stands still: {how}", self.wait_for(self.begin(how, _BESIDE_S), how))
             return
         after = self.random.uniform(_MIN_AGE_S, _STANDS_S / 2)
         verdicts, stuck = await self.watch(self.begin(how, _STANDS_S), how, [after])
@@ -73,7 +77,8 @@ class VerdictActs(Stage):
     async def do_v_goes_on(self, how: str, seconds: float) -> None:
         """Wait for what comes late, and nobody says that it does not come."""
         if not self.is_judged():
-            self.start(f"a slow program: {how}", self.wait_for(self.begin_slowly(how, _BESIDE_S), how))
+            if not _OF_MESSAGES & set(self.program.families):
+                self.start(f"a slow program: {how}", self.wait_for(self.begin_slowly(how, _BESIDE_S), how))
             return
         moments = [self.random.uniform(0, 3 * seconds) for _ in range(_MOMENTS)]
         verdicts, stuck = await self.watch(self.begin_slowly(how, seconds), how, moments)
