@@ -121,7 +121,7 @@ class VerdictActs(Stage):
             return [members[0].call_along([*range(1, size)], _STANDS_S, seconds)]
         channels = self.make_channels(size)
         line = [
-            members[rank].take_and_pass(channels[rank - 1], channels[rank], _STANDS_S, seconds)
+            members[rank].take_and_pass(channels[rank - 1], channels[rank], limit or _STANDS_S, seconds)
             for rank in range(1, size)
         ]
         return [*line, members[0].fill(channels[0], 1, seconds)]
