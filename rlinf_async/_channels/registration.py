@@ -102,7 +102,8 @@ async def redeem(client: NodeClient, promise: Promise, name: str) -> Roster | No
     operation = operations.RedeemPromise(promise["maker"], promise["promise"])
     found = await client.request(operation, node=0, what=f"channel '{name}', being made")
     if isinstance(found, str):  # as a closed one it would end a loop over its items, and nobody would learn why
-        raise ClosedError(f"channel '{name}' could not be made: {found}")
+        who = f"channel '{name}'"
+        raise ClosedError(f"{who} could not be made: {found.removeprefix(f'{who}: ')}")
     roster: Roster | None = found
     return roster
 

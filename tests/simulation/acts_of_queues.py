@@ -64,13 +64,16 @@ class QueueActs(Stage):
 
     async def do_q_waver(self, who: Any, node: int, count: int, seed: int) -> None:
         nonce = next(self.nonces)
-        channel = Channel.create(f"w{nonce}", cluster=self.cluster, node_rank=node % self.program.nodes)
+
+        async def work() -> None:
+            channel = Channel.create(f"w{nonce}", cluster=self.cluster, node_rank=node % self.program.nodes)
+            if who == "driver":
+                await crew.waver("driver", channel, nonce, count, seed)
+            else:
+                await self.groups[who[0]][who[1]].waver(channel, nonce, count, seed)
+
         operation = subject.begin("driver", "w_begun", nonce, count)
-        if who == "driver":
-            work: Any = crew.waver("driver", channel, nonce, count, seed)
-        else:
-            work = self.groups[who[0]][who[1]].waver(channel, nonce, count, seed)
-        self.start(f"gets of {who} that are given up", subject.follow(operation, work))
+        self.start(f"gets of {who} that are given up", subject.follow(operation, work()))
 
     async def close_queues(self) -> None:
         """Close them all, so that every put and take ends."""

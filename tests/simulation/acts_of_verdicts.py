@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import contextlib
+from collections.abc import Awaitable, Iterator
 from typing import Any, Final
 
 from rlinf_async import Channel, settings
@@ -20,6 +21,9 @@ _STANDS_S: Final = 200.0
 
 _BESIDE_S: Final = 4.0
 """The same, and the pause of slow programs, where others want the same ranks."""
+
+_OF_MESSAGES: Final = frozenset(("hooks", "messages"))
+"""Families whose messages these waits would take."""
 
 _MIN_AGE_S: Final = 4.0
 """Age of waits from which on a verdict finds them standing still."""
@@ -41,13 +45,25 @@ class _Said:
         pass
 
 
+@contextlib.contextmanager
+def stuck_verdicts() -> Iterator[list[Verdict]]:
+    """Gather the verdicts of the block which say, unasked, that the run stands still."""
+    said = _Said()
+    restore = replace(asking, "logger", said)
+    try:
+        yield said.stuck
+    finally:
+        restore()
+
+
 class VerdictActs(Stage):
     """Verdicts."""
 
     async def do_v_stands(self, how: str) -> None:
         """Wait for what never comes; the verdict and the word about the wait have to say so."""
         if not self.is_judged():
-            self.start(f"a program that stands still: {how}", self.wait_for(self.begin(how, _BESIDE_S), how))
+            if not _OF_MESSAGES & set(self.program.families):
+                self.start(f"a program that stands still: {how}", self.wait_for(self.begin(how, _BESIDE_S), how))
             return
         after = self.random.uniform(_MIN_AGE_S, _STANDS_S / 2)
         verdicts, stuck = await self.watch(self.begin(how, _STANDS_S), how, [after])
@@ -61,7 +77,8 @@ class VerdictActs(Stage):
     async def do_v_goes_on(self, how: str, seconds: float) -> None:
         """Wait for what comes late, and nobody says that it does not come."""
         if not self.is_judged():
-            self.start(f"a slow program: {how}", self.wait_for(self.begin_slowly(how, _BESIDE_S), how))
+            if not _OF_MESSAGES & set(self.program.families):
+                self.start(f"a slow program: {how}", self.wait_for(self.begin_slowly(how, _BESIDE_S), how))
             return
         moments = [self.random.uniform(0, 3 * seconds) for _ in range(_MOMENTS)]
         verdicts, stuck = await self.watch(self.begin_slowly(how, seconds), how, moments)
@@ -104,7 +121,7 @@ class VerdictActs(Stage):
             return [members[0].call_along([*range(1, size)], _STANDS_S, seconds)]
         channels = self.make_channels(size)
         line = [
-            members[rank].take_and_pass(channels[rank - 1], channels[rank], _STANDS_S, seconds)
+            members[rank].take_and_pass(channels[rank - 1], channels[rank], limit or _STANDS_S, seconds)
             for rank in range(1, size)
         ]
         return [*line, members[0].fill(channels[0], 1, seconds)]
@@ -127,18 +144,14 @@ class VerdictActs(Stage):
         """Wait for them all; return the verdicts of these moments, and those that words said the run stands still."""
         loop = asyncio.get_running_loop()
         questions: list[asyncio.Task[Any]] = []
-        said = _Said()
-        restore = replace(asking, "logger", said)
-        try:
+        with stuck_verdicts() as stuck:
             # Timers, and no task that sleeps: a driver that will go on may end any wait for all that a verdict knows.
             for moment in moments:
                 loop.call_later(moment, lambda: questions.append(loop.create_task(self.ask())))
             await self.wait_for(waits, how)
-        finally:
-            restore()
         await asyncio.sleep(max(moments))
         verdicts = [await question for question in questions]
-        return [verdict for verdict in verdicts if verdict is not None], said.stuck
+        return [verdict for verdict in verdicts if verdict is not None], stuck
 
     def is_judged(self) -> bool:
         """Nothing else waits, and nothing is broken."""

@@ -169,8 +169,9 @@ def _verdicts(rng: random.Random, spread: float, size: int) -> list[Step]:
     del size
     stands = ("v_stands", (rng.choice(STANDING),))
     goes_on = ("v_goes_on", (rng.choice(("line", "blocking line", "calls", "channels")), rng.choice((4.0, 30.0, 70.0))))
-    found = rng.choice(((stands,), (goes_on,), (goes_on, stands), (stands, stands)))
-    return [Step(round(rng.uniform(0, spread), 4), *each) for each in found]
+    # Not the other way round: of waits that take as long as others at their line have taken no word is said.
+    found = rng.choice(((stands,), (goes_on,), (stands, goes_on)))
+    return [Step(round(number * spread, 4), *each) for number, each in enumerate(found)]
 
 
 def _hooks(rng: random.Random, spread: float, size: int) -> list[Step]:

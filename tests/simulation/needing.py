@@ -1,4 +1,4 @@
-"""``Needing``, the worker that waits for ranks and channels of a lost node, and ``need``, the same of any process."""
+"""``Needing``, the worker that waits for ranks and channels of a node that is lost; ``need``, the same of a driver."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tests.simulation.acts_of_losses import LossActs
 from tests.simulation.acts_of_methods import MethodActs
 from tests.simulation.acts_of_queues import QueueActs
 from tests.simulation.acts_of_streams import StreamActs
-from tests.simulation.acts_of_verdicts import VerdictActs
+from tests.simulation.acts_of_verdicts import VerdictActs, stuck_verdicts
 from tests.simulation.families import CREW
 from tests.simulation.invariants import check, compare_views, find_left, judge_pool
 from tests.simulation.invariants_of_clusters import (
@@ -162,6 +162,9 @@ class Play(
         await self.settle(lambda meets: True, PATIENCE_S)
 
 
+_GO_ON: Final = frozenset(("methods", "streams"))
+"""Families whose calm programs never stand still."""
+
 _NOT_KEPT: Final = "was lost with the socket between the two processes"
 
 
@@ -180,7 +183,8 @@ def play(seed: int, program: Program | None = None) -> Report:
         played = Play(sim, program)
         report = Report(seed, program)
         try:
-            sim.run(played.main)
+            with stuck_verdicts() as stuck:
+                sim.run(played.main)
         except Exception as error:
             report.violations.append(Violation("error", f"{type(error).__name__}: {error}"))
     report.turns, report.seconds = sim.scheduler.steps, sim.now
@@ -207,6 +211,8 @@ def play(seed: int, program: Program | None = None) -> Report:
     report.violations += judge_ports(book, played.killed)
     if program.is_small:  # a socket that breaks takes with it what a link in small does not keep
         report.violations = [each for each in report.violations if _NOT_KEPT not in each.text]
+    if program.is_calm and set(program.families) <= _GO_ON:
+        report.violations += [Violation("verdict", f"all go on, and a word says: {verdict}") for verdict in stuck]
     report.violations += [*played.hung, *played.views, *played.left]
     report.violations += [Violation("two", text) for text in sim.copies]
     return report

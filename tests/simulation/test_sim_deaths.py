@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import pytest
 
 from rlinf_async import Cluster, NodePlacementStrategy, Worker, WorkerDied
-from rlinf_async.testing import SimCluster
+from rlinf_async.testing import SimCluster, SimulationError
 from tests._support.weight_parts import SocketLink
 
 VARIABLE = "RLINF_TEST_LAST_ACT"
@@ -54,6 +54,9 @@ class Rollout(Worker):
         finally:
             for act in (set_variable, start_thread, wait, start_program):
                 self.outcomes[act.__name__] = outcome(act)
+
+    def fork(self) -> None:
+        os.fork()
 
     async def stay_kept(self) -> None:
         TASKS.append(asyncio.current_task())
@@ -119,6 +122,15 @@ def test_a_death_leaves_nothing_in_the_process_that_simulates(monkeypatch: pytes
     assert link._sockets is not None
     assert link._sockets.hub.pid == os.getpid(), "the loop of private sockets is a dead rank's"
     link.close()
+
+
+def test_a_fork_which_would_copy_all_simulated_processes_is_refused() -> None:
+    async def main() -> None:
+        async with Cluster(log_to_driver=False) as cluster:
+            await launch(cluster).fork()
+
+    with pytest.raises(SimulationError, match="r:0 wants a forked process, and a simulation has none"):
+        SimCluster(seed=1).run(main)
 
 
 def test_a_task_that_outlives_its_simulation_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,7 @@ class ChannelTable:
             self._kept[maker, promise] = known
             known.promises.append((maker, promise))
         if why:
-            self._failed[maker, promise] = why
+            self._failed.setdefault((maker, promise), why)  # a copy at the maker says again what it was told
         return (why or None) if known is None else known.roster, self._redeemers.pop((maker, promise), [])
 
     def redeem(self, maker: int, promise: int, waiter: Waiter) -> tuple[bool, dict[str, Any] | str | None]:
