@@ -130,8 +130,17 @@ class ClusterActs(Stage):
             await subject.follow(operation, answer, lambda value: [value])
         elif how == "crowd":
             pool = view.any(in_flight=1 if seconds else None)
-            calls = [pool.answer_again(nonce, content, seconds) for nonce in (*nonces, *nonces, *nonces)]
+            methods = [pool.answer_again, pool.answer_later] * (2 * len(nonces))
+            calls = [method(nonce, content, seconds) for method, nonce in zip(methods, nonces * 3, strict=False)]
             await subject.follow(operation, asyncio.gather(*calls), list)
+            with contextlib.suppress(Exception):  # the group may be closed by now
+                await pool.answer_again(next(self.nonces), content, 0.0)
+        elif how == "leave":
+            staying = view.stay_beside(nonces[0], content, 3.0)
+            await asyncio.sleep(seconds / 10)
+            staying.cancel()
+            await subject.follow(operation, staying)
+            crew.excuse(operation, "ClosedError")
         elif how == "refuse":
             await subject.follow(operation, view.refuse(nonces[0], content, seconds))
         else:
