@@ -156,7 +156,9 @@ class Fleet(Crew):
                             begin(self.name, "w_read", nonce, version, numbers, bool((model["stays"] == 7).all()))
                         await asyncio.sleep(pause)
 
-            await follow(begin(self.name, "w_follow", nonce), work())
+            operation = begin(self.name, "w_follow", nonce)
+            await follow(operation, work())
+            excuse(operation, "ClosedError")  # the trainer has left, after every rank has followed once
 
 
 class Guest(Subject):
