@@ -107,7 +107,7 @@ class ClusterActs(Stage):
     async def do_guest_call(self, how: str, rank: int | None, size: int, seconds: float) -> None:
         guests = self.guests
         ranks = list(range(guests.size)) if rank is None else [rank]
-        nonces = [next(self.nonces) for _ in ranks]
+        nonces = [next(self.nonces) for _ in range(len(ranks) * (3 if how == "crowd" else 1))]
         operation = subject.begin("driver", "guest_call", how, nonces, ranks)
         self.start(
             f"call {nonces} of guests ({how})", self.call_guests(operation, how, ranks, nonces, bytes(size), seconds)
@@ -130,8 +130,17 @@ class ClusterActs(Stage):
             await subject.follow(operation, answer, lambda value: [value])
         elif how == "crowd":
             pool = view.any(in_flight=1 if seconds else None)
-            calls = [pool.answer_again(nonce, content, seconds) for nonce in (*nonces, *nonces, *nonces)]
+            methods = (pool.answer_again, pool.answer_later)
+            calls = [methods[nonce % 2](nonce, content, seconds) for nonce in nonces]
             await subject.follow(operation, asyncio.gather(*calls), list)
+            with contextlib.suppress(Exception):  # the group may be closed by now
+                await pool.answer_again(next(self.nonces), content, 0.0)
+        elif how == "leave":
+            staying = view.stay_beside(nonces[0], content, 3.0)
+            await asyncio.sleep(seconds / 10)
+            staying.cancel()
+            await subject.follow(operation, staying)
+            crew.excuse(operation, "ClosedError")
         elif how == "refuse":
             await subject.follow(operation, view.refuse(nonces[0], content, seconds))
         else:

@@ -96,7 +96,7 @@ def _weights(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[S
     found, size = [], len(crew)
     options = rng.choice(((), (), (("delta", "on"),), (("verify", "sha256"),), (("slots", 4),), (("apply", "map"),)))
     options += (("ack_timeout", rng.choice((3.0, 20.0, 20.0))),)
-    numbers = rng.choice((100, 30_000, 60_000))
+    numbers = rng.choice((100, 30_000, 300_000))
     pause = rng.choice((0.0, 0.002, 0.02, 0.3))
     found.append(_step(rng.uniform(0, spread), "w_train", rng.choice((3, 8)), pause, numbers, options))
     for rank in range(size):
@@ -109,6 +109,9 @@ def _weights(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[S
             )
     for _ in range(rng.choice((0, 0, 1, 2))):
         found.append(_fault(rng, rng.uniform(0, spread + 0.3), crew))
+    if rng.random() < 0.4:  # a node that passes the weights on
+        hop, at = crew.index(rng.choice(crew)), rng.uniform(0, spread + 0.3)
+        found.append(rng.choice((_step(at, "kill", (CREW, hop)), _step(at, "stop", (CREW, hop), 12.0))))
     if rng.random() < 0.3:
         at = rng.uniform(0, spread + 0.3)
         found.append(_step(at, "kill", (TRAINER, 0)))
@@ -118,7 +121,21 @@ def _weights(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[S
     return found
 
 
-_HOW: Final = ("all", "each", "each", "later", "later", "again", "again", "stream", "refuse", "any", "crowd", "beside")
+_HOW: Final = (
+    "all",
+    "each",
+    "each",
+    "later",
+    "later",
+    "again",
+    "again",
+    "stream",
+    "refuse",
+    "any",
+    "crowd",
+    "beside",
+    "leave",
+)
 """Kinds of calls of guests."""
 
 
@@ -145,8 +162,8 @@ def _guests(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[St
             delay = rng.choice((0.0, 0.001, 0.02, 0.3))
             found.append(_step(at + delay, "guest_call", how, None, rng.choice((10, 70_000)), 0.02))
     if rng.random() < 0.3:  # more often than it is started again
-        victim, at = rng.randrange(count), rng.uniform(0, spread)
-        found += [_step(at + 0.6 * number, "guest_kill", victim) for number in range(4)]
+        victim, at, gap = rng.randrange(count), rng.uniform(0, spread), rng.choice((0.6, 2.5))
+        found += [_step(at + gap * number, "guest_kill", victim) for number in range(4)]
     for _ in range(rng.choice((0, 1, 3))):
         found.append(_step(rng.uniform(0, spread), "guest_talk", rng.randrange(len(crew)), rng.randrange(count)))
     for _ in range(rng.choice((0, 1, 2))):

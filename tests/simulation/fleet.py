@@ -69,7 +69,8 @@ class Fleet(Crew):
 
     async def give_tensor(self, rank: int, nonce: int, size: int, fits: str) -> None:
         """Sends a tensor to a place for it, which may not be one: of another size, or none at all."""
-        operation = begin(self.name, "r_tensor", nonce, "fits" if fits == "object" else fits)
+        # An object that waits for its window is refused, too; a smaller one has left by then.
+        operation = begin(self.name, "r_object" if fits == "object" else "r_tensor", nonce, fits)
         send = self.send if fits == "object" else self.send_tensor
         async with asyncio.timeout(60.0):
             await follow(operation, send(_pattern(nonce, size), CREW, rank), lambda _: [True])
@@ -155,7 +156,9 @@ class Fleet(Crew):
                             begin(self.name, "w_read", nonce, version, numbers, bool((model["stays"] == 7).all()))
                         await asyncio.sleep(pause)
 
-            await follow(begin(self.name, "w_follow", nonce), work())
+            operation = begin(self.name, "w_follow", nonce)
+            await follow(operation, work())
+            excuse(operation, "ClosedError")  # the trainer has left, after every rank has followed once
 
 
 class Guest(Subject):
@@ -193,7 +196,12 @@ class Guest(Subject):
 
     @concurrent
     async def stay_beside(self, nonce: int, content: bytes, seconds: float) -> tuple[int, int]:
-        await asyncio.sleep(seconds)
+        """Has a task of its own, and takes some time to clean up."""
+        self._tasks = [*getattr(self, "_tasks", []), asyncio.create_task(asyncio.sleep(1.0))]
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            await asyncio.sleep(0.5)
         return nonce, self._rank
 
     async def refuse(self, nonce: int, content: bytes, seconds: float) -> None:

@@ -206,7 +206,7 @@ def play(seed: int, program: Program | None = None) -> Report:
     report.violations += judge_wavering(book)
     report.violations += judge_casts(book, program, played.killed, played.node_died)
     report.violations += judge_tensors(book, program, played.killed, played.node_died)
-    report.violations += judge_weights(book, program)
+    report.violations += judge_weights(book, program, played.killed)
     report.violations += judge_guests(book, played.guests, played.node_died)
     report.violations += judge_ports(book, played.killed)
     if program.is_small:  # a socket that breaks takes with it what a link in small does not keep
