@@ -58,7 +58,7 @@ def judge_weights(book: Sequence[Operation], program: Program, killed: set[str])
     followers: set[str] = set()
     # Each rank follows within seconds, so a patient trainer of a calm program meets them all.
     trains_with = [step.facts[3] for step in program.steps if step.kind == "w_train"]
-    is_patient = program.is_calm and all(("ack_timeout", 20.0) in options for options in trains_with)  # type: ignore[operator]
+    is_patient = program.is_calm and all("('ack_timeout', 20.0)" in str(options) for options in trains_with)
 
     def is_fatal(operation: Operation) -> bool:
         return program.is_calm and operation.error is not None and operation.error[0] not in GIVEN_UP
