@@ -172,7 +172,7 @@ class StreamCall:
                 if self._closed or (self._tally.whole and not self._tally.missing):
                     return None
                 if not self._tally.missing:
-                    # A rank was cancelled, not by this side.  The end of the loop would say that all items have come.
+                    # A rank was cancelled, not by this side; the end of the loop would say that all items have come.
                     # tests/simulation/test_sim_streams.py::test_the_close_of_a_group_is_no_end_of_its_streams
                     self._error = ClosedError(f"{self._title()} was cancelled because its group was closed")
                     raise self._error
