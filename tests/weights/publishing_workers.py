@@ -18,7 +18,7 @@ from rlinf_async import Cluster, NodePlacementStrategy, Worker, follow, publish
 from rlinf_async._worker.context import require_exchange
 from rlinf_async.weights import Subscriber
 from rlinf_async.weights.scope import Scope
-from tests.weights.ends import Tied
+from tests.weights.ends import Tied, shown
 
 
 def said(error: BaseException) -> str:
@@ -259,6 +259,20 @@ class Follower(Ends):
         found = self.weights.version, self.model.values()
         await self._reading.__aexit__()
         return found
+
+    async def backward(self) -> None:
+        self.loss.backward()
+
+    def forward(self) -> None:
+        """Begins a training step, which saves parameters and views of them for its backward pass."""
+        inputs = torch.ones(2, self.model.head.in_features, requires_grad=True)
+        self.loss = self.model.head(self.model.layers(inputs)).sum() + (self.model.head.weight**2).sum()
+
+    def keep_snapshot(self) -> None:
+        self.kept = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+
+    def snapshot(self) -> set[float]:
+        return shown(self.kept)
 
     async def try_to(self, what: str, *arguments: Any) -> str:
         try:

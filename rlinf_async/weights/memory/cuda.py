@@ -159,7 +159,8 @@ class Cuda:
 
     def open(self, handle: Handle, device: torch.device) -> torch.Tensor:
         if handle.allocation in self._exported:  # CUDA opens no handle in the process that has made it
-            return self._exported[handle.allocation]
+            memory = self._exported[handle.allocation]
+            return torch.as_tensor(DeviceRegion(memory.data_ptr(), memory.nbytes), device=device)  # its users count
         memory, users = self._opened.get(handle.allocation, (CudaMemory(), 0))
         opened = memory.open(handle, device)
         self._opened[handle.allocation] = memory, users + 1

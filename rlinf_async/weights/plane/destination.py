@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -103,12 +104,18 @@ class Destination:
         if self._fit is not None:
             self._fit.check(list(views.values()), extra)
 
-    def write(self, views: Views, extra: Mapping[Path, Any]) -> None:
+    @property
+    def standing(self) -> int:
+        """Number of its tensors that stand in the sender's memory."""
+        return len(self._mapped)
+
+    def write(self, views: Views, extra: Mapping[Path, Any], *, copies: bool = False) -> None:
         """Applies a version that was compared; nobody reads meanwhile.  The views are only lent, unless it maps.
 
         Args:
             views: of all leaves, in the order of the manifest.
             extra: what there is beside tensors.
+            copies: this version is not mapped, but copied into memory that nothing else looks at.
 
         Raises:
             Exception: what a function of the user's raises, or ``set_extra_state``, after which nothing is written.
@@ -121,13 +128,13 @@ class Destination:
             return
         if not self._fit.is_held():
             self.compare(views, extra)  # somebody has replaced some of them just now
-        Update.of(self._fit, list(views.values()), extra).write(self._place)
+        Update.of(self._fit, list(views.values()), extra).write(functools.partial(self._place, copies=copies))
 
-    def _place(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    def _place(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], *, copies: bool) -> None:
         assert self._fit is not None
         self.is_whole = False
         is_far = self._fit.maps and self._gpus.only_place(sources) != self.device
-        if self._fit.maps and not is_far:
+        if self._fit.maps and not is_far and not copies:
             if self._mapped is not targets:
                 self._let_go(targets, lambda data: data)
             if self.device is not None:
@@ -141,6 +148,9 @@ class Destination:
                 self._tell(why)
             self._is_first = False
             self._let_go(targets, torch.empty_like)
+            if copies:  # whoever keeps tensors of mapped versions may keep those of this one too
+                for target in targets:
+                    target.data = torch.empty_like(target.data)
             if self._fit.is_inference:
                 copy_in_turn(targets, sources)
             elif self.places or is_far:
