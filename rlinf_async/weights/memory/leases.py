@@ -52,7 +52,7 @@ class Leases:
         """By inode, that which was used last at the end."""
         self._kept: SlotReader | None = None
         self._pins: Pins = []
-        """Of slots that were left and are looked at by tensors that others keep."""
+        """Finalizers of slots that the receiver has left and that other tensors still look at."""
         self._is_closed = False
 
     def __repr__(self) -> str:

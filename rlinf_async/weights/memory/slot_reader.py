@@ -68,7 +68,7 @@ class SlotReader(Slot):
         a process that was forked meanwhile and looks at the same memory."""
         self._shut: Callable[[], None] | None = None
         self._own_uses: list[tuple[torch.Tensor, int]] = []
-        """Of the leaves, here and on a GPU: their memory, and how many tensors of this reader share it."""
+        """Memory of the leaves, here and on a GPU, with the number of this reader's own tensors that share it."""
         self.views_on_gpu: Views | None = None
 
     def __repr__(self) -> str:
@@ -171,7 +171,7 @@ class SlotReader(Slot):
         that memory meanwhile.
 
         Returns:
-            What is alive as long as there are such tensors.
+            The finalizers of such memory.
         """
         looked_at = self._looked_at()
         with contextlib.ExitStack() as ends:
@@ -192,7 +192,7 @@ class SlotReader(Slot):
 
 
 Pins: TypeAlias = "list[weakref.finalize[Any, Any]]"
-"""Of stretches of memory that tensors of others look at: each is alive as long as there are such."""
+"""Finalizers of memory, each alive as long as tensors of others look at that memory."""
 
 
 def _end_one(left: list[contextlib.ExitStack]) -> None:
