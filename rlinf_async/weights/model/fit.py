@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights.model.copying import are_alike, are_contiguous, as_integers
-from rlinf_async.weights.model.manifest import Manifest, dtype_name, dtype_of
+from rlinf_async.weights.model.manifest import Manifest, dtype_name, dtype_of, not_dense
 from rlinf_async.weights.model.overlap import overlaps
 from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, Path, local_part, memory_of, name_of
 from rlinf_async.weights.model.places import Part, Place, Places, Value
@@ -101,7 +101,7 @@ class Fit:
                     yield f"{name_of(path)!r} is not in all members of the stack"
                 self._pairs += [(place, index) for place in found]
                 parts += own
-            elif path in places.values:
+            elif path in places.values and path not in places.refused:
                 self._replaced.append((places.values[path], index))
             else:
                 yield f"{name_of(path)!r} {places.refused.get(path, 'is not in the destination')}"
@@ -192,7 +192,10 @@ class Fit:
             if path in self._paths:
                 kind = type(value).__name__
                 problems.append(f"{name_of(path)!r} is a tensor in the destination and {kind} in the weights")
-            elif path not in self._values and not (value is None and path[-1] == EXTRA_STATE):
+            elif path in self._values:
+                if why := self._values[path].problem(value):
+                    problems.append(f"{name_of(path)!r} {why}")
+            elif not (value is None and path[-1] == EXTRA_STATE):
                 problems.append(f"{name_of(path)!r} is not in the destination")
         if problems:
             raise _mismatch(problems)
@@ -263,8 +266,7 @@ def _without_values(tensor: torch.Tensor, where: str) -> str | None:
         return f"is not initialised {where}: run the model once, which gives lazy layers their shapes"
     if tensor.is_meta:
         return f"is on the meta device {where} and has no memory: give it some, by to_empty() of its module"
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-        kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else tensor.layout
+    if kind := not_dense(tensor):
         return f"is {kind} {where}, and only dense tensors can be written: make it dense"
     return None
 

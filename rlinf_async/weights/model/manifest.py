@@ -23,6 +23,8 @@ ALIGNMENT: Final = 256
 _FORMAT: Final = 1
 _DIGEST_SIZE: Final = 16
 _NAMED: Final = 5  # keys that an error names
+_DENSE: Final = {"quantized": "dequantize()", "nested": "to_padded_tensor()"}
+"""Methods that give dense tensors of other forms than sparse ones."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,11 @@ class Manifest:
         """
         rows = []
         for path, tensor in tree.tensors.items():
-            if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-                raise WeightMismatch(f"{name_of(path)!r} is {tensor.layout} and not dense: it cannot be synchronised")
+            if kind := not_dense(tensor):
+                raise WeightMismatch(
+                    f"{name_of(path)!r} is {kind}, and only dense tensors travel: send its {_DENSE.get(kind, 'to_dense()')} "
+                    "in its place, or leave it out by select="
+                )
             if tensor.is_meta:
                 raise WeightMismatch(
                     f"{name_of(path)!r} is on the meta device and has no values: give it some before it is synchronised"
@@ -184,6 +189,13 @@ class Manifest:
             begin = flat.storage_offset() + leaf.offset // flat.itemsize
             views[leaf.path] = flat.as_strided(leaf.shape, _row_major(leaf.shape), begin)  # the quickest way
         return views
+
+
+def not_dense(tensor: torch.Tensor) -> str:
+    """The form of a tensor that is not dense, in words; empty for a dense one."""
+    if tensor.is_quantized or tensor.is_nested:
+        return "quantized" if tensor.is_quantized else "nested"
+    return "" if tensor.layout is torch.strided else str(tensor.layout)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -203,7 +203,7 @@ def _walk(source: Any, above: Path = ()) -> Iterator[tuple[Path, Any]]:
         )
     for key, value in source.items():
         path = key_path(key, above)
-        if path[-1] == EXTRA_STATE:
+        if path[-1] == EXTRA_STATE or is_non_tensor(value):
             yield path, _unwrapped(value)
         elif isinstance(value, (Mapping, nn.Module)) or is_tensordict(value):
             yield from _walk(value, path)
@@ -230,10 +230,17 @@ def _plain(value: Any, path: Path) -> Any:
     return _unwrapped(value)
 
 
-def _unwrapped(value: Any) -> Any:
-    """What a TensorDict has as NonTensorData."""
+def is_non_tensor(value: Any) -> bool:
+    """True if it is a value that TensorDicts keep as NonTensorData, or a stack of such."""
     library = sys.modules.get("tensordict")
-    return value.data if library is not None and library.is_non_tensor(value) else value
+    return library is not None and bool(library.is_non_tensor(value))
+
+
+def _unwrapped(value: Any) -> Any:
+    """The value that a TensorDict keeps as NonTensorData; nested lists of those that a lazy stack keeps."""
+    if not is_non_tensor(value):
+        return value
+    return value.tolist() if is_tensordict(value) else value.data
 
 
 def _refuse_forks(found: Mapping[Path, Any]) -> None:

@@ -11,7 +11,15 @@ import torch
 from torch import nn
 
 from rlinf_async.errors import WeightMismatch
-from rlinf_async.weights.model.param_tree import EXTRA_STATE, Path, is_tensordict, key_path, memory_of, name_of
+from rlinf_async.weights.model.param_tree import (
+    EXTRA_STATE,
+    Path,
+    is_non_tensor,
+    is_tensordict,
+    key_path,
+    memory_of,
+    name_of,
+)
 
 
 class Part(NamedTuple):
@@ -58,10 +66,55 @@ class Place(NamedTuple):
 
 
 class Value(NamedTuple):
-    """One place for what is not a tensor: the extra state of a module, an entry of a mapping."""
+    """One place for what is not a tensor: the extra state of a module, an entry of a mapping.
+
+    Attributes:
+        problem: says why a value cannot be put there, in words; empty if it can.
+    """
 
     get: Callable[[], Any]
     put: Callable[[Any], Any]
+    problem: Callable[[Any], str] = lambda value: ""
+
+
+class _Members(list[Any]):
+    """Values of the members of lazy stacks, in the order in which these were found."""
+
+
+def _stacked(members: list[tuple[tuple[Part, ...], Any, Any]]) -> Value:
+    """One place for the values that the members of lazy stacks have under one key, given as nested lists."""
+
+    def of(value: Any, parts: tuple[Part, ...]) -> Any:
+        for part in parts:
+            value = _member(value, *part)
+        return value
+
+    def put(values: Any) -> None:
+        from tensordict import NonTensorData
+
+        found = values if isinstance(values, _Members) else [of(values, parts) for parts, _, _ in members]
+        for (_, holder, key), value in zip(members, found, strict=True):
+            holder[key] = NonTensorData(value)  # a list would become a stack, and a number a tensor
+
+    def problem(values: Any) -> str:
+        try:
+            for parts, _, _ in members:
+                of(values, parts)
+        except (TypeError, IndexError) as error:
+            return f"is in a lazy stack, whose members each get one of a list of values: {error}"
+        return ""
+
+    return Value(lambda: _Members(holder[key] for _, holder, key in members), put, problem)
+
+
+def _member(values: Any, dimension: int, member: int, size: int) -> Any:
+    if not isinstance(values, list):
+        raise TypeError(f"{type(values).__name__} is no list")
+    if dimension:
+        return [_member(each, dimension - 1, member, size) for each in values]
+    if len(values) != size:
+        raise IndexError(f"there are {len(values)} for {size} members")
+    return values[member]
 
 
 @dataclass(frozen=True)
@@ -80,6 +133,7 @@ class Places:
     refused: dict[Path, str] = field(default_factory=dict)
     holders: list[tuple[Any, Any, Any]] = field(default_factory=list)
     stacks: list[tuple[Any, list[Any]]] = field(default_factory=list)
+    _stacked: dict[Path, list[tuple[tuple[Part, ...], Any, Any]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, destination: Any) -> Places:
@@ -89,6 +143,7 @@ class Places:
         """
         found = cls()
         found._walk(destination, (), ())
+        found.values.update({path: _stacked(members) for path, members in found._stacked.items()})
         return found
 
     def _walk(self, holder: Any, above: Path, parts: tuple[Part, ...]) -> None:
@@ -113,7 +168,7 @@ class Places:
         keeps = type(holder) is dict or type(holder) is getattr(sys.modules.get("tensordict"), "TensorDict", None)
         for key, value in holder.items():
             path = key_path(key, above)
-            if path[-1] == EXTRA_STATE:
+            if path[-1] == EXTRA_STATE or is_non_tensor(value):
                 self._add_value(path, holder, key, parts)
             elif isinstance(value, (Mapping, nn.Module)) or is_tensordict(value):
                 self.holders.append((holder, key, value))
@@ -150,6 +205,7 @@ class Places:
 
     def _add_value(self, path: Path, holder: Any, key: Any, parts: tuple[Part, ...]) -> None:
         if parts:
-            self.refused[path] = "is no tensor, and in a lazy stack: only tensors are written there"
+            self.refused[path] = "is no tensor in a lazy stack of the destination, and one in the weights"
+            self._stacked.setdefault(path, []).append((parts, holder, key))
         else:
             self.values[path] = Value(lambda: holder[key], lambda value: holder.__setitem__(key, value))

@@ -129,6 +129,10 @@ class Receiving:
         """The values of each."""
         return [shown(each) for each in self.kept]
 
+    async def names_in_stack(self) -> list[str]:
+        """The value ``name`` of each member of the model's lazy stack."""
+        return [member["name"] for member in self.model["s"].tensordicts]
+
     async def is_mapped(self) -> bool:
         """True if the model stands in the sender's memory."""
         return not self.receiver._standing._applying.destination.is_copied
