@@ -78,10 +78,8 @@ class Manifest:
         rows = []
         for path, tensor in tree.tensors.items():
             if kind := not_dense(tensor):
-                raise WeightMismatch(
-                    f"{name_of(path)!r} is {kind}, and only dense tensors travel: send its {_DENSE.get(kind, 'to_dense()')} "
-                    "in its place, or leave it out by select="
-                )
+                instead = f"send its {_DENSE.get(kind, 'to_dense()')} in its place, or leave it out by select="
+                raise WeightMismatch(f"{name_of(path)!r} is {kind}, and only dense tensors travel: {instead}")
             if tensor.is_meta:
                 raise WeightMismatch(
                     f"{name_of(path)!r} is on the meta device and has no values: give it some before it is synchronised"
