@@ -45,6 +45,8 @@ def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **opti
         delta: ``"on"``, to other machines only what has changed travels; ``"auto"``, where that is less; ``"off"``.
         verify: ``"crc"``, followers check what arrives, or ``"sha256"``, and the trainer what their models hold then.
         select: ``"trainable"``, without what needs no gradient, or a function of (name, tensor); by default ``"all"``.
+        strip_prefix: taken off the names of the model's tensors that begin with it, such as ``"module."``.
+        rename: names under which the model's tensors travel by its own, of tensors or of modules; or a function.
         ack_timeout: seconds that followers have for a version (60).
 
     Entering waits for nobody.  Enter it before waiting for anything that followers make: they begin with version 1.

@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights.model.copying import are_alike, are_contiguous, as_integers
 from rlinf_async.weights.model.manifest import Manifest, dtype_name, dtype_of, not_dense
+from rlinf_async.weights.model.naming import Naming, advice
 from rlinf_async.weights.model.overlap import overlaps
 from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, Path, local_part, memory_of, name_of
 from rlinf_async.weights.model.places import Part, Place, Places, Value
@@ -31,6 +32,7 @@ class Fit:
         maps: tensors are to stand in the leaves, instead of being overwritten.
         strict_dtype: nothing is cast.
         mapped: tensors that stand in leaves now, and will have memory of their own, each by itself, before a copy.
+        naming: of the destination's tensors; None where they cannot be renamed.
 
     Attributes:
         targets: tensors that are written, each once.
@@ -53,10 +55,11 @@ class Fit:
         maps: bool = False,
         strict_dtype: bool = False,
         mapped: Sequence[torch.Tensor] = (),
+        naming: Naming | None = None,
     ) -> None:
         leaves, names = _leaves_of(weights)
         try:
-            places = Places.of(destination)
+            places = Places.of(destination, naming)
         except WeightMismatch as error:
             raise _mismatch([str(error)]) from None
         self._values, self._paths, self._stacks = places.values, frozenset(places.tensors), places.stacks
@@ -76,7 +79,8 @@ class Fit:
         others = [place for path, found in places.tensors.items() if path not in names for place in found]
         problems = problems or self._choose(tensors, others, is_simple, set(map(id, mapped)))
         if problems:
-            raise _mismatch(problems, {*self._paths, *self._values}, names)
+            sides = {*self._paths, *self._values}, names
+            raise _mismatch(problems, *sides, hint=advice(*sides) if naming is not None else "")
         self.is_inference = any(map(torch.Tensor.is_inference, self.targets))
         self._held = [*places.holders, *((place.owner, place.key, place.tensor) for place, _ in self._pairs)]
         self._forms = [(attribute, list(map(attribute, self.targets))) for attribute in _FORM]
@@ -347,10 +351,10 @@ def _still_stacks(stack: Any, members: list[Any]) -> bool:
     return len(stack.tensordicts) == len(members) and all(map(operator.is_, stack.tensordicts, members))
 
 
-def _mismatch(problems: Sequence[str], *sides: Collection[Path]) -> WeightMismatch:
+def _mismatch(problems: Sequence[str], *sides: Collection[Path], hint: str = "") -> WeightMismatch:
     more = f" and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
     keys = ". Destination keys: {}, weights keys: {}".format(*map(_listed, sides)) if sides else ""
-    return WeightMismatch(f"Error updating destination: {'; '.join(problems[:_NAMED])}{more}{keys}")
+    return WeightMismatch(f"Error updating destination: {'; '.join(problems[:_NAMED])}{more}{hint}{keys}")
 
 
 def _listed(paths: Collection[Path]) -> str:

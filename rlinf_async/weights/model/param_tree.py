@@ -48,7 +48,7 @@ class ParamTree:
         return f"<ParamTree of {', '.join(parts)}>"
 
     @classmethod
-    def of(cls, source: Any, select: Select = "all") -> ParamTree:
+    def of(cls, source: Any, select: Select = "all", rename: Callable[[Mapping[Path, Any]], Any] = dict) -> ParamTree:
         """The weights of a source, without copying any.
 
         Args:
@@ -57,6 +57,7 @@ class ParamTree:
                 tensors.
             select: ``"all"``; ``"trainable"``, which leaves out parameters that do not require a gradient; or a
                 function of (dotted name, value).
+            rename: gives other paths to what was selected, unless the source is a ParamTree.
 
         Raises:
             ValueError: the source is of another type; a lazy layer has no shape yet; torch cannot take an array.
@@ -78,6 +79,9 @@ class ParamTree:
             found = {path: value for path, value in found.items() if select(name_of(path), value)}
         elif select != "all":
             raise ValueError(f"select= is 'all', 'trainable' or a function of (name, value); got {select!r}")
+        if rename is not dict and not isinstance(source, ParamTree):
+            found = rename(found)
+            _refuse_forks(found)
         tensors: dict[Path, torch.Tensor] = {}
         aliases: dict[Path, Path] = {}
         extra: dict[Path, Any] = {}

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from rlinf_async.errors import WeightMismatch
+from rlinf_async.weights.model.naming import Naming
 from rlinf_async.weights.model.param_tree import (
     EXTRA_STATE,
     Path,
@@ -136,14 +137,25 @@ class Places:
     _stacked: dict[Path, list[tuple[tuple[Part, ...], Any, Any]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, destination: Any) -> Places:
-        """
+    def of(cls, destination: Any, naming: Naming | None = None) -> Places:
+        """Find all places.
+
+        Args:
+            naming: gives the paths under which they are known to the sender.
+
         Raises:
             WeightMismatch: a key is not a string, or two keys mean the same path.
         """
         found = cls()
         found._walk(destination, (), ())
         found.values.update({path: _stacked(members) for path, members in found._stacked.items()})
+        if naming:
+            for each in (found.tensors, found.values, found.refused):
+                renamed = naming.all_of(each)
+                each.clear()
+                each.update(renamed)
+            for path, places in found.tensors.items():
+                found.tensors[path] = [place._replace(path=path) for place in places]
         return found
 
     def _walk(self, holder: Any, above: Path, parts: tuple[Part, ...]) -> None:

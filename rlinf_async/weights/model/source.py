@@ -16,7 +16,8 @@ from rlinf_async.weights.model.fit import are_equal
 from rlinf_async.weights.model.gather import gather_into, is_sharded
 from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.manifest import Manifest, TransportDtype, dtype_of
-from rlinf_async.weights.model.param_tree import ParamTree, Path, Select, memory_of, name_of
+from rlinf_async.weights.model.naming import UNCHANGED, Naming
+from rlinf_async.weights.model.param_tree import ParamTree, Path, Select, memory_of, name_of, path_of
 
 _dtype: Final = attrgetter("dtype")
 _shape: Final = attrgetter("shape")
@@ -34,7 +35,9 @@ class Source:
         ConfigError: what is trained is selected, and the weights do not tell what that is.
     """
 
-    def __init__(self, tree: ParamTree, select: Select, transport_dtype: TransportDtype) -> None:
+    def __init__(
+        self, tree: ParamTree, select: Select, transport_dtype: TransportDtype, naming: Naming = UNCHANGED
+    ) -> None:
         if select == "trainable" and tree.tensors and not any(map(_requires_grad, tree.tensors.values())):
             raise ConfigError(
                 f"select='trainable' has nothing to go by: none of the {len(tree)} tensors ({_first(tree)!r} …) "
@@ -43,6 +46,7 @@ class Source:
             )
         self.manifest = Manifest.of(tree, transport_dtype)
         self._select = select
+        self._naming = naming
         self._transport_dtype = transport_dtype
         self._names = [name_of(leaf.path) for leaf in self.manifest.leaves]
         self._expected = [(leaf.shape, dtype_of(leaf.dtype)) for leaf in self.manifest.leaves]
@@ -67,7 +71,7 @@ class Source:
         found = self._take_quickly(source) if given is None else None
         if found is not None:
             return found, b""
-        tree = ParamTree.of(source, self._select)
+        tree = self._naming.tree_of(source, self._select)
         indices = range(len(self._names)) if given is None else given
         if given is None and (len(tree) != len(self._names) or tree.aliases != self.manifest.aliases):
             self.manifest.check(Manifest.of(tree, self._transport_dtype))
@@ -112,6 +116,8 @@ class Source:
             source = source.state_dict(keep_vars=True)
         if not isinstance(source, dict) or len(source) != len(self._names) + len(self._ties):
             return None
+        if self._naming:
+            source = {name_of(self._naming.of(path_of(name))): tensor for name, tensor in source.items()}
         found: list[Any] = [source.get(name) for name in self._names]
         if not all(issubclass(kind, torch.Tensor) for kind in set(map(type, found))):
             return None

@@ -16,6 +16,7 @@ from rlinf_async.weights.model.copying import copy_tensors
 from rlinf_async.weights.model.digests import digests_of
 from rlinf_async.weights.model.fit import Fit
 from rlinf_async.weights.model.manifest import Manifest
+from rlinf_async.weights.model.naming import UNCHANGED, Naming
 from rlinf_async.weights.model.param_tree import Path
 from rlinf_async.weights.model.writing import Update, copy_in_turn, stand_in
 
@@ -35,6 +36,7 @@ class Destination:
         find: gives it, which may be another object from version to version, or raises why there is none.
         maps: tensors come to stand in the sender's memory, instead of being overwritten.
         strict_dtype: nothing is cast.
+        naming: gives the names under which the sender knows its tensors.
 
     Attributes:
         places: the GPUs that some of it is on, once it is checked.
@@ -43,9 +45,17 @@ class Destination:
         is_whole: no write has broken off half way since one has ended.
     """
 
-    def __init__(self, find: Callable[[], Any], *, maps: bool, strict_dtype: bool = False, gpus: Gpus = CUDA) -> None:
+    def __init__(
+        self,
+        find: Callable[[], Any],
+        *,
+        maps: bool,
+        strict_dtype: bool = False,
+        naming: Naming = UNCHANGED,
+        gpus: Gpus = CUDA,
+    ) -> None:
         self._find = find
-        self._options = {"maps": maps, "strict_dtype": strict_dtype}
+        self._options: dict[str, Any] = {"maps": maps, "strict_dtype": strict_dtype, "naming": naming}
         self._gpus = gpus
         self.places: set[torch.device] = set()
         self.device: torch.device | None = None

@@ -21,7 +21,8 @@ from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.gather import gathers_here
 from rlinf_async.weights.model.gather_calls import Call, Calls
 from rlinf_async.weights.model.manifest import Manifest
-from rlinf_async.weights.model.param_tree import ParamTree, name_of
+from rlinf_async.weights.model.naming import UNCHANGED, Naming
+from rlinf_async.weights.model.param_tree import name_of
 from rlinf_async.weights.model.partial import chosen
 from rlinf_async.weights.model.source import Source, pack_extra
 from rlinf_async.weights.plane.comparing import Comparing
@@ -76,6 +77,7 @@ class Publisher:
         verify: ``"crc"``: with a checksum, which the receivers check.  ``"sha256"``: what each tensor of a receiver
             holds once a version is applied is compared with what was packed.
         select: ``"all"``, ``"trainable"``, or a function of (name, tensor).
+        naming: gives the names under which the source's tensors travel.
         chain_from: bytes from which on receivers' machines pass a version on to each other.
         gpus: in the place of CUDA's.
     """
@@ -92,6 +94,7 @@ class Publisher:
         ack_timeout: float = 60.0,
         verify: str = "off",
         select: Any = "all",
+        naming: Naming = UNCHANGED,
         chain_from: int = CHAIN_FROM_BYTES,
         gpus: Gpus = CUDA,
     ) -> None:
@@ -105,6 +108,7 @@ class Publisher:
         self._gpus = gpus
         self._verify = verify
         self._select = select
+        self.naming = naming
         self._changes = Changes(model_id)
         verifies = self._verify_aside if verify == "sha256" else None
         self._outlets = Outlets(model_id, self._complete, self._changes.notify, self._fill, chain_from, verifies)
@@ -375,8 +379,8 @@ class Publisher:
 
     async def _lay_out(self, source: Any, transport_dtype: Any, wish: Mapping[int, str] | None = None) -> Packing:
         """Finds out what comes, and makes room for it where it is packed."""
-        tree = ParamTree.of(source, self._select)
-        taker = Source(tree, self._select, transport_dtype)
+        tree = self.naming.tree_of(source, self._select)
+        taker = Source(tree, self._select, transport_dtype, self.naming)
         made: list[Store] = []
         if gathers_here() or not taker.is_sharded:
             extra = len(pack_extra(tree))

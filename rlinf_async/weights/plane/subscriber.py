@@ -19,6 +19,7 @@ from rlinf_async.weights.memory.cuda import CUDA
 from rlinf_async.weights.memory.gpus import Gpus
 from rlinf_async.weights.memory.slot import MemoryName
 from rlinf_async.weights.memory.slot_reader import MemoryGone
+from rlinf_async.weights.model.naming import UNCHANGED, Naming
 from rlinf_async.weights.model.param_tree import Path
 from rlinf_async.weights.plane.applying import Applying, give_back
 from rlinf_async.weights.plane.destination import Destination
@@ -64,6 +65,7 @@ class Subscriber:
         ack_timeout: seconds that readers have to leave when a version is to be applied.
         find: gives the destination, which may be another one from version to version, or raises why there is none.
         strict_dtype: weights in another dtype than the destination's are refused, and not cast.
+        naming: gives the names under which the sender knows the destination's tensors.
         gpus: in the place of CUDA's.
 
     Attributes:
@@ -82,6 +84,7 @@ class Subscriber:
         ack_timeout: float = 60.0,
         find: Callable[[], Any] | None = None,
         strict_dtype: bool = False,
+        naming: Naming = UNCHANGED,
         gpus: Gpus = CUDA,
     ) -> None:
         self.link = link
@@ -91,7 +94,13 @@ class Subscriber:
         self._skips = policy == "latest"
         self._maps = apply == "map"
         self._applying = Applying(
-            Destination(find or (lambda: destination), maps=apply == "map", strict_dtype=strict_dtype, gpus=gpus),
+            Destination(
+                find or (lambda: destination),
+                maps=apply == "map",
+                strict_dtype=strict_dtype,
+                naming=naming,
+                gpus=gpus,
+            ),
             model_id,
             gpus,
             maps=apply == "map",

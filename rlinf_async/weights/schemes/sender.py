@@ -13,7 +13,6 @@ from rlinf_async._core import clock
 from rlinf_async.errors import ClosedError, DeadlineExceeded, WeightMismatch
 from rlinf_async.weights.model.gather import gathers_here
 from rlinf_async.weights.model.gather_calls import Call, Calls
-from rlinf_async.weights.model.param_tree import ParamTree
 from rlinf_async.weights.model.partial import chosen, completed, fitted
 from rlinf_async.weights.plane.delivery import Delivery
 from rlinf_async.weights.plane.publisher import Publisher
@@ -287,7 +286,7 @@ class WeightSender(Roster):
         except WeightMismatch:
             if publisher.manifest is None or keys is not None or isinstance(weights, nn.Module) or not links:
                 raise
-            weights, keys = fitted(ParamTree.of(weights, select), publisher.manifest)
+            weights, keys = fitted(publisher.naming.tree_of(weights, select), publisher.manifest)
             handle = await publisher.publish(weights, list(links), keys=keys, **facts)
         for transport in links.values():
             transport.announce(handle.version)
