@@ -58,9 +58,9 @@ class Publisher:
 
     Weights of a GPU are packed once the caller's current streams have come as far as they were when ``publish`` was
     called: there, if receivers of this machine have theirs on the same GPU, and in shared memory for everybody else.
-    What CUDA refuses is logged once, and goes by way of the CPU.
+    If CUDA refuses an operation, one line in the log says so, and the weights go by way of the CPU.
 
-    Of weights that are sharded (FSDP, DTensor) every rank has a publisher, that of rank 0 all receivers.  They publish
+    Every rank of sharded weights (FSDP, DTensor) has a publisher, that of rank 0 all receivers.  They publish
     together: shards go straight to their places in rank 0's shared memory, and no other rank ever has them whole.  A
     rank that does not take part keeps the others waiting for as long as torch's process group lets them.
 
