@@ -63,7 +63,7 @@ def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **opti
     if not isinstance(groups, Sequence) or not all(isinstance(group, str) for group in groups):
         raise TypeError(f"to= is the name of a group, or a list of names; got {to!r}")
     checked = SyncOptions.of(options, "publish()")
-    for option in ("policy", "strict_dtype"):
+    for option in ("policy", "strict_dtype", "shard"):
         checked.refuse(option, owner="publish()", why=f"each follower has its own: follow({option}=)")
     return Publication(model, groups, name, checked)
 

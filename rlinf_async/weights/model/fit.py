@@ -19,6 +19,7 @@ from rlinf_async.weights.model.naming import Naming, advice
 from rlinf_async.weights.model.overlap import overlaps
 from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, Path, local_part, memory_of, name_of
 from rlinf_async.weights.model.places import Part, Place, Places, Value
+from rlinf_async.weights.model.shards import ShardOption, Slice, is_sharded
 
 _NAMED: Final = 5  # problems that an error names
 _LISTED: Final = 20  # keys that it lists of each side
@@ -33,6 +34,7 @@ class Fit:
         strict_dtype: nothing is cast.
         mapped: tensors that stand in leaves now, and will have memory of their own, each by itself, before a copy.
         naming: of the destination's tensors; None where they cannot be renamed.
+        shard: mesh and placements of plain tensors that are shards, or a function of name and tensor that gives them.
 
     Attributes:
         targets: tensors that are written, each once.
@@ -41,6 +43,7 @@ class Fit:
         maps: they can stand in the leaves.
         why_copied: the reason where they were to, and cannot.
         kinds: by leaf, the dtype in which it could be mapped; None where it could not, whatever its dtype.
+        wholes: DTensors whose local parts are among the targets.
         is_inference: some were made under ``torch.inference_mode()``.
 
     Raises:
@@ -56,6 +59,7 @@ class Fit:
         strict_dtype: bool = False,
         mapped: Sequence[torch.Tensor] = (),
         naming: Naming | None = None,
+        shard: ShardOption = None,
     ) -> None:
         leaves, names = _leaves_of(weights)
         try:
@@ -66,6 +70,7 @@ class Fit:
         self._replaced: list[tuple[Value, int]] = []
         self._pairs: list[tuple[Place, int]] = []
         parts: list[torch.Tensor] = []
+        self._shard = shard
         problems = list(self._match(places, leaves, names, parts))
         self.why_copied = _why_copied(self._pairs, parts) if maps else ""
         self.kinds = _kinds(self._pairs, parts) if maps else None
@@ -82,7 +87,9 @@ class Fit:
             sides = {*self._paths, *self._values}, names
             raise _mismatch(problems, *sides, hint=advice(*sides) if naming is not None else "")
         self.is_inference = any(map(torch.Tensor.is_inference, self.targets))
-        self._held = [*places.holders, *((place.owner, place.key, place.tensor) for place, _ in self._pairs)]
+        self._held = [*places.holders, *((place.owner, place.key, place.held) for place, _ in self._pairs)]
+        self._locals = [(place.whole, place.tensor) for place, _ in self._pairs if place.whole is not None]
+        self.wholes = [whole for whole, _ in self._locals]
         self._forms = [(attribute, list(map(attribute, self.targets))) for attribute in _FORM]
         del self._pairs
 
@@ -97,11 +104,12 @@ class Fit:
                 yield f"{name_of(path)!r} {why}"
             elif found is not None:
                 try:
+                    found = [place.sliced(leaf, self._shard) for place in found]
                     own = [place.of(leaf) for place in found]
                 except WeightMismatch as error:
                     yield str(error)
                     continue
-                if found[0].parts and sum(part.numel() for part in own) != leaf.numel():
+                if found[0].parts and not found[0].slices and sum(part.numel() for part in own) != leaf.numel():
                     yield f"{name_of(path)!r} is not in all members of the stack"
                 self._pairs += [(place, index) for place in found]
                 parts += own
@@ -136,7 +144,9 @@ class Fit:
                 if (first[0].parts, first[1]) != (pair[0].parts, pair[1]):
                     self.ties.append((first, pair))
             tied = [(place, by_memory.get(memory(place))) for place in others]
-            self._pairs += [(place._replace(parts=of[0].parts), of[1]) for place, of in tied if of is not None]
+            self._pairs += [
+                (place._replace(parts=of[0].parts, slices=of[0].slices), of[1]) for place, of in tied if of is not None
+            ]
             others = [place for place, of in tied if of is None]
         chosen = by_memory
         if self.maps:  # a copy to one of two objects in one memory is a copy to both; each stands in its leaf by itself
@@ -145,7 +155,9 @@ class Fit:
                 chosen.setdefault(id(pair[0].tensor), pair)
         self.chosen = list(chosen.values())
         self._indices = [index for _, index in self.chosen]
-        self._members = [(number, place) for number, (place, _) in enumerate(self.chosen) if place.parts]
+        self._members = [
+            (number, place) for number, (place, _) in enumerate(self.chosen) if place.parts or place.slices
+        ]
         self.targets = [place.tensor for place, _ in self.chosen]
         apart = [place for place, _ in by_memory.values() if id(place.tensor) not in mapped]
         others = [place for place in others if id(place.tensor) not in mapped]
@@ -170,6 +182,8 @@ class Fit:
 
     def is_held(self) -> bool:
         """Whether the destination still has the very tensors."""
+        if any(whole._local_tensor is not local for whole, local in self._locals):
+            return False
         return all(starmap(_still_has, self._owners)) and all(starmap(_still_stacks, self._stacks))
 
     def is_current(self) -> bool:
@@ -211,11 +225,11 @@ class Fit:
             found[number] = place.of(found[number])
         return found
 
-    def held(self) -> list[tuple[int, Sequence[Part], torch.Tensor]]:
+    def held(self) -> list[tuple[int, Sequence[Part | Slice], torch.Tensor]]:
         """What was written: leaves, the parts of them, and the tensors that hold these now."""
         places = [*self.chosen, *(tied for _, tied in self.ties)]
         replaced = [(index, (), value.get()) for value, index in self._replaced]
-        return [*((index, place.parts, place.tensor) for place, index in places), *replaced]
+        return [*((index, (*place.parts, *place.slices), place.tensor) for place, index in places), *replaced]
 
     def replacements(self, leaves: Sequence[torch.Tensor], extra: Mapping[Path, Any]) -> list[tuple[Value, Any]]:
         """Of values in the destination, what takes their place; tensors as copies."""
@@ -247,6 +261,8 @@ def _why_copied(pairs: Sequence[tuple[Place, int]], parts: Sequence[torch.Tensor
             )
         if any(of.dimension for of in place.parts):
             return f"{place} is stacked along dimension {place.parts[-1].dimension}, where members are not contiguous"
+        if place.slices and not part.is_contiguous():
+            return f"{place} is a shard that is not contiguous in the weights"
         if not is_lazy(place.tensor) and place.tensor.is_inference():
             return f"{place} was made under torch.inference_mode()"
     devices = {place.tensor.device for place, _ in pairs}
@@ -280,8 +296,8 @@ def _problem(target: torch.Tensor, source: torch.Tensor, *, maps: bool, strict: 
     why = _without_values(target, "in the destination") or _without_values(source, "in the weights")
     if why is not None:
         return why
-    if hasattr(target, "to_local") is not hasattr(source, "to_local"):
-        return "is a DTensor on one side only: gather it, or distribute the other"
+    if is_sharded(source) and not is_sharded(target):
+        return "is a DTensor in the weights and none in the destination: send its full_tensor()"
     if target.shape != source.shape:
         return f"has shape {list(target.shape)} in the destination and {list(source.shape)} in the weights"
     if not maps and any(step == 0 and size > 1 for step, size in zip(target.stride(), target.shape, strict=True)):

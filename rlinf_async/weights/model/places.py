@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from rlinf_async.weights.model.param_tree import (
     memory_of,
     name_of,
 )
+from rlinf_async.weights.model.shards import ShardOption, Slice, Spec, is_sharded, slices_of
 
 
 class Part(NamedTuple):
@@ -37,6 +38,8 @@ class Place(NamedTuple):
     Attributes:
         owner, key: the mapping that holds it, and the key there.
         parts: of each lazy stack around it, the outermost first; empty where the whole leaf goes here.
+        slices: of the leaf, or of that part of it, where ``tensor`` is a shard.
+        whole: the DTensor that the mapping holds, whose local part ``tensor`` is; None where it holds the tensor.
     """
 
     path: Path
@@ -44,6 +47,44 @@ class Place(NamedTuple):
     key: Any
     tensor: torch.Tensor
     parts: tuple[Part, ...] = ()
+    slices: tuple[Slice, ...] = ()
+    whole: Any = None
+
+    @property
+    def held(self) -> Any:
+        """The tensor that the mapping holds."""
+        return self.tensor if self.whole is None else self.whole
+
+    def sliced(self, leaf: torch.Tensor, shard: ShardOption) -> Place:
+        """Return this place with the slices of a leaf that go here.
+
+        Args:
+            shard: mesh and placements of tensors that are shards and no DTensors.
+
+        Raises:
+            WeightMismatch: a shard has another shape than this rank's part of the leaf.
+        """
+        if self.whole is not None and is_sharded(leaf):
+            return self._replace(tensor=self.whole, whole=None)  # torch redistributes it
+        spec: Spec | None
+        if self.whole is not None:
+            spec = self.whole.device_mesh, self.whole.placements
+        else:
+            spec = shard(name_of(self.path), self.tensor) if callable(shard) else shard
+        if spec is None:
+            return self
+        shape = list(self.of(leaf).shape)
+        try:
+            found = self._replace(slices=slices_of(shape, spec))
+        except WeightMismatch as error:
+            raise WeightMismatch(f"{self} {error.args[0]}") from None
+        mine, theirs = list(self.tensor.shape), list(found.of(leaf).shape)
+        if mine != theirs or (self.whole is not None and list(self.whole.shape) != shape):
+            raise WeightMismatch(
+                f"{self} has shape {shape} in the weights, of which this rank's shard has {theirs}, and "
+                f"its shard in the destination has {mine}"
+            )
+        return found
 
     def __str__(self) -> str:
         members = "".join(f" (member {part.member} of the stack)" for part in self.parts)
@@ -63,7 +104,16 @@ class Place(NamedTuple):
                     f"{list(leaf.shape)} in the weights"
                 )
             part = part.select(dimension, member)
+        for each in self.slices:
+            part = piece_of(part, each)
         return part
+
+
+def piece_of(tensor: torch.Tensor, part: Sequence[int]) -> torch.Tensor:
+    """Return the part of a tensor that a ``Part`` or a ``Slice`` says, which may have travelled as plain data."""
+    if len(part) == len(Slice._fields):
+        return tensor.narrow(*part[:3])
+    return tensor.select(*part[:2])
 
 
 class Value(NamedTuple):
@@ -210,6 +260,8 @@ class Places:
                 self._walk(part, (*above, name), parts)
 
     def _add(self, place: Place) -> None:
+        if is_sharded(place.tensor):
+            place = place._replace(tensor=place.tensor._local_tensor, whole=place.tensor)
         there = self.tensors.setdefault(place.path, [])
         if there and there[-1].parts == place.parts:
             raise WeightMismatch(f"{name_of(place.path)!r} is there twice, once dotted and once nested")

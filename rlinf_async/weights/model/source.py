@@ -13,11 +13,12 @@ from torch import nn
 from rlinf_async._core import codec
 from rlinf_async.errors import ConfigError, WeightMismatch
 from rlinf_async.weights.model.fit import are_equal
-from rlinf_async.weights.model.gather import gather_into, is_sharded
+from rlinf_async.weights.model.gather import gather_into
 from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.manifest import Manifest, TransportDtype, dtype_of
 from rlinf_async.weights.model.naming import UNCHANGED, Naming
 from rlinf_async.weights.model.param_tree import ParamTree, Path, Select, memory_of, name_of, path_of
+from rlinf_async.weights.model.shards import is_sharded
 
 _dtype: Final = attrgetter("dtype")
 _shape: Final = attrgetter("shape")

@@ -14,10 +14,10 @@ from torch.autograd.graph import increment_version
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights.model.copying import Copy, as_integers, copy_tensors
 from rlinf_async.weights.model.fit import Fit
-from rlinf_async.weights.model.gather import is_sharded
 from rlinf_async.weights.model.overlap import meeting_in_memory
 from rlinf_async.weights.model.param_tree import ParamTree, Path, is_tensordict, local_part, memory_of
 from rlinf_async.weights.model.places import Value
+from rlinf_async.weights.model.shards import is_sharded
 
 
 def copy_in_turn(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

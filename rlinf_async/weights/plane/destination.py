@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.autograd.graph import increment_version
 
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async.weights.memory.cuda import CUDA
@@ -18,6 +19,7 @@ from rlinf_async.weights.model.fit import Fit
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.naming import UNCHANGED, Naming
 from rlinf_async.weights.model.param_tree import Path
+from rlinf_async.weights.model.shards import ShardOption
 from rlinf_async.weights.model.writing import Update, copy_in_turn, stand_in
 
 logger = own_logger(__name__)
@@ -37,6 +39,7 @@ class Destination:
         maps: tensors come to stand in the sender's memory, instead of being overwritten.
         strict_dtype: nothing is cast.
         naming: gives the names under which the sender knows its tensors.
+        shard: mesh and placements of plain tensors that are shards; see ``Fit``.
 
     Attributes:
         places: the GPUs that some of it is on, once it is checked.
@@ -52,10 +55,16 @@ class Destination:
         maps: bool,
         strict_dtype: bool = False,
         naming: Naming = UNCHANGED,
+        shard: ShardOption = None,
         gpus: Gpus = CUDA,
     ) -> None:
         self._find = find
-        self._options: dict[str, Any] = {"maps": maps, "strict_dtype": strict_dtype, "naming": naming}
+        self._options: dict[str, Any] = {
+            "maps": maps,
+            "strict_dtype": strict_dtype,
+            "naming": naming,
+            "shard": shard,
+        }
         self._gpus = gpus
         self.places: set[torch.device] = set()
         self.device: torch.device | None = None
@@ -167,6 +176,7 @@ class Destination:
                 self._gpus.copy(targets, sources)  # after all that readers have begun
             else:
                 copy_tensors(targets, sources)
+        increment_version(self._fit.wholes)  # a DTensor does not see what becomes of its local part
         self.is_whole = True
 
     def digests(self, views: Views) -> tuple[bytes, bytes]:

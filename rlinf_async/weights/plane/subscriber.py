@@ -21,6 +21,7 @@ from rlinf_async.weights.memory.slot import MemoryName
 from rlinf_async.weights.memory.slot_reader import MemoryGone
 from rlinf_async.weights.model.naming import UNCHANGED, Naming
 from rlinf_async.weights.model.param_tree import Path
+from rlinf_async.weights.model.shards import ShardOption
 from rlinf_async.weights.plane.applying import Applying, give_back
 from rlinf_async.weights.plane.destination import Destination
 from rlinf_async.weights.plane.host_memory import HostMemory
@@ -66,6 +67,7 @@ class Subscriber:
         find: gives the destination, which may be another one from version to version, or raises why there is none.
         strict_dtype: weights in another dtype than the destination's are refused, and not cast.
         naming: gives the names under which the sender knows the destination's tensors.
+        shard: mesh and placements of plain tensors that are shards; see ``Fit``.
         gpus: in the place of CUDA's.
 
     Attributes:
@@ -85,6 +87,7 @@ class Subscriber:
         find: Callable[[], Any] | None = None,
         strict_dtype: bool = False,
         naming: Naming = UNCHANGED,
+        shard: ShardOption = None,
         gpus: Gpus = CUDA,
     ) -> None:
         self.link = link
@@ -99,6 +102,7 @@ class Subscriber:
                 maps=apply == "map",
                 strict_dtype=strict_dtype,
                 naming=naming,
+                shard=shard,
                 gpus=gpus,
             ),
             model_id,

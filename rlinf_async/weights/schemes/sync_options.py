@@ -12,6 +12,7 @@ import torch
 
 from rlinf_async.errors import ConfigError
 from rlinf_async.weights.model.naming import Naming, Rename
+from rlinf_async.weights.model.shards import ShardOption
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "delta": ("off", "auto", "on"),
@@ -53,6 +54,8 @@ class SyncOptions:
             casts them, as ``copy_`` does, where ``torch.can_cast`` allows it.
         strip_prefix: taken off the names of this side's tensors that begin with it: ``"module."``.
         rename: names under which the tensors of this side's model travel, by their own; or a function of these.
+        shard: ``(mesh, placements)`` of a receiver's tensors that are shards and no DTensors; or a function of (name,
+            tensor) that gives them, or None for a whole tensor.
     """
 
     apply: str = "copy"
@@ -66,6 +69,7 @@ class SyncOptions:
     strict_dtype: bool = False
     strip_prefix: str = ""
     rename: Rename = None
+    shard: ShardOption = None
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -88,6 +92,8 @@ class SyncOptions:
         is_names = isinstance(self.rename, Mapping) and all(isinstance(each, str) for each in self.rename.values())
         if self.rename is not None and not is_names and not callable(self.rename):
             raise ConfigError(f"rename= is a dict of names, or a function of a name; got {self.rename!r}")
+        if self.shard is not None and not callable(self.shard) and len(self.shard) != 2:
+            raise ConfigError(f"shard= is (mesh, placements), or a function of (name, tensor); got {self.shard!r}")
 
     def _check_transport_dtype(self) -> None:
         wish = self.transport_dtype
@@ -147,5 +153,5 @@ class SyncOptions:
 
     def for_subscriber(self) -> dict[str, Any]:
         """What the receivers' side takes."""
-        names = ("apply", "policy", "verify", "ack_timeout", "strict_dtype")
+        names = ("apply", "policy", "verify", "ack_timeout", "strict_dtype", "shard")
         return {name: getattr(self, name) for name in names} | self._named()

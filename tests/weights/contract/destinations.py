@@ -9,6 +9,7 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 from torch import nn
+from torch.distributed.tensor import Replicate, Shard
 
 from rlinf_async.errors import WeightMismatch
 from tests.weights.contract.claims import Make, claim
@@ -81,6 +82,41 @@ async def refused(make: Make, source: Any, model: Any, *words: str, **options: A
 async def a_stack_with_a_member_that_cannot_be_written_is_refused_by_name(make: Make) -> None:
     name = r"'s\.weight' \(member 2 of the stack\) is on the meta device"
     await refused(make, for_stacks(5.0), stacked_with_one_that_cannot_be_written, name)
+
+
+class HalfMesh:
+    """The second of two ranks, as a DeviceMesh says it."""
+
+    shape = (2,)
+
+    def get_coordinate(self) -> list[int]:
+        return [1]
+
+
+def half() -> dict[str, torch.Tensor]:
+    return {"rows": torch.zeros(2, 3), "columns": torch.zeros(3, 2), "all": torch.zeros(2)}
+
+
+def as_half(name: str, tensor: torch.Tensor) -> Any:
+    placements = {"rows": Shard(0), "columns": Shard(1), "all": Replicate()}
+    return HalfMesh(), [placements[name]]
+
+
+def as_rows(name: str, tensor: torch.Tensor) -> Any:
+    return (HalfMesh(), [Shard(0)]) if name != "all" else None
+
+
+@claim(only=lambda way: way.kind in ("multiprocess", "shared memory", "linked"))
+async def a_shard_gets_its_part_of_the_weights(make: Make) -> None:
+    source = {"rows": torch.zeros(5, 3), "columns": torch.zeros(3, 5), "all": torch.zeros(2)}
+    async with make(source, model=half, shard=as_half) as ends:
+        for version in (1, 2, 3, 4):
+            source["rows"][3:], source["columns"][:, 3:], source["all"][:] = version, version, version
+            await ends.deliver()
+            await ends.expect(version, float(version))
+    async with make(source, model=half, shard=as_rows) as ends:
+        with pytest.raises(WeightMismatch, match=r"'columns' has shape \[3, 5\] in the weights, of which this rank's"):
+            await ends.deliver()
 
 
 def plain() -> dict[str, torch.Tensor]:
