@@ -165,8 +165,8 @@ class Publication(Scope):
                 and the version has the time that it was sent with.
 
         Returns:
-            A ``SyncReport`` by names like ``"rollout:0"``, without followers that have left meanwhile, and empty on
-            ranks that do not send.
+            A ``SyncReport`` by names like ``"rollout:0"``, without followers that have left meanwhile.  On ranks that
+            do not send, it is there at once, its ``is_known`` is False, and nobody is named.
 
         Raises:
             RuntimeError: nothing was sent yet.
@@ -178,7 +178,7 @@ class Publication(Scope):
     async def _delivered(self, timeout: float | None) -> SyncReport:
         self._check_open()
         if self._followers is None:
-            return SyncReport(self.version)
+            return SyncReport(self.version, is_known=False)
         if self._last is None:
             raise RuntimeError(f"nothing of '{self._name}' was sent yet: send() first, or enter it by `async with`")
         begun = clock.monotonic()
@@ -221,7 +221,7 @@ class Publication(Scope):
         if self._followers is not None:
             self._followers.close()
         if self._publisher is not None:
-            await self._publisher.close()
+            await self._publisher.close(self._failure)
 
 
 def _comes_back(error: BaseException | None) -> bool:

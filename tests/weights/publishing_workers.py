@@ -46,7 +46,7 @@ class Ends(Worker):
         await self.weights.__aexit__(None, None, None)
 
     async def leave_by_an_error(self) -> None:
-        await self.weights.__aexit__(ValueError, ValueError(), None)
+        await self.weights.__aexit__(ValueError, ValueError("loss is nan"), None)
 
     async def close_all(self) -> None:
         for scope in set(Scope._open.values()):

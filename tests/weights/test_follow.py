@@ -76,6 +76,18 @@ def test_a_backward_pass_over_other_weights_is_refused_and_what_is_kept_of_a_map
     trainer.leave().wait(40)
 
 
+@pytest.mark.parametrize("apply", ["copy", "map"])
+def test_a_trainer_that_leaves_by_an_error_tells_its_followers_which(launch: Launch, apply: str) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
+    trainer.enter("rollout", apply=apply).wait(40)
+    rollout.enter(apply=apply).wait(40)
+    waiting = rollout.try_to("wait_version", 2)
+    trainer.leave_by_an_error().wait(40)
+    said = "ClosedError: the sender of 'policy' has left by an error: ValueError: loss is nan"
+    assert waiting.wait(40) == [said]
+    assert rollout.try_to("wait_version", 2).wait(40) == [said]
+
+
 def test_a_trainer_that_nobody_has_launched_is_named_after_the_deadline_of_names(launch: Launch) -> None:
     rollout = launch(Follower, "rollout", 0)
     rollout.forget_names_soon().wait(40)

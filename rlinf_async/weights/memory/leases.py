@@ -170,7 +170,7 @@ class Leases:
 
     def _close(self, reader: SlotReader) -> None:
         self._known.pop(reader.name.inode, None)
-        self._pins += reader.close()
+        self._pins += reader.leave()
 
     @property
     def has_unkept(self) -> bool:

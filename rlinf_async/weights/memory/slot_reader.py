@@ -164,8 +164,12 @@ class SlotReader(Slot):
             if self._shut is None:
                 lock(self._fd, fcntl.F_UNLCK, OPENED_BYTE)
 
-    def close(self) -> Pins:
-        """As of a slot; gives the lease back, and closes the memory of a GPU.
+    def close(self) -> None:
+        """As of a slot, and ``leave``."""
+        self.leave()
+
+    def leave(self) -> Pins:
+        """Close it: give the lease back, and close the memory of a GPU.
 
         Tensors of others that look at the leaves keep both until the last of them is gone: no other version comes into
         that memory meanwhile.

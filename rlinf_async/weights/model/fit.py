@@ -228,8 +228,10 @@ class Fit:
     def held(self) -> list[tuple[int, Sequence[Part | Slice], torch.Tensor]]:
         """What was written: leaves, the parts of them, and the tensors that hold these now."""
         places = [*self.chosen, *(tied for _, tied in self.ties)]
-        replaced = [(index, (), value.get()) for value, index in self._replaced]
-        return [*((index, (*place.parts, *place.slices), place.tensor) for place, index in places), *replaced]
+        held: list[tuple[int, Sequence[Part | Slice], torch.Tensor]] = [
+            (index, (*place.parts, *place.slices), place.tensor) for place, index in places
+        ]
+        return held + [(index, (), value.get()) for value, index in self._replaced]
 
     def replacements(self, leaves: Sequence[torch.Tensor], extra: Mapping[Path, Any]) -> list[tuple[Value, Any]]:
         """Of values in the destination, what takes their place; tensors as copies."""

@@ -261,7 +261,7 @@ class Places:
 
     def _add(self, place: Place) -> None:
         if is_sharded(place.tensor):
-            place = place._replace(tensor=place.tensor._local_tensor, whole=place.tensor)
+            place = place._replace(tensor=_local(place.tensor), whole=place.tensor)
         there = self.tensors.setdefault(place.path, [])
         if there and there[-1].parts == place.parts:
             raise WeightMismatch(f"{name_of(place.path)!r} is there twice, once dotted and once nested")
@@ -273,3 +273,9 @@ class Places:
             self._stacked.setdefault(path, []).append((parts, holder, key))
         else:
             self.values[path] = Value(lambda: holder[key], lambda value: holder.__setitem__(key, value))
+
+
+def _local(whole: Any) -> torch.Tensor:
+    """Return the very tensor that a DTensor has, of which ``to_local`` gives a view where gradients are recorded."""
+    local: torch.Tensor = whole._local_tensor
+    return local

@@ -507,10 +507,13 @@ class Publisher:
         if self._is_closed:
             raise ClosedError(f"the publisher of '{self._model_id}' is closed")
 
-    async def close(self) -> None:
-        """Closes the links and gives the memory back; receivers keep their last version.  Idempotent.
+    async def close(self, reason: str = "") -> None:
+        """Close the links and give the memory back; receivers keep their last version.  Idempotent.
 
-        Whoever is cancelled while it waits is told so at the end.
+        A caller that is cancelled while it waits is told so at the end.
+
+        Args:
+            reason: told to the receivers, where the sender has failed.
         """
         self._is_closed = True
         handle, self._handle = self._handle, None
@@ -519,14 +522,14 @@ class Publisher:
         try:
             await self.aside.wait()
         finally:
-            await self._let_go()
+            await self._let_go(reason)
 
-    async def _let_go(self) -> None:
+    async def _let_go(self, reason: str) -> None:
         # Packing has gigabytes, for which a cycle would have to be found.
         store, self._packing, self._source = self._store, None, None
         try:
             if self._pid == process.pid:  # in a forked one, a thread that is not there may have had their lock
-                self._outlets.close()
+                self._outlets.close(reason)
                 self._changes.notify()  # whoever waits for receivers hears that it is closed
             if store is not None:  # nothing is packed there, or sent from there, any more
                 await self.aside.do(_close_all, self._stores, nbytes=store.layout.size)

@@ -118,6 +118,8 @@ class Subscriber:
         self._owed: list[int] = []
         """Versions that were heard of and not acknowledged."""
         self._end: Exception | None = None
+        self._why = ""
+        """The sender's last word, where it has failed."""
         self._host: HostMemory | None = None
         self._keep: Callable[[], object] | None = None
         """Prevents that what is leased is given back a second time, when this is dropped."""
@@ -222,6 +224,9 @@ class Subscriber:
         what, *facts = words
         if what == say.PUBLISH:
             self._reception.heard(facts[0])
+        elif what == say.LEAVE:
+            self._why = facts[0]
+            return
         elif what in TO_HOSTS:
             if self._host is not None:  # or it is the host no more, which the sender may not have known
                 self._host.host.hear(what, *facts)
@@ -233,6 +238,8 @@ class Subscriber:
 
     def hear_end(self, error: Exception) -> None:
         """Notes that the link has ended, and why, and wakes all waiters."""
+        if self._why:
+            error = ClosedError(f"the sender of '{self._model_id}' has left by an error: {self._why}")
         self._end = error
         if self._host is not None:
             self._host.host.close(error)

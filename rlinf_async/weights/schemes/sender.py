@@ -81,6 +81,8 @@ class WeightSender(Roster):
     def _forget(self) -> None:
         """What belongs to this process."""
         self._is_closed = False
+        self._failure = ""
+        """The error by which the scheme is left, in words."""
         self._pending: SyncHandle | None = None
         self._current: Any = None
         self._made: Publisher | None = None
@@ -450,14 +452,14 @@ class WeightSender(Roster):
 
     async def _close(self) -> None:
         if self._made is not None:
-            await self._made.close()
+            await self._made.close(self._failure)
         await close_all([*self._transports.values(), *([self._transport] if self._transport else [])])
 
     # -- pickling -----------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the context, and without what is pending."""
-        own = ("_bridge", "_calls", "_made", "_current", "_pending", "_is_closed")
+        own = ("_bridge", "_calls", "_made", "_current", "_pending", "_is_closed", "_failure")
         state = {name: value for name, value in self.__dict__.items() if name not in own}
         return {**state, "_context_ref": None}
 

@@ -155,6 +155,14 @@ class Receiving:
     async def wait_version(self, version: int, timeout: float = ANY) -> None:
         await self.receiver.wait_version(version, timeout)
 
+    async def end_of_waiting(self) -> str:
+        """Wait for a version that never comes; the error in words."""
+        try:
+            await self.receiver.wait_version(99, ANY)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return "none"
+
     async def wait_fresh(self, max_lag: int) -> None:
         await self.receiver.wait_fresh(max_lag, ANY)
 

@@ -1,4 +1,4 @@
-"""Conformance claims: tensors and graphs that outlive the version that they are made of."""
+"""Conformance claims: tensors and graphs that outlive a version, and receivers that outlive their sender."""
 
 from __future__ import annotations
 
@@ -33,6 +33,15 @@ async def a_kept_snapshot_of_a_mapped_model_stays_as_it_is(make: Make) -> None:
             await ends.expect(version, float(version))
             await ends.receivers.keep_snapshot()
             assert await ends.receivers.snapshots() == [[{float(each + 1)} for each in range(version)]] * ends.size
+
+
+@claim(only=lambda way: way.kind in ("multiprocess", "shared memory", "linked"))
+async def who_leaves_by_an_error_says_which(make: Make) -> None:
+    async with make(Tied(1.0)) as ends:
+        await ends.connect()
+        await ends.scheme.__aexit__(ValueError, ValueError("loss is nan"), None)
+        for said in await ends.receivers.end_of_waiting():
+            assert said == "ClosedError: the sender of 'policy' has left by an error: ValueError: loss is nan"
 
 
 @claim(only=_maps)
