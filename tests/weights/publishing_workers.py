@@ -8,6 +8,7 @@ import os
 import random
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -86,6 +87,21 @@ class Trainer(Ends):
         self.weights = publish(self.model, to, **options)
         await self.weights.__aenter__()
         return int(self.weights.version)
+
+    async def enter_streamed(self, to: Any, **options: Any) -> int:
+        """Publishes the model as a function yields it, whose calls are counted."""
+        self.times = 0
+
+        def export() -> Iterator[tuple[str, torch.Tensor]]:
+            self.times += 1
+            return ((name, tensor.clone()) for name, tensor in self.model.state_dict().items())
+
+        self.weights = publish(export, to, **options)
+        await self.weights.__aenter__()
+        return int(self.weights.version)
+
+    def count(self) -> int:
+        return self.times
 
     async def send(self, value: float, **options: Any) -> int:
         self.model.fill(value)

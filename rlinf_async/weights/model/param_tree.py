@@ -73,12 +73,10 @@ class ParamTree:
                     raise WeightMismatch(f"{name_of(path)!r} is there twice, once dotted and once nested")
                 found[path] = value
             _refuse_forks(found)
-        if select == "trainable":
-            found = {path: value for path, value in found.items() if not _is_frozen(value)}
-        elif callable(select):
-            found = {path: value for path, value in found.items() if select(name_of(path), value)}
-        elif select != "all":
+        if select not in ("all", "trainable") and not callable(select):
             raise ValueError(f"select= is 'all', 'trainable' or a function of (name, value); got {select!r}")
+        if select != "all":
+            found = {path: value for path, value in found.items() if is_chosen(path, value, select)}
         if rename is not dict and not isinstance(source, ParamTree):
             found = rename(found)
             _refuse_forks(found)
@@ -254,6 +252,13 @@ def _refuse_forks(found: Mapping[Path, Any]) -> None:
         if before is not None and path[: len(before)] == before:
             raise WeightMismatch(f"{name_of(before)!r} is a value and cannot also have {name_of(path)!r} below it")
         before = path
+
+
+def is_chosen(path: Path, value: Any, select: Select) -> bool:
+    """True if ``select`` lets that value travel."""
+    if callable(select):
+        return bool(select(name_of(path), value))
+    return select == "all" or not _is_frozen(value)
 
 
 def _is_frozen(value: Any) -> bool:

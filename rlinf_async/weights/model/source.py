@@ -12,6 +12,7 @@ from torch import nn
 
 from rlinf_async._core import codec
 from rlinf_async.errors import ConfigError, WeightMismatch
+from rlinf_async.weights.model.copying import copy_tensors
 from rlinf_async.weights.model.fit import are_equal
 from rlinf_async.weights.model.gather import gather_into
 from rlinf_async.weights.model.gather_calls import Call
@@ -19,6 +20,7 @@ from rlinf_async.weights.model.manifest import Manifest, TransportDtype, dtype_o
 from rlinf_async.weights.model.naming import UNCHANGED, Naming
 from rlinf_async.weights.model.param_tree import ParamTree, Path, Select, memory_of, name_of, path_of
 from rlinf_async.weights.model.shards import is_sharded
+from rlinf_async.weights.model.streamed import items_of
 
 _dtype: Final = attrgetter("dtype")
 _shape: Final = attrgetter("shape")
@@ -80,16 +82,43 @@ class Source:
         for index in indices:
             path = self.manifest.leaves[index].path
             tensor = tree[path] if path not in self._tied and path in tree else self._tied_tensor(tree, path)
-            shape, dtype = self._expected[index]
-            if tensor.is_meta:
-                raise WeightMismatch(f"{name_of(path)!r} has gone to the meta device and has no values any more")
-            if tensor.shape != shape or tensor.dtype is not dtype:
-                raise WeightMismatch(
-                    f"{name_of(path)!r} has become {tensor.dtype} of shape {tuple(tensor.shape)}; the receivers were "
-                    f"told of {dtype} of shape {shape}: close both sides and connect again"
-                )
+            self._check(index, tensor)
             tensors.append(tensor)
         return tensors, pack_extra(tree) if given is None else None
+
+    def _check(self, index: int, tensor: torch.Tensor) -> None:
+        """
+        Raises:
+            WeightMismatch: it is not what the receivers were told of.
+        """
+        path, (shape, dtype) = self.manifest.leaves[index].path, self._expected[index]
+        if tensor.is_meta:
+            raise WeightMismatch(f"{name_of(path)!r} has gone to the meta device and has no values any more")
+        if tensor.shape != shape or tensor.dtype is not dtype:
+            raise WeightMismatch(
+                f"{name_of(path)!r} has become {tensor.dtype} of shape {tuple(tensor.shape)}; the receivers were "
+                f"told of {dtype} of shape {shape}: close both sides and connect again"
+            )
+
+    def stream(self, source: Any, targets: Sequence[torch.Tensor]) -> None:
+        """Copy each tensor that a function yields to its place before the next one is asked for.
+
+        Raises:
+            WeightMismatch: they are not those that the receivers were told of; names the first.
+        """
+        left = {leaf.path: index for index, leaf in enumerate(self.manifest.leaves)}
+        for path, tensor in items_of(source, self._select, self._naming):
+            index = left.pop(path, None)
+            if index is None:
+                why = "a second time" if path in self.manifest.indices else "of which the receivers were not told"
+                raise WeightMismatch(f"the function of the weights has yielded {name_of(path)!r}, {why}")
+            self._check(index, tensor)
+            copy_tensors([targets[index]], [tensor])
+        if left:
+            raise WeightMismatch(
+                f"the function of the weights has not yielded {name_of(next(iter(left)))!r}, of which the receivers "
+                "were told"
+            )
 
     def _tied_tensor(self, tree: ParamTree, owner: Path) -> torch.Tensor:
         """The one value of a tensor that has several names, of which some may be missing.

@@ -25,6 +25,7 @@ from rlinf_async.weights.model.naming import UNCHANGED, Naming
 from rlinf_async.weights.model.param_tree import name_of
 from rlinf_async.weights.model.partial import chosen
 from rlinf_async.weights.model.source import Source, pack_extra
+from rlinf_async.weights.model.streamed import is_streamed, layout_of
 from rlinf_async.weights.plane.comparing import Comparing
 from rlinf_async.weights.plane.delivery import Delivery, Parcel
 from rlinf_async.weights.plane.outlet import Outlet
@@ -371,15 +372,21 @@ class Publisher:
         if packing.store is None:
             self._refuse_receivers()
         given = packing.taker.manifest.select(keys_of(keys))
+        streams = is_streamed(source)
+        if streams and given is not None:
+            raise ValueError("keys= names some of a model's tensors, and a function yields all of them")
         # Receivers on other machines have no memory yet for another layout: they get it when all is packed.
         at_once = () if laid is not None else names
         wanted = (source, version, given, at_once, packing.marks(), call)
-        writer = await self.aside.do(packing.pack, *wanted, nbytes=packing.nbytes)
+        writer = await self.aside.do(packing.pack, *wanted, nbytes=None if streams else packing.nbytes)
         return writer, packing.taker.manifest.nbytes_of(given)
 
     async def _lay_out(self, source: Any, transport_dtype: Any, wish: Mapping[int, str] | None = None) -> Packing:
         """Finds out what comes, and makes room for it where it is packed."""
-        tree = self.naming.tree_of(source, self._select)
+        if is_streamed(source):  # other ranks may have to be waited for, and what is yielded is computed
+            tree = await self.aside.do(layout_of, source, self._select, self.naming, nbytes=None)
+        else:
+            tree = self.naming.tree_of(source, self._select)
         taker = Source(tree, self._select, transport_dtype, self.naming)
         made: list[Store] = []
         if gathers_here() or not taker.is_sharded:
@@ -411,7 +418,13 @@ class Publisher:
     async def _lay_anew(self, source: Any, keys: Any, names: Sequence[Hashable]) -> Packing | None:
         """A layout in the dtype that all receivers map, or else in the sender's own, where it is another than this."""
         packing = self._packing
-        if packing is None or not self._may_lay_anew or keys is not None or set(names) != set(self.worker_ids):
+        if (
+            packing is None
+            or not self._may_lay_anew
+            or is_streamed(source)
+            or keys is not None
+            or set(names) != set(self.worker_ids)
+        ):
             return None
         wish = self._outlets.wish
         if wish is None or wish == packing.wish or packing.taker.is_sharded:

@@ -14,6 +14,7 @@ from rlinf_async.errors import ClosedError, DeadlineExceeded, WeightMismatch
 from rlinf_async.weights.model.gather import gathers_here
 from rlinf_async.weights.model.gather_calls import Call, Calls
 from rlinf_async.weights.model.partial import chosen, completed, fitted
+from rlinf_async.weights.model.streamed import is_streamed
 from rlinf_async.weights.plane.delivery import Delivery
 from rlinf_async.weights.plane.publisher import Publisher
 from rlinf_async.weights.plane.sync_handle import SyncHandle
@@ -244,6 +245,8 @@ class WeightSender(Roster):
     def _weights(self, weights: Any) -> Any:
         context = self._context_ref() if self._context_ref is not None else None
         prepared = self._scheme.prepare_weights(weights, self._model_id, self._strategy, context)
+        if prepared is None and is_streamed(self._source_model):
+            return self._source_model
         if prepared is None and self._source_model is not None:
             return self._strategy.extract_weights(self._source_model)
         return prepared
@@ -281,12 +284,13 @@ class WeightSender(Roster):
         facts: dict[str, Any] = {"version": version, "timeout": timeout, "call": call, "deliveries": deliveries}
         if not self._publishes and are_sharded(weights):
             weights, keys = await publisher.aside.do(gather_whole, chosen(weights, keys), call, nbytes=None), None
-        if publisher.manifest is None and (links or deliveries is None):
+        streams = is_streamed(weights)
+        if publisher.manifest is None and (links or deliveries is None) and not streams:
             weights, keys = completed(weights, keys, self._model_weights(), self._model_id, select), None
         try:
             handle = await publisher.publish(weights, list(links), keys=keys, **facts)
         except WeightMismatch:
-            if publisher.manifest is None or keys is not None or isinstance(weights, nn.Module) or not links:
+            if publisher.manifest is None or keys is not None or isinstance(weights, nn.Module) or streams or not links:
                 raise
             weights, keys = fitted(publisher.naming.tree_of(weights, select), publisher.manifest)
             handle = await publisher.publish(weights, list(links), keys=keys, **facts)
