@@ -35,7 +35,8 @@ def items_of(source: Any, select: Select, naming: Naming) -> Iterator[tuple[Path
             raise WeightMismatch(f"a function of weights yields (name, tensor), and has yielded {_described(item)}")
         path = path_of(name)
         if is_chosen(path, tensor, select):
-            yield naming.of(path), tensor.detach().full_tensor() if is_sharded(tensor) else tensor.detach()
+            whole: Any = tensor.detach()
+            yield naming.of(path), whole.full_tensor() if is_sharded(whole) else whole
 
 
 def _described(item: Any) -> str:

@@ -176,9 +176,7 @@ async def what_a_function_yields_is_sent_and_is_never_there_as_a_whole(make: Mak
             await ends.deliver()
             await ends.expect(version, float(version))
         assert source.most <= 2, "the last one, and the one that is made"
-        with pytest.raises(
-            ValueError, match="keys= names some of .* a function yields all of them"
-        ):
+        with pytest.raises(ValueError, match=r"keys= names some of .* a function yields all of them"):
             await ends.sender.send(keys=["steps"])
         for names, words in (
             (source.names[:-1], f"has not yielded '{source.names[-1]}'"),
