@@ -14,6 +14,7 @@ from rlinf_async.weights.followers import Followers
 from rlinf_async.weights.model.gather import gathers_here
 from rlinf_async.weights.model.gather_calls import Call, Calls
 from rlinf_async.weights.model.param_tree import ParamTree
+from rlinf_async.weights.model.streamed import exhaust, is_streamed
 from rlinf_async.weights.plane.publisher import Publisher
 from rlinf_async.weights.plane.sync_handle import SyncHandle
 from rlinf_async.weights.schemes.sharded import are_sharded
@@ -21,6 +22,7 @@ from rlinf_async.weights.schemes.sync_options import SyncOptions
 from rlinf_async.weights.scope import Scope
 from rlinf_async.weights.state.send_arguments import check_seconds, number_of
 from rlinf_async.weights.state.sync_report import Ack, SyncReport
+from rlinf_async.weights.waiting.aside import Aside
 from rlinf_async.weights.waiting.bridge import begin_after
 from rlinf_async.work import Work
 
@@ -36,6 +38,8 @@ def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **opti
     Args:
         model: a module, TensorDict or nested dict of tensors.  Where it is sharded (FSDP, DTensor), every rank of the
             trainer does the same, and rank 0 sends what they have in all; of another model, ranks but 0 do nothing.
+            Or a function that gives an iterator of ``(name, tensor)``: it is called on every rank for each version,
+            and twice for the first, and rank 0 sends what it yields there.
         to: a group's name, or several.  A group may be launched later, and again under its name.
         name: the same at both ends, where a worker publishes or follows several models.
         apply: ``"copy"``, or ``"map"`` where followers take that.
@@ -45,6 +49,8 @@ def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **opti
         delta: ``"on"``, to other machines only what has changed travels; ``"auto"``, where that is less; ``"off"``.
         verify: ``"crc"``, followers check what arrives, or ``"sha256"``, and the trainer what their models hold then.
         select: ``"trainable"``, without what needs no gradient, or a function of (name, tensor); by default ``"all"``.
+        strip_prefix: taken off the names of the model's tensors that begin with it, such as ``"module."``.
+        rename: names under which the model's tensors travel by its own, of tensors or of modules; or a function.
         ack_timeout: seconds that followers have for a version (60).
 
     Entering waits for nobody.  Enter it before waiting for anything that followers make: they begin with version 1.
@@ -61,7 +67,7 @@ def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **opti
     if not isinstance(groups, Sequence) or not all(isinstance(group, str) for group in groups):
         raise TypeError(f"to= is the name of a group, or a list of names; got {to!r}")
     checked = SyncOptions.of(options, "publish()")
-    for option in ("policy", "strict_dtype"):
+    for option in ("policy", "strict_dtype", "shard"):
         checked.refuse(option, owner="publish()", why=f"each follower has its own: follow({option}=)")
     return Publication(model, groups, name, checked)
 
@@ -76,8 +82,10 @@ class Publication(Scope):
 
     def __init__(self, model: Any, groups: Sequence[str], name: str, options: SyncOptions) -> None:
         """Not for users: ``publish``."""
-        self._is_sharded = are_sharded(ParamTree.of(model))
+        self._streamed = model if is_streamed(model) else None
+        self._is_sharded = self._streamed is None and are_sharded(ParamTree.of(model))
         super().__init__(name, groups)
+        self._aside = Aside(f"weights of {name}")
         self._version = 0
         self._publisher: Publisher | None = None
         """None on ranks that have nothing to do."""
@@ -149,8 +157,12 @@ class Publication(Scope):
         if self._followers is not None:
             self._followers.check()
         if self._publisher is None:
-            self._version = number_of(self._version + 1 if version is None else version)
-            return self._version
+            number = number_of(self._version + 1 if version is None else version)
+            if self._streamed is not None and weights is None:
+                # Rank 0 iterates twice for the first version: to learn what there is, and to pack it.
+                await self._aside.do(exhaust, self._streamed, 1 if self._version else 2, nbytes=None)
+            self._version = number
+            return number
         self._last = await self._publisher.publish(weights, version=version, call=call, **options)
         self._is_told = self._followers is None
         return self._last.version
@@ -163,8 +175,8 @@ class Publication(Scope):
                 and the version has the time that it was sent with.
 
         Returns:
-            A ``SyncReport`` by names like ``"rollout:0"``, without followers that have left meanwhile, and empty on
-            ranks that do not send.
+            A ``SyncReport`` by names like ``"rollout:0"``, without followers that have left meanwhile.  On ranks that
+            do not send, it is there at once, its ``is_known`` is False, and nobody is named.
 
         Raises:
             RuntimeError: nothing was sent yet.
@@ -176,7 +188,7 @@ class Publication(Scope):
     async def _delivered(self, timeout: float | None) -> SyncReport:
         self._check_open()
         if self._followers is None:
-            return SyncReport(self.version)
+            return SyncReport(self.version, is_known=False)
         if self._last is None:
             raise RuntimeError(f"nothing of '{self._name}' was sent yet: send() first, or enter it by `async with`")
         begun = clock.monotonic()
@@ -219,7 +231,8 @@ class Publication(Scope):
         if self._followers is not None:
             self._followers.close()
         if self._publisher is not None:
-            await self._publisher.close()
+            await self._publisher.close(self._failure)
+        self._aside.close()
 
 
 def _comes_back(error: BaseException | None) -> bool:

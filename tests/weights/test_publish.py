@@ -49,6 +49,19 @@ def test_a_group_has_each_version_whole_in_coroutines_and_in_def_methods(
         assert whole(seen, 5), seen
 
 
+@pytest.mark.parametrize("apply", ["copy", "map"])
+def test_a_trainer_that_yields_its_tensors_does_so_on_every_rank(launch: Launch, apply: str) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0, 0), launch(Follower, "rollout", 0)
+    assert trainer.enter_streamed("rollout", apply=apply).wait(40) == [1, 1]
+    rollout.enter(apply=apply).wait(40)
+    for value in (2.0, 3.0):
+        assert trainer.send(value).wait(40) == [int(value)] * 2
+    assert trainer.delivered().wait(40) == [{"rollout:0": "applied"}, {}]
+    assert rollout.look().wait(40) == [(3, {3.0})]
+    assert trainer.count().wait(40) == [4, 4], "twice for the first version"
+    trainer.leave().wait(40)
+
+
 def test_two_groups_follow_one_trainer(launch: Launch) -> None:
     trainer = launch(Trainer, "trainer", 0)
     groups = [launch(Follower, name, 0) for name in ("rollout", "evaluation")]

@@ -7,6 +7,7 @@ HELLO ──► REFUSE          each later version asks again:  PUBLISH of nothi
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -213,12 +214,20 @@ class Outlets:
                     complete += self._tell(outlet, self.ledger.version, None, None)
         self._finish(complete)
 
-    def close(self) -> None:
+    def close(self, reason: str = "") -> None:
+        """Close all links.
+
+        Args:
+            reason: told to the receivers first, in words; empty where the sender has not failed.
+        """
         with self._lock:
             outlets, self._outlets = list(self._outlets.values()), {}
             self._newcomers.clear()
             self._relay.act(self._plan.close)
         for outlet in outlets:
+            if reason and outlet.link.error is None:
+                with contextlib.suppress(TransferFailed):  # that receiver does not listen, and hears of the end only
+                    outlet.say(say.LEAVE, reason)
             outlet.link.close()
 
     # -- on a GPU -----------------------------------------------------------------------------------------------

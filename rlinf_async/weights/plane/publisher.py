@@ -21,9 +21,11 @@ from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.gather import gathers_here
 from rlinf_async.weights.model.gather_calls import Call, Calls
 from rlinf_async.weights.model.manifest import Manifest
-from rlinf_async.weights.model.param_tree import ParamTree, name_of
+from rlinf_async.weights.model.naming import UNCHANGED, Naming
+from rlinf_async.weights.model.param_tree import name_of
 from rlinf_async.weights.model.partial import chosen
 from rlinf_async.weights.model.source import Source, pack_extra
+from rlinf_async.weights.model.streamed import is_streamed, layout_of
 from rlinf_async.weights.plane.comparing import Comparing
 from rlinf_async.weights.plane.delivery import Delivery, Parcel
 from rlinf_async.weights.plane.outlet import Outlet
@@ -57,9 +59,9 @@ class Publisher:
 
     Weights of a GPU are packed once the caller's current streams have come as far as they were when ``publish`` was
     called: there, if receivers of this machine have theirs on the same GPU, and in shared memory for everybody else.
-    What CUDA refuses is logged once, and goes by way of the CPU.
+    If CUDA refuses an operation, one line in the log says so, and the weights go by way of the CPU.
 
-    Of weights that are sharded (FSDP, DTensor) every rank has a publisher, that of rank 0 all receivers.  They publish
+    Every rank of sharded weights (FSDP, DTensor) has a publisher, that of rank 0 all receivers.  They publish
     together: shards go straight to their places in rank 0's shared memory, and no other rank ever has them whole.  A
     rank that does not take part keeps the others waiting for as long as torch's process group lets them.
 
@@ -76,6 +78,7 @@ class Publisher:
         verify: ``"crc"``: with a checksum, which the receivers check.  ``"sha256"``: what each tensor of a receiver
             holds once a version is applied is compared with what was packed.
         select: ``"all"``, ``"trainable"``, or a function of (name, tensor).
+        naming: gives the names under which the source's tensors travel.
         chain_from: bytes from which on receivers' machines pass a version on to each other.
         gpus: in the place of CUDA's.
     """
@@ -92,6 +95,7 @@ class Publisher:
         ack_timeout: float = 60.0,
         verify: str = "off",
         select: Any = "all",
+        naming: Naming = UNCHANGED,
         chain_from: int = CHAIN_FROM_BYTES,
         gpus: Gpus = CUDA,
     ) -> None:
@@ -105,6 +109,7 @@ class Publisher:
         self._gpus = gpus
         self._verify = verify
         self._select = select
+        self.naming = naming
         self._changes = Changes(model_id)
         verifies = self._verify_aside if verify == "sha256" else None
         self._outlets = Outlets(model_id, self._complete, self._changes.notify, self._fill, chain_from, verifies)
@@ -367,16 +372,22 @@ class Publisher:
         if packing.store is None:
             self._refuse_receivers()
         given = packing.taker.manifest.select(keys_of(keys))
+        streams = is_streamed(source)
+        if streams and given is not None:
+            raise ValueError("keys= names some of a model's tensors, and a function yields all of them")
         # Receivers on other machines have no memory yet for another layout: they get it when all is packed.
         at_once = () if laid is not None else names
         wanted = (source, version, given, at_once, packing.marks(), call)
-        writer = await self.aside.do(packing.pack, *wanted, nbytes=packing.nbytes)
+        writer = await self.aside.do(packing.pack, *wanted, nbytes=None if streams else packing.nbytes)
         return writer, packing.taker.manifest.nbytes_of(given)
 
     async def _lay_out(self, source: Any, transport_dtype: Any, wish: Mapping[int, str] | None = None) -> Packing:
         """Finds out what comes, and makes room for it where it is packed."""
-        tree = ParamTree.of(source, self._select)
-        taker = Source(tree, self._select, transport_dtype)
+        if is_streamed(source):  # other ranks may have to be waited for, and what is yielded is computed
+            tree = await self.aside.do(layout_of, source, self._select, self.naming, nbytes=None)
+        else:
+            tree = self.naming.tree_of(source, self._select)
+        taker = Source(tree, self._select, transport_dtype, self.naming)
         made: list[Store] = []
         if gathers_here() or not taker.is_sharded:
             extra = len(pack_extra(tree))
@@ -407,7 +418,13 @@ class Publisher:
     async def _lay_anew(self, source: Any, keys: Any, names: Sequence[Hashable]) -> Packing | None:
         """A layout in the dtype that all receivers map, or else in the sender's own, where it is another than this."""
         packing = self._packing
-        if packing is None or not self._may_lay_anew or keys is not None or set(names) != set(self.worker_ids):
+        if (
+            packing is None
+            or not self._may_lay_anew
+            or is_streamed(source)
+            or keys is not None
+            or set(names) != set(self.worker_ids)
+        ):
             return None
         wish = self._outlets.wish
         if wish is None or wish == packing.wish or packing.taker.is_sharded:
@@ -503,10 +520,13 @@ class Publisher:
         if self._is_closed:
             raise ClosedError(f"the publisher of '{self._model_id}' is closed")
 
-    async def close(self) -> None:
-        """Closes the links and gives the memory back; receivers keep their last version.  Idempotent.
+    async def close(self, reason: str = "") -> None:
+        """Close the links and give the memory back; receivers keep their last version.  Idempotent.
 
-        Whoever is cancelled while it waits is told so at the end.
+        A caller that is cancelled while it waits is told so at the end.
+
+        Args:
+            reason: told to the receivers, where the sender has failed.
         """
         self._is_closed = True
         handle, self._handle = self._handle, None
@@ -515,14 +535,14 @@ class Publisher:
         try:
             await self.aside.wait()
         finally:
-            await self._let_go()
+            await self._let_go(reason)
 
-    async def _let_go(self) -> None:
+    async def _let_go(self, reason: str) -> None:
         # Packing has gigabytes, for which a cycle would have to be found.
         store, self._packing, self._source = self._store, None, None
         try:
             if self._pid == process.pid:  # in a forked one, a thread that is not there may have had their lock
-                self._outlets.close()
+                self._outlets.close(reason)
                 self._changes.notify()  # whoever waits for receivers hears that it is closed
             if store is not None:  # nothing is packed there, or sent from there, any more
                 await self.aside.do(_close_all, self._stores, nbytes=store.layout.size)

@@ -19,7 +19,9 @@ from rlinf_async.weights.memory.cuda import CUDA
 from rlinf_async.weights.memory.gpus import Gpus
 from rlinf_async.weights.memory.slot import MemoryName
 from rlinf_async.weights.memory.slot_reader import MemoryGone
+from rlinf_async.weights.model.naming import UNCHANGED, Naming
 from rlinf_async.weights.model.param_tree import Path
+from rlinf_async.weights.model.shards import ShardOption
 from rlinf_async.weights.plane.applying import Applying, give_back
 from rlinf_async.weights.plane.destination import Destination
 from rlinf_async.weights.plane.host_memory import HostMemory
@@ -64,6 +66,8 @@ class Subscriber:
         ack_timeout: seconds that readers have to leave when a version is to be applied.
         find: gives the destination, which may be another one from version to version, or raises why there is none.
         strict_dtype: weights in another dtype than the destination's are refused, and not cast.
+        naming: gives the names under which the sender knows the destination's tensors.
+        shard: mesh and placements of plain tensors that are shards; see ``Fit``.
         gpus: in the place of CUDA's.
 
     Attributes:
@@ -82,6 +86,8 @@ class Subscriber:
         ack_timeout: float = 60.0,
         find: Callable[[], Any] | None = None,
         strict_dtype: bool = False,
+        naming: Naming = UNCHANGED,
+        shard: ShardOption = None,
         gpus: Gpus = CUDA,
     ) -> None:
         self.link = link
@@ -91,7 +97,14 @@ class Subscriber:
         self._skips = policy == "latest"
         self._maps = apply == "map"
         self._applying = Applying(
-            Destination(find or (lambda: destination), maps=apply == "map", strict_dtype=strict_dtype, gpus=gpus),
+            Destination(
+                find or (lambda: destination),
+                maps=apply == "map",
+                strict_dtype=strict_dtype,
+                naming=naming,
+                shard=shard,
+                gpus=gpus,
+            ),
             model_id,
             gpus,
             maps=apply == "map",
@@ -105,6 +118,8 @@ class Subscriber:
         self._owed: list[int] = []
         """Versions that were heard of and not acknowledged."""
         self._end: Exception | None = None
+        self._why = ""
+        """The sender's last word, where it has failed."""
         self._host: HostMemory | None = None
         self._keep: Callable[[], object] | None = None
         """Prevents that what is leased is given back a second time, when this is dropped."""
@@ -209,6 +224,9 @@ class Subscriber:
         what, *facts = words
         if what == say.PUBLISH:
             self._reception.heard(facts[0])
+        elif what == say.LEAVE:
+            self._why = facts[0]
+            return
         elif what in TO_HOSTS:
             if self._host is not None:  # or it is the host no more, which the sender may not have known
                 self._host.host.hear(what, *facts)
@@ -220,6 +238,8 @@ class Subscriber:
 
     def hear_end(self, error: Exception) -> None:
         """Notes that the link has ended, and why, and wakes all waiters."""
+        if self._why:
+            error = ClosedError(f"the sender of '{self._model_id}' has left by an error: {self._why}")
         self._end = error
         if self._host is not None:
             self._host.host.close(error)

@@ -189,7 +189,9 @@ class WeightSyncScheme(Configuration):
             raise
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
+    async def __aexit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if kind is not None and self._sender is not None:
+            self._sender._failure = f"{kind.__name__}: {error}"
         await self.close()
 
     # -- pickling -----------------------------------------------------------------------------------------------

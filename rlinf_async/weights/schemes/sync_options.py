@@ -11,6 +11,8 @@ from typing import Any, Final
 import torch
 
 from rlinf_async.errors import ConfigError
+from rlinf_async.weights.model.naming import Naming, Rename
+from rlinf_async.weights.model.shards import ShardOption
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "delta": ("off", "auto", "on"),
@@ -50,6 +52,10 @@ class SyncOptions:
             tensor), which gets a module's parameters themselves.
         strict_dtype: a receiver whose tensors have another dtype than the weights travel in refuses them; by default it
             casts them, as ``copy_`` does, where ``torch.can_cast`` allows it.
+        strip_prefix: taken off the names of this side's tensors that begin with it: ``"module."``.
+        rename: names under which the tensors of this side's model travel, by their own; or a function of these.
+        shard: ``(mesh, placements)`` of a receiver's tensors that are shards and no DTensors; or a function of (name,
+            tensor) that gives them, or None for a whole tensor.
     """
 
     apply: str = "copy"
@@ -61,6 +67,9 @@ class SyncOptions:
     verify: str = "off"
     select: str | Callable[..., bool] = "all"
     strict_dtype: bool = False
+    strip_prefix: str = ""
+    rename: Rename = None
+    shard: ShardOption = None
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -78,6 +87,13 @@ class SyncOptions:
             raise ConfigError(f"select= is 'all', 'trainable' or a function of (name, tensor); got {self.select!r}")
 
         self._check_transport_dtype()
+        if not isinstance(self.strip_prefix, str):
+            raise ConfigError(f"strip_prefix= is the beginning of names, as 'module.'; got {self.strip_prefix!r}")
+        is_names = isinstance(self.rename, Mapping) and all(isinstance(each, str) for each in self.rename.values())
+        if self.rename is not None and not is_names and not callable(self.rename):
+            raise ConfigError(f"rename= is a dict of names, or a function of a name; got {self.rename!r}")
+        if self.shard is not None and not callable(self.shard) and len(self.shard) != 2:
+            raise ConfigError(f"shard= is (mesh, placements), or a function of (name, tensor); got {self.shard!r}")
 
     def _check_transport_dtype(self) -> None:
         wish = self.transport_dtype
@@ -130,8 +146,12 @@ class SyncOptions:
     def for_publisher(self) -> dict[str, Any]:
         """What the sender's side of shared memory takes."""
         names = ("apply", "slots", "transport_dtype", "delta", "ack_timeout", "verify", "select")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names} | self._named()
+
+    def _named(self) -> dict[str, Naming]:
+        return {"naming": Naming(self.strip_prefix, self.rename)}
 
     def for_subscriber(self) -> dict[str, Any]:
         """What the receivers' side takes."""
-        return {name: getattr(self, name) for name in ("apply", "policy", "verify", "ack_timeout", "strict_dtype")}
+        names = ("apply", "policy", "verify", "ack_timeout", "strict_dtype", "shard")
+        return {name: getattr(self, name) for name in names} | self._named()
