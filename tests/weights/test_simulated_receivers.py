@@ -88,7 +88,7 @@ class Program:
 
     def __init__(self, network: Network, seed: int) -> None:
         self.network, self.rnd = network, random.Random(seed)
-        self.how = {
+        self.how: dict[str, Any] = {
             "apply": self.rnd.choice(["copy", "map"]),
             "verify": self.rnd.choice(["off", "off", "crc", "sha256"]),
             "delta": self.rnd.choice(["off", "off", "on"]),
@@ -293,7 +293,10 @@ class Program:
         behind = [(version, [each.name for each in there]) for version, there, _ in outlets._behind]
         assert self.publisher._stores == [self.publisher._store], (self.publisher._stores, behind)
         assert (outlets._behind, outlets._lacking, outlets.ledger.pending) == ([], [], {})
-        store, verifying = self.publisher._store, self.publisher._packing.verifying
+        store, packing = self.publisher._store, self.publisher._packing
+        assert store is not None
+        assert packing is not None
+        verifying = packing.verifying
         compared = [] if verifying is None else [held.slot for held in verifying._held.values()]
         assert [slot for slot in store._slots if slot.is_held] == compared, "that of the latest version at most"
         assert len(store._slots) <= max(store.slots, self.how["behind"] + 2)

@@ -517,14 +517,12 @@ class Outlets:
 
     def _failed_alone(self, name: Hashable, version: int, error: Exception) -> list[int]:
         trouble = f"{type(error).__name__}: {error}"
-        return [version] if self.ledger.answer(name, version, Ack("failed", version, error), trouble) else []
+        return [version] if self.ledger.settle(name, version, Ack("failed", version, error), trouble) else []
 
     def _answered(self, name: Hashable, ack: Ack) -> list[int]:
-        """Take an answer, also for earlier versions: the receiver has skipped them."""
         compared = self._outlets[name].verifying if name in self._outlets else ()
-        earlier = [version for version in self.ledger.pending if version < ack.version and version not in compared]
         trouble = None if ack.error is None else f"{type(ack.error).__name__}: {ack.error}"
-        return [each for each in (ack.version, *earlier) if self.ledger.answer(name, each, ack, trouble)]
+        return self.ledger.answer(name, ack.version, ack, trouble, compared=compared)
 
     def _gone(self, outlet: Outlet, error: Exception) -> list[int]:
         # Of a version that is being compared it has answered.

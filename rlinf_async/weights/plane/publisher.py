@@ -361,7 +361,7 @@ class Publisher:
 
     def _leave_behind(self) -> None:
         """End the oldest versions under way, of which there are too many, for the receivers that lack them."""
-        for version in list(self._handles)[: -self._behind - 1]:
+        for version in self._outlets.ledger.excess(self._behind):
             for name in self._outlets.waiting_for(version):
                 who = f"receiver {name!r} ({self._outlets.label(name)})"
                 lag = f"is more than {self._behind} versions of '{self._model_id}' behind"
