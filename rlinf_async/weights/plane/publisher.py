@@ -111,8 +111,8 @@ class Publisher:
         self._select = select
         self._changes = Changes(model_id)
         verifies = self._verify_aside if verify == "sha256" else None
-        told: tuple[Any, ...] = (self._complete, self._changes.notify, self._fill)
-        self._outlets = Outlets(model_id, *told, chain_from, verifies, ahead=behind > 0)
+        told = self._complete, self._changes.notify, self._fill
+        self._outlets = Outlets(model_id, *told, chain_from=chain_from, verify=verifies, ahead=behind > 0)
         self._behind = behind
         self._named: dict[Hashable, float] = {}
         """Receivers that were too far behind, and when the log has named them."""
