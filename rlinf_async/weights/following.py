@@ -37,7 +37,6 @@ def follow(
         timeout: seconds that entering waits for version 1, once the group is there.
         apply: ``"copy"``, the model's tensors are overwritten, or ``"map"``, they come to stand in the shared memory
             that the trainer has written, and must not be written into.
-        policy: ``"latest"``, one that is late may skip versions, or ``"all"``, it applies every one.
         verify: as that of ``publish``, at both ends.
         strict_dtype: refuse weights in another dtype than the model's, which are cast otherwise.
         strip_prefix: taken off the names of the model's tensors that begin with it, such as ``"_orig_mod."``.
@@ -62,7 +61,7 @@ def follow(
         case _:
             raise TypeError(f"of= is the trainer's group, or (group, rank); got {of!r}")
     checked = SyncOptions.of(options, "follow()")
-    honoured = ("apply", "policy", "verify", "strict_dtype", "strip_prefix", "rename", "shard", "ack_timeout")
+    honoured = ("apply", "verify", "strict_dtype", "strip_prefix", "rename", "shard", "ack_timeout")
     checked.refuse_others(*honoured, owner="follow()", why="the trainer decides: publish() takes it")
     check_seconds(timeout)
     return Following(model, group, rank, name, timeout, checked)

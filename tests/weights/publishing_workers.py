@@ -115,6 +115,15 @@ class Trainer(Ends):
             await self.weights.send()
             await asyncio.sleep(0.01)
 
+    async def time_sends(self, times: int) -> list[float]:
+        """Seconds that each send takes."""
+        took = []
+        for value in range(times):
+            begun = time.monotonic()
+            await self.send(float(value))
+            took.append(time.monotonic() - begun)
+        return took
+
     def send_blocking(self, value: float) -> int:
         self.model.fill(value)
         return int(self.weights.send())

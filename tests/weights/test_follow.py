@@ -269,8 +269,8 @@ def test_entering_can_be_cancelled_at_any_step_and_leaves_nothing(launch: Launch
 
 
 def test_wrong_options_and_places_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"follow\(\) has no option 'polcy': 'policy', perhaps\?"):
-        follow(Tied(), "trainer", polcy="all")
+    with pytest.raises(ConfigError, match=r"follow\(\) has no option 'verfy': 'verify', perhaps\?"):
+        follow(Tied(), "trainer", verfy="crc")
     with pytest.raises(ConfigError, match=r"publish\(\) cannot do strict_dtype=True: each follower has its own"):
         publish(Tied(), "rollout", strict_dtype=True)
     with pytest.raises(ConfigError, match=r"follow\(\) cannot do delta='on': the trainer decides"):

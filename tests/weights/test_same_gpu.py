@@ -48,7 +48,7 @@ def places(publisher: Publisher) -> int:
     store = publisher._store
     assert store is not None
     assert store.latest is not None
-    return store.latest._header.places
+    return store.latest._header.places & (IN_SLOT | ON_GPU)
 
 
 def host_memory(publisher: Publisher) -> list[int]:

@@ -55,6 +55,12 @@ class ExpectedDigests:
         self._known: dict[bytes, bytes] = {}
         self._in_use: set[bytes] = set()
 
+    def following(self) -> ExpectedDigests:
+        """Return digests of the next version, in the forms that this one was asked for in."""
+        others = ExpectedDigests(self._manifest)
+        others._in_use = set(self._in_use or self._known)
+        return others
+
     def begin(self, version: int, leaves: Sequence[torch.Tensor]) -> None:
         """Hashes a version in the forms that the one before was asked for in."""
         if version != self._version:

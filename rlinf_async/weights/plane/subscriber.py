@@ -17,7 +17,7 @@ from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost, Transfer
 from rlinf_async.weights.links.weight_link import Link, Words
 from rlinf_async.weights.memory.cuda import CUDA
 from rlinf_async.weights.memory.gpus import Gpus
-from rlinf_async.weights.memory.slot import MemoryName
+from rlinf_async.weights.memory.slot import PUBLISHED, MemoryName
 from rlinf_async.weights.memory.slot_reader import MemoryGone
 from rlinf_async.weights.model.naming import UNCHANGED, Naming
 from rlinf_async.weights.model.param_tree import Path
@@ -59,8 +59,6 @@ class Subscriber:
             that is called with ``{path: tensor}`` and must not keep them; None: the weights are only looked at.
         apply: ``"copy"``: the tensors are overwritten.  ``"map"``: they come to stand in the sender's memory, and to
             write to them then is a fault that ends the process; on a GPU it is none, and other receivers see it.
-        policy: ``"latest"``: versions that are late are skipped.  ``"all"``: those that the sender has given up, when
-            their time was over or nobody waited, may be: it uses their memory again.
         verify: ``"crc"``: checksums are checked, where the sender makes them.  ``"sha256"``: the sender hears digests
             of what the destination holds.
         ack_timeout: seconds that readers have to leave when a version is to be applied.
@@ -81,7 +79,6 @@ class Subscriber:
         *,
         model_id: str = "policy",
         apply: str = "copy",
-        policy: str = "latest",
         verify: str = "off",
         ack_timeout: float = 60.0,
         find: Callable[[], Any] | None = None,
@@ -94,7 +91,6 @@ class Subscriber:
         self._pid: int | None = None
         """Of the process that listens to the link."""
         self._model_id = model_id
-        self._skips = policy == "latest"
         self._maps = apply == "map"
         self._applying = Applying(
             Destination(
@@ -326,7 +322,7 @@ class Subscriber:
         """
         news = self._news
         words = [news.popleft()]
-        while self._skips and _is_there(words[-1]) and news and _is_there(news[0]):
+        while _is_there(words[-1]) and news and _is_there(news[0]):
             words.append(news.popleft())
         return words
 
@@ -397,12 +393,16 @@ class Subscriber:
                 return
             if leased is None:  # it is being written again: that version comes next
                 return
+            is_published = leased.header.places & PUBLISHED
             if leased.views is None:
-                self._say(say.LACK, leased.header.version, None)
+                if is_published:
+                    self._say(say.LACK, leased.header.version, None)
                 return
             try:
-                if not self._skips and leased.header.version > versions[-1] and self._news:
-                    return  # others come before that one
+                # It has been written again and may be withdrawn before it is published; another version is on its way.
+                # tests/weights/plane/test_behind.py::test_what_is_packed_and_not_published_is_not_applied
+                if not is_published:
+                    return
                 pause = await applying.apply(leased)
             finally:
                 applying.leases.release(leased.reader)

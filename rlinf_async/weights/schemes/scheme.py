@@ -42,8 +42,8 @@ class WeightSyncScheme(Configuration):
 
     Args:
         strategy: what weights are extracted as: ``"state_dict"`` or ``"tensordict"``.
-        options: see ``SyncOptions``; ``apply``, ``slots``, ``transport_dtype``, ``delta``, ``policy``, ``ack_timeout``,
-            ``verify``, ``select``.
+        options: see ``SyncOptions``; ``apply``, ``slots``, ``transport_dtype``, ``delta``, ``ack_timeout``, ``verify``,
+            ``select``.
 
     Raises:
         ConfigError: an option is not known, or has a value that it cannot have.

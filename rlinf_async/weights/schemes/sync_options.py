@@ -1,4 +1,4 @@
-"""Options of every scheme: apply, policy, dtypes, delta, verification, deadlines; checked, and refused by name."""
+"""Options of every scheme: apply, dtypes, delta, verification, deadlines; checked, and refused by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from rlinf_async.weights.model.shards import ShardOption
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "delta": ("off", "auto", "on"),
     "apply": ("copy", "map"),
-    "policy": ("latest", "all"),
     "verify": ("off", "crc", "sha256"),
     "strict_dtype": (False, True),
 }
@@ -43,8 +42,7 @@ class SyncOptions:
         transport_dtype: what floating-point tensors travel as: a dtype, its name, or a function of (name, dtype);
             None: as they are.
         delta: whether between machines only what has changed travels; ``"auto"``: where that is less.
-        policy: ``"latest"``: a receiver that is late may skip versions.  ``"all"``: it applies every one, but for those
-            whose send has failed for it, because their time was over, or was cancelled: their memory is used again.
+        behind: of ``publish``: earlier versions that may be under way when one is sent, at most 62; 2 by default.
         ack_timeout: seconds that a receiver has to apply an update.
         verify: ``"crc"``: checksums over everything, which receivers check.  ``"sha256"``: receivers hash what their
             models hold once a version is applied, and the sender compares that with what it has sent; at both ends.
@@ -62,7 +60,7 @@ class SyncOptions:
     slots: int | None = None
     transport_dtype: Any = None
     delta: str = "off"
-    policy: str = "latest"
+    behind: int | None = None
     ack_timeout: float = 60.0
     verify: str = "off"
     select: str | Callable[..., bool] = "all"
@@ -80,6 +78,11 @@ class SyncOptions:
             raise ConfigError(
                 f"slots= is at least 2, because one is read while the other is written, and at most {MOST_SLOTS}; each "
                 f"takes as much memory as the weights; got {self.slots!r}"
+            )
+        if self.behind is not None and not (type(self.behind) is int and 0 <= self.behind <= MOST_SLOTS - 2):
+            raise ConfigError(
+                f"behind= is a number of versions, from 0 to {MOST_SLOTS - 2}, because each may take as much memory as "
+                f"the weights; got {self.behind!r}"
             )
         if not isinstance(self.ack_timeout, (int, float)) or not self.ack_timeout > 0:
             raise ConfigError(f"ack_timeout= takes seconds, more than 0; got {self.ack_timeout!r}")
@@ -146,12 +149,12 @@ class SyncOptions:
     def for_publisher(self) -> dict[str, Any]:
         """What the sender's side of shared memory takes."""
         names = ("apply", "slots", "transport_dtype", "delta", "ack_timeout", "verify", "select")
-        return {name: getattr(self, name) for name in names} | self._named()
+        return {**{name: getattr(self, name) for name in names}, "behind": self.behind or 0} | self._named()
 
     def _named(self) -> dict[str, Naming]:
         return {"naming": Naming(self.strip_prefix, self.rename)}
 
     def for_subscriber(self) -> dict[str, Any]:
         """What the receivers' side takes."""
-        names = ("apply", "policy", "verify", "ack_timeout", "strict_dtype", "shard")
+        names = ("apply", "verify", "ack_timeout", "strict_dtype", "shard")
         return {name: getattr(self, name) for name in names} | self._named()
