@@ -46,6 +46,8 @@ class Scope:
         # them: tests/weights/test_publish.py::test_a_name_is_in_use_once_at_a_time_with_each_group
         with _lock:
             for line in self._lines.keys() & self._open.keys():
+                if self._open[line]._pid != process.pid:  # of the worker that has forked this one
+                    continue
                 raise RuntimeError(
                     f"weights named '{name}' are {self._open[line]._use} group '{line[0]}' by this worker already: "
                     "close that one first, or give this one another name=, at both ends"

@@ -204,7 +204,41 @@ class Sharded(Trainer):
         return int(await self.weights.send(**options))
 
 
+class Below(Worker):
+    """A process that a worker has started, and that joins as a worker below it."""
+
+    def __init__(self, parent_address: Any) -> None:
+        Worker.__init__(self, parent_address=parent_address, world_size=1, rank=0)
+
+
+def follow_below(parent_address: Any, last: int, apply: str, pipe: Any) -> None:
+    worker, model = Below(parent_address), Tied()
+    with follow(model, "trainer", apply=apply) as weights:
+        pipe.send("follows")
+        weights.wait_version(last, 20)
+        with weights.reading() as version:
+            pipe.send((worker.get_name(), version, model.values()))
+
+
 class Follower(Ends):
+    def breed(self, last: int, apply: str) -> None:
+        """Starts one that follows until it has that version."""
+        self.below, theirs = multiprocessing.Pipe()
+        context = multiprocessing.get_context("fork")
+        arguments = (self.worker_address, last, apply, theirs)
+        self.child = context.Process(target=follow_below, args=arguments)
+        self.child.start()
+        theirs.close()
+
+    def hear_below(self) -> Any:
+        assert self.below.poll(20)
+        return self.below.recv()
+
+    def end_below(self) -> int | None:
+        self.child.join(20)
+        self.below.close()
+        return self.child.exitcode
+
     def halve(self) -> None:
         self.model.bfloat16()
 

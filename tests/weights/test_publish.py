@@ -62,6 +62,27 @@ def test_a_trainer_that_yields_its_tensors_does_so_on_every_rank(launch: Launch,
     trainer.leave().wait(40)
 
 
+@pytest.mark.parametrize("is_first", [True, False], ids=["before the trainer", "after it"])
+@pytest.mark.parametrize("apply", ["copy", "map"])
+def test_a_process_below_a_rank_of_the_group_follows_too(launch: Launch, apply: str, is_first: bool) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 1)
+    if is_first:
+        rollout.breed(3, apply).wait(40)
+    trainer.enter("rollout", apply=apply).wait(40)
+    rollout.enter(apply=apply).wait(40)
+    if not is_first:
+        rollout.breed(3, apply).wait(40)
+    assert rollout.hear_below().wait(40) == ["follows"]
+    for value in (2.0, 3.0):
+        trainer.send(value).wait(40)
+    assert trainer.delivered().wait(40)[0]["rollout:0"] == "applied"
+    assert rollout.hear_below().wait(40) == [("rollout:0:0", 3, {3.0})]
+    assert rollout.end_below().wait(40) == [0]
+    trainer.send(4.0).wait(40)
+    trainer.delivered().wait(40)
+    trainer.leave().wait(40)
+
+
 def test_two_groups_follow_one_trainer(launch: Launch) -> None:
     trainer = launch(Trainer, "trainer", 0)
     groups = [launch(Follower, name, 0) for name in ("rollout", "evaluation")]
