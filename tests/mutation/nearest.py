@@ -48,7 +48,8 @@ NEAREST: Final = {
     "rlinf_async/_messaging/outbox.py": "tests/_messaging/test_device_messages.py tests/test_exchange_faults.py",
     "rlinf_async/_messaging/peer_devices.py": "tests/_messaging/test_device_messages.py",
     "rlinf_async/_messaging/peers.py": "tests/test_restarts.py tests/test_exchange_faults.py",
-    "rlinf_async/_messaging/relayed_broadcast.py": "tests/_messaging/test_relay_chain.py",
+    "rlinf_async/_messaging/relayed_broadcast.py": "tests/_messaging/test_relay.py"
+    " tests/_messaging/test_relay_chain.py",
     "rlinf_async/_messaging/routes.py": "tests/test_routing.py tests/routing",
     "rlinf_async/_messaging/state": "",
     "rlinf_async/_messaging/state/flow_control.py": "tests/_messaging/test_mailbox.py",
@@ -107,7 +108,7 @@ NEAREST: Final = {
     "launcher/daemon/fork_server.py": "tests/launcher/daemon/test_templates.py tests/test_preload.py",
     "launcher/daemon/group_names.py": "tests/launcher/daemon/test_membership.py tests/test_missing_names.py",
     "launcher/daemon/guardian.py": "tests/launcher/remote/test_sweep.py tests/test_scripts.py",
-    "launcher/daemon/handlers.py": "tests/_core/test_operations.py",
+    "launcher/daemon/handlers.py": "tests/launcher/daemon/test_router.py tests/_core/test_operations.py",
     "launcher/daemon/hosted_channel.py": "tests/launcher/daemon/test_channels.py tests/channel/test_closing.py",
     "launcher/daemon/leftovers.py": "tests/launcher/remote/test_sweep.py tests/launcher/daemon/test_cleanup.py",
     "launcher/daemon/membership.py": "tests/simulation/test_sim_deaths.py",
