@@ -120,7 +120,7 @@ NEAREST: Final = {
     "launcher/daemon/node_link.py": "tests/launcher/daemon/test_membership.py tests/_wire/test_link_healing.py",
     "launcher/daemon/operator_requests.py": "tests/launcher/control/test_attachment.py",
     "launcher/daemon/ports.py": "tests/launcher/test_port_range.py",
-    "launcher/daemon/preloads.py": "tests/test_preload.py tests/launcher/daemon/test_templates.py",
+    "launcher/daemon/preloads.py": "tests/launcher/daemon/test_templates.py tests/test_preload.py",
     "launcher/daemon/probe_process.py": "tests/launcher/daemon/test_probes.py",
     "launcher/daemon/profiled_worker.py": "tests/test_profiling.py",
     "launcher/daemon/resources.py": "tests/test_locks.py",
