@@ -195,6 +195,16 @@ async def test_the_daemon_is_told_of_an_answer_to_a_call_that_it_knows_though_no
     assert not timers
 
 
+async def test_the_daemon_is_not_told_of_a_call_that_was_given_up_while_the_report_was_due() -> None:
+    sent: list[Any] = []
+    timers: list[Any] = []
+    table: Any = Table(Way())
+    calls = direct_calls.DirectCalls(table, {}, threading.RLock(), sent.append, lambda _, at: timers.append(at))
+    calls.open(2, [7], "note")
+    timers.pop()()
+    assert sent == []
+
+
 async def test_a_call_follows_those_that_a_broken_socket_still_owes() -> None:
     """Another thread relays these one by one; a call that went by way of the daemon at once would overtake some."""
     way, open_calls = Way(), {1: object()}

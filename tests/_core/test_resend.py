@@ -168,6 +168,7 @@ def test_an_acknowledgement_rides_along_and_is_sent_alone_only_when_much_waits_f
     assert incoming.is_due
     assert incoming.acknowledge() == (frames.ACK, 0, resend.ACK_FRAMES, frames.OF_THIS)
     assert not incoming.is_due
+    assert incoming.look_at == 2 * resend.ACK_FRAMES
     incoming.received += resend.ACK_NOW_FRAMES
     assert incoming.owes()
     incoming.acknowledge()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rlinf_async._core import frames
+from rlinf_async._core import codec, frames
+from rlinf_async._core.frames import Status
 from rlinf_async._group.members import Members
+from rlinf_async.outcome import CallDeadline
 
 
 @pytest.fixture
@@ -37,3 +40,42 @@ def test_a_call_of_no_stream_has_no_credit_so_that_its_answers_may_leave_togethe
     call: Any = SimpleNamespace()
     members._send(members.callee([0, 1]), call, "step", [(b"", ()), (b"", ())], same)
     assert sent == [{"credit": 0}]
+
+
+@pytest.mark.parametrize(
+    ("call", "is_dead", "expected"),
+    [
+        ({}, False, "sent"),
+        ({"_method": "__init__"}, True, "sent"),
+        ({"_method": "__init__"}, False, Status.OK),  # the supervisor has run it
+        ({"_again": None}, False, Status.CANCELLED),
+        ({"_cancelled": True}, False, Status.CANCELLED),
+        ({"_cancel_sent": True}, True, Status.CANCELLED),
+    ],
+)
+def test_a_call_of_a_rank_that_is_back_is_sent_again_or_answered(
+    members: Members, monkeypatch: pytest.MonkeyPatch, call: dict[str, Any], is_dead: bool, expected: Any
+) -> None:
+    done: list[Any] = []
+    client: Any = members.client
+    client.answer_for = lambda number, slot, status, body: done.append((number, slot, status))
+    monkeypatch.setattr(members, "_send_again", lambda callee, handler, slot, body, fds: done.append((7, slot, "sent")))
+    facts = {"_call": 7, "_method": "step", "_again": [codec.encode(None)], "_cancelled": False, "_cancel_sent": False}
+    handler: Any = SimpleNamespace(**{**facts, **call})
+    members.deaths = {1: {}} if is_dead else {}
+    members._repeat(members.callee([0, 1]), handler, 1)
+    assert done == [(7, 1, expected)]
+
+
+def test_one_timer_does_for_the_deadlines_of_all_calls_and_no_call_waits_for_it(members: Members) -> None:
+    timers: list[float] = []
+    client: Any = members.client
+    client.later = lambda seconds, look: timers.append(seconds)
+    members.deadline = CallDeadline(30.0, "here")
+    members.watch_deadlines()
+    second = threading.Thread(target=members.watch_deadlines, daemon=True)
+    second.start()
+    second.join(5)
+    has_waited = second.is_alive()
+    members._timer.release()
+    assert (timers, has_waited) == ([30.0], False)

@@ -160,7 +160,18 @@ async def test_a_large_item_does_not_overtake_a_small_one(daemon: Daemon) -> Non
     consumer.tell("taken", [1, 2])
 
 
-async def test_a_segment_is_held_until_it_is_taken_and_no_longer(daemon: Daemon) -> None:
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda consumer, get: consumer.tell("taken", [get]),
+        lambda consumer, get: consumer.tell("requests", [[], [], [get]]),
+        lambda consumer, get: consumer.get(taken=[get]),
+    ],
+    ids=["by itself", "with other requests", "with the next get"],
+)
+async def test_a_segment_is_held_until_it_is_taken_and_no_longer(
+    daemon: Daemon, take: Callable[[Process, int], None]
+) -> None:
     producer, consumer = Process(daemon), Process(daemon)
     await daemon.host(producer.id)
     before = open_segments()
@@ -169,7 +180,7 @@ async def test_a_segment_is_held_until_it_is_taken_and_no_longer(daemon: Daemon)
     get = consumer.get()
     assert open_segments() == before + 1
     assert consumer.heard()[-1] == ("give", get, SIZE)
-    consumer.tell("taken", [get])
+    take(consumer, get)
     assert open_segments() == before
     assert daemon.channels.status()["obs"]["bytes"] == 0
 

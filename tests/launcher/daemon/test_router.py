@@ -14,6 +14,7 @@ from rlinf_async._core.operations import NodeMetrics
 from rlinf_async.errors import LaunchError
 from rlinf_launcher.daemon import router as routers
 from rlinf_launcher.daemon.endpoint import Endpoint
+from rlinf_launcher.daemon.handlers import Handlers
 from rlinf_launcher.daemon.router import Router
 
 
@@ -108,6 +109,25 @@ def test_a_call_and_its_cancel_reach_each_of_their_targets_with_its_own_slot(rou
     router.from_endpoint(driver, [frames.CALL, 0, driver.id, route, 7, "step", 0, b""], [])
     router.from_endpoint(driver, [frames.CANCEL, 0, driver.id, route, 7], [])
     assert [[frame[3] for frame in sent.frames] for _, sent in workers] == [[0, 0], [1, 1], [2, 2]]
+
+
+def test_the_calls_of_a_caller_that_is_gone_are_cancelled_and_those_of_others_go_on(router: Router) -> None:
+    (gone, _), (driver, _) = attach(router, "driver"), attach(router, "driver")
+    worker, sent = attach(router, "worker")
+    for caller in (gone, driver):
+        call = [frames.CALL, 0, caller.id, frames.route_to([worker.id]), 7, "step", 0, b""]
+        router.from_endpoint(caller, call, [])
+    router.drop_caller(gone.id)
+    assert [frame[2] for frame in sent.frames if frame[0] == frames.CANCEL] == [gone.id]
+
+
+def test_an_answer_that_cannot_travel_becomes_an_error_that_can(router: Router) -> None:
+    driver, heard = attach(router, "driver")
+    heard.send = lambda frame, fds=(), **how: heard.frames.append(frames.unpack(frames.pack(frame)))  # type: ignore[method-assign]
+    Handlers(router, ()).answer((driver.id, 7), object())
+    ((*answer, (kind, text)),) = heard.frames
+    assert answer == [frames.ANSWER, 0, frames.endpoint(0, 0), driver.id, 7, False]
+    assert (kind, "object" in text) == ("LaunchError", True)
 
 
 def test_the_answers_to_one_call_leave_in_one_write(router: Router) -> None:

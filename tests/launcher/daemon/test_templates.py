@@ -17,7 +17,7 @@ from rlinf_async.configuration import RESTARTS
 from rlinf_async.errors import LaunchError
 from rlinf_launcher.daemon import templates
 from rlinf_launcher.daemon.fork_server import MARKER, PACKET_BYTES, ForkServer, control_pair
-from rlinf_launcher.daemon.preloads import Wanted, wanted_by
+from rlinf_launcher.daemon.preloads import Preloads, Refusal, Wanted, wanted_by
 from rlinf_launcher.daemon.templates import Template, Templates, template_command
 
 NODE = {"HOME": "/root", "OMP_NUM_THREADS": "2", "LD_LIBRARY_PATH": "/lib"}
@@ -173,3 +173,47 @@ def test_launches_share_imports_where_these_see_the_same(
     assert (wanted(spawn(**fields), variables, python).surroundings == usual) == shared
     assert usual.sys_path == ("/own", "/far/job", "/lib")
     assert usual.own_variables == {"RANK", RESTARTS, MARKER}
+
+
+class Importer:
+    """Stands in for a template that has imported modules, or has refused to."""
+
+    dead = False
+    users = 0
+
+    def __init__(self, refusal: Refusal | None = None) -> None:
+        self.outcome = asyncio.get_running_loop().create_future()
+        self.outcome.set_result(refusal)
+        self.has_ended = self.is_old = False
+
+    async def ask(self, order: Any) -> dict[str, bool]:
+        return {"changed_files": self.is_old}
+
+    def end(self) -> None:
+        self.has_ended = True
+
+
+async def test_a_template_is_used_until_its_modules_change_and_one_that_refuses_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    preloads = Preloads(lambda: None)
+    plain: Any = object()
+    told: list[Refusal] = []
+    made = [Importer(), Importer(), Importer(Refusal("vllm", "it starts a thread"))]
+    to_make = iter(made)
+
+    async def fork(*_: Any) -> Any:
+        return next(to_make)  # one more is an error
+
+    async def used(**fields: Any) -> Any:
+        async with preloads.use(plain, wanted(spawn(own_modules=["vllm"], **fields)), told.append) as template:
+            return template
+
+    monkeypatch.setattr(preloads, "_fork", fork)
+    assert [await used(), await used()] == [made[0], made[0]]
+    made[0].is_old = True
+    assert [await used(), await used()] == [made[1], made[1]]
+    assert [each.has_ended for each in made] == [True, False, False]
+    assert [await used(cwd="/near/elsewhere"), await used(cwd="/near/elsewhere")] == [plain, plain]
+    assert [refusal.reason for refusal in told] == ["it starts a thread"]
+    assert (made[1].has_ended, made[2].has_ended) == (False, True)
