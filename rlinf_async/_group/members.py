@@ -116,9 +116,11 @@ class Members:
         on_restart: callbacks of the driver.
         on_death: the same, for deaths.
         by_rank: a rank that is away holds up no call of another one.
+        has_name: False if the launch was refused the name, which is another group's.
     """
 
     def __init__(self, client: NodeClient, name: str, size: int) -> None:
+        self.has_name = True
         self.client = client
         self.name = name
         self.size = size

@@ -14,7 +14,7 @@ from rlinf_async.work import Work
 
 
 @pytest.mark.parametrize("named", [True, False])
-async def test_what_a_launch_has_started_is_closed_on_each_node_that_is_there(named: bool) -> None:
+async def test_a_launch_that_had_its_name_is_closed_on_each_node_that_is_there(named: bool) -> None:
     asked: list[tuple[int, type]] = []
 
     def request(operation: Any, *, node: int) -> Work[None]:
@@ -26,5 +26,6 @@ async def test_what_a_launch_has_started_is_closed_on_each_node_that_is_there(na
     client: Any = SimpleNamespace(closed=None, lost_nodes={2: NodeLost("lost")}, request=request)
     placements = [SimpleNamespace(cluster_node_rank=node) for node in (0, 1, 1, 2)]
     plan: Any = SimpleNamespace(placements=placements, name="group", close_grace=1.0)
-    await _undo(client, plan, named)
-    assert sorted(asked, key=str) == [(0, CloseGroup), *[(0, ReleaseGroup)] * named, (1, CloseGroup)]
+    members: Any = SimpleNamespace(has_name=named)
+    await _undo(client, members, plan)
+    assert sorted(asked, key=str) == [(0, CloseGroup), (0, ReleaseGroup), (1, CloseGroup)] * named
