@@ -131,6 +131,11 @@ def test_a_frame_without_its_descriptor_is_no_frame_where_none_was_lost() -> Non
         Incoming().take(message(0))  # type: ignore[arg-type]
 
 
+def test_a_socket_that_rides_on_a_frame_counts_no_bytes() -> None:
+    assert resend.content_bytes(message(0, 9)) == 9
+    assert resend.content_bytes([frames.MESSAGE, 1, 7, 0, [0], None]) == 0
+
+
 def test_pieces_are_the_content_and_a_socket_has_none(opened: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resend, "PIECE_BYTES", 3)
     data = pack(message(1))
