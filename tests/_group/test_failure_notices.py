@@ -20,6 +20,7 @@ class Client:
         self.now = 100.0
         self.timers: list[tuple[float, Any]] = []
         self.told: list[tuple[float, int, list[int]]] = []
+        self.ages: list[float] = []
 
     def listen(self, what: str, listener: Any) -> None: ...
 
@@ -28,6 +29,7 @@ class Client:
 
     def tell_failure(self, call: int, targets: list[int], facts: dict[str, Any]) -> None:
         self.told.append((self.now, call, targets))
+        self.ages.append(facts["seconds_ago"])
 
     def run(self) -> list[float]:
         """Return the moments of the timers, of the first ones where they have no end."""
@@ -80,6 +82,7 @@ def test_ranks_with_open_calls_are_told_once_a_second_after_the_failure_and_nobo
     notices.failed(Failure(1, 11, 1, lambda: FAILED), failed)
     assert client.run() == [101.0, 101.4]
     assert client.told == [(101.0, 2, [10, 12]), (101.4, 1, [10, 12])]
+    assert client.ages == pytest.approx([1.0, 1.0])
 
 
 def test_a_call_that_is_still_being_sent_is_looked_at_again_soon(client: Client) -> None:
