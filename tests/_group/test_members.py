@@ -10,7 +10,9 @@ import pytest
 
 from rlinf_async._core import codec, frames
 from rlinf_async._core.frames import Status
+from rlinf_async._group import members as module
 from rlinf_async._group.members import Members
+from rlinf_async.errors import NodeLost
 from rlinf_async.outcome import CallDeadline
 
 
@@ -79,3 +81,42 @@ def test_one_timer_does_for_the_deadlines_of_all_calls_and_no_call_waits_for_it(
     has_waited = second.is_alive()
     members._timer.release()
     assert (timers, has_waited) == ([30.0], False)
+
+
+def test_the_next_deadline_is_the_earliest_where_a_call_has_waited_for_its_rank(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "clock", SimpleNamespace(monotonic=lambda: 100.0))
+    client: Any = members.client
+    client.events = SimpleNamespace(counts_from=lambda since: since)
+    expired: list[float] = []
+
+    def call(since: float) -> Any:
+        return SimpleNamespace(
+            _since=since, _expired=False, done=lambda: False, _expire=lambda: expired.append(since)
+        )  # fmt: skip
+
+    members.deadline, members.by_rank = CallDeadline(30.0, "here"), True
+    members.open.update({number: call(since) for number, since in enumerate([90.0, 75.0, 60.0, 85.0])})
+    assert (members._expire_calls(), expired) == (5.0, [60.0])
+
+
+@pytest.mark.parametrize("is_supervised", [True, False])
+@pytest.mark.parametrize("is_launched", [True, False])
+def test_a_node_takes_its_ranks_with_it_and_no_others(
+    members: Members, monkeypatch: pytest.MonkeyPatch, is_launched: bool, is_supervised: bool
+) -> None:
+    told: list[tuple[int, str]] = []
+    unobserved: list[str] = []
+    client: Any = members.client
+    client.lost_nodes = {1: NodeLost("node 1 burnt")}
+    client.unobserved = SimpleNamespace(arrived=lambda error: unobserved.append(error.of))
+    members.infos = [SimpleNamespace(node_name=name, pid=7) for name in ("near", "far")]  # type: ignore[misc]
+    members.endpoints = [frames.endpoint(0, 5), frames.endpoint(1, 5)] if is_launched else None
+    note: Any = lambda rank, facts: told.append((rank, facts["node"]))  # noqa: E731
+    if is_supervised:
+        members.supervisor = SimpleNamespace(rank_died=note)  # type: ignore[assignment]
+    monkeypatch.setattr(members, "tell_death", note)
+    members._on_node_lost({"node": 1})
+    assert told == [(1, "far")] * is_launched
+    assert unobserved == ["rank 1 of group 'ring'"] * (is_launched and not is_supervised)

@@ -53,7 +53,8 @@ NEAREST: Final = {
     "rlinf_async/_messaging/routes.py": "tests/test_routing.py tests/routing",
     "rlinf_async/_messaging/state": "",
     "rlinf_async/_messaging/state/flow_control.py": "tests/_messaging/test_mailbox.py",
-    "rlinf_async/_messaging/state/message_facts.py": "tests/_messaging/state/test_matching.py",
+    "rlinf_async/_messaging/state/message_facts.py": "tests/_messaging/state/test_matching.py"
+    " tests/_messaging/test_message_content.py",
     "rlinf_async/_messaging/state/relay_plan.py": "tests/_messaging/state/test_relay_losses.py"
     " tests/_messaging/test_relay_chain.py",
     "rlinf_async/_group": "tests/simulation/test_sim_restarts.py tests/test_group.py",

@@ -452,6 +452,7 @@ async def test_of_a_failed_spawn_no_worker_is_left(tmp_path: Path) -> None:
     assert len(forker.pids) == 2
     assert not any(psutil.pid_exists(pid) for pid in forker.pids)
     assert service.groups == {}
+    assert list(to.endpoints) == [owner.number]
 
 
 # -- whole runs -------------------------------------------------------------------------------------------------------
