@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 NEAREST: Final = {
-    "rlinf_async/_core/class_history.py": "tests/test_scripts.py",
+    "rlinf_async/_core/class_history.py": "tests/_core/test_codec.py tests/test_scripts.py",
     "rlinf_async/_core/clock.py": "tests/test_deadlines.py",
     "rlinf_async/_core/closed_names.py": "tests/_core/test_directory.py tests/channel/test_names.py",
     "rlinf_async/_core/closing.py": "tests/test_cluster.py",
