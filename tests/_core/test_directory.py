@@ -72,6 +72,8 @@ def test_a_name_that_was_closed_is_not_waited_for_until_it_is_reserved_again() -
     directory.drop_owner(2)
     with pytest.raises(ClosedError):
         directory.lookup("x", "waiter")
+    directory.join("x", 0, 2, 7, "member")  # by the first of two members, which come by themselves
+    assert directory.lookup("x", "waiter") is None
 
 
 def test_a_name_that_was_never_published_or_is_joined_by_members_is_waited_for() -> None:

@@ -181,3 +181,19 @@ def test_an_acknowledgement_rides_along_and_is_sent_alone_only_when_much_waits_f
     assert not incoming.owes()
     assert incoming.is_due
     assert incoming.descriptors
+
+
+@pytest.mark.parametrize(
+    ("frame", "owes"),
+    [
+        (message(0, resend._ACK_NOW_BYTES), True),
+        (message(0, resend._ACK_NOW_BYTES - 1), False),
+        ([frames.MESSAGE, 1, 7, 0, [0], "it is lost"], False),
+        ([frames.DIRECT, 1, 0, resend._ACK_NOW_BYTES], False),  # an address, and a socket
+    ],
+)
+def test_much_memory_that_has_come_is_acknowledged_at_once(opened: list[int], frame: list[object], owes: bool) -> None:
+    incoming = Incoming()
+    incoming.add_fds([opened[0]], truncated=False)
+    incoming.take(frame)
+    assert incoming.owes() == owes

@@ -69,6 +69,30 @@ def test_a_call_of_a_rank_that_is_back_is_sent_again_or_answered(
     assert done == [(7, 1, expected)]
 
 
+@pytest.mark.parametrize(
+    ("deaths", "lost", "again"),
+    [
+        ({}, {3}, True),
+        ({1: {"returns": True, "reason": "its node was lost"}}, {3}, True),
+        ({1: {"returns": False, "reason": "died more than 3 times"}}, {3}, False),
+        ({}, set(), False),
+    ],
+)
+def test_a_call_that_a_lost_node_had_is_made_again_for_a_rank_that_comes_back_elsewhere(
+    members: Members, deaths: dict[int, Any], lost: set[int], again: bool
+) -> None:
+    client: Any = members.client
+    client.lost_nodes, client.closed = lost, None
+    members.supervisor = SimpleNamespace()  # type: ignore[assignment]
+    members.deaths, members._held = deaths, {1}  # type: ignore[assignment]
+    handler: Any = SimpleNamespace(_again=[None], _note_death=lambda slot, facts: None)
+    callee = members.callee([0, 1])
+    report = frames.pack([3, "its node was lost"])
+    for _ in range(2):  # it may be told twice
+        assert members.repeats(callee, handler, 1, int(Status.LOST), report) == again
+    assert members._repeats == ([(callee, handler, 1)] if again else [])
+
+
 def test_one_timer_does_for_the_deadlines_of_all_calls_and_no_call_waits_for_it(members: Members) -> None:
     timers: list[float] = []
     client: Any = members.client

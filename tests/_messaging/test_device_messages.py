@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async._messaging import peer_devices
+from rlinf_async._messaging import outbox, peer_devices
 from rlinf_async._messaging.state import message_facts
 from rlinf_async._transports.devices.gpu_link_choice import CUDA_IPC, NCCL, STAGED
 from rlinf_async.errors import DeadlineExceeded, TransferFailed, WorkerDied
@@ -195,6 +195,17 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple):
         return type(one) is type(other) and all(same(*pair) for pair in zip(one, other, strict=True))
     return bool(one == other)
+
+
+def test_where_the_part_that_is_not_on_the_gpu_may_not_be_shared_all_goes_by_way_of_the_cpu(
+    network: Network, gpus: Gpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "fits", lambda nbytes: False)
+    sending, receiving = send(network, BIG), recv(network)
+    network.deliver()
+    assert sending.done()
+    assert torch.equal(receiving.wait(0), BIG)
+    assert (gpus.a.links, gpus.a.copies) == ([], [BIG.nbytes])
 
 
 @pytest.mark.parametrize("make", [lambda: BIG, tied, mixed])

@@ -458,6 +458,35 @@ def test_what_has_been_received_is_not_kept(network: Network) -> None:
     assert alive() is None
 
 
+def test_a_receive_that_is_given_up_while_it_is_posted_takes_nothing_and_is_not_kept(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread gives it up; its operation does not wait for the collector."""
+    inbox = network.b._mailbox.inbox
+    post = inbox.receive
+
+    def receive(receiving: Any, *facts: Any) -> None:
+        receiving.give_up(ClosedError("enough"))
+        post(receiving, *facts)
+
+    gc.collect()
+    gc.disable()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(inbox, "receive", receive)
+            receiving = recv(network)
+        assert receiving.done()
+        alive = weakref.ref(receiving)
+        del receiving
+        assert all(stream.arrivals.is_idle for stream in inbox._streams.values())
+        send(network, "message")
+        network.deliver()
+        assert alive() is None
+    finally:
+        gc.enable()
+    assert recv(network).wait(0) == "message"
+
+
 @pytest.mark.parametrize("end", ["taken", "given up", "its receiver has died"])
 def test_what_has_been_sent_is_not_kept(near: Network, end: str) -> None:
     """Neither the operation nor its payload waits for the collector."""

@@ -46,6 +46,23 @@ def write_many(terminal: Terminal, stream: TextIO, count: int) -> float:
     return time.monotonic() - since
 
 
+def test_a_long_text_leaves_in_parts_that_a_pipe_takes_without_blocking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands first: a terminal that writes the wrong part is seen here and holds up no thread."""
+    sizes: list[int] = []
+    terminal = Terminal()
+
+    def write(fd: int, data: bytes) -> int:
+        sizes.append(len(data))
+        assert data
+        return len(data)
+
+    with pipe() as (_, writer):
+        monkeypatch.setattr(terminal, "_wait", lambda fd: True)
+        monkeypatch.setattr(os, "write", write)
+        assert terminal._put(writer, b"x" * 10_000) == b""
+    assert sizes == [4096, 4096, 1808]
+
+
 def test_what_follows_a_pause_is_shown_too(tmp_path: Path) -> None:
     with (tmp_path / "out").open("w") as file:
         terminal = Terminal()

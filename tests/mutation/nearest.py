@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 NEAREST: Final = {
-    "rlinf_async/_core/class_history.py": "tests/test_scripts.py",
+    "rlinf_async/_core/class_history.py": "tests/_core/test_codec.py tests/test_scripts.py",
     "rlinf_async/_core/clock.py": "tests/test_deadlines.py",
     "rlinf_async/_core/closed_names.py": "tests/_core/test_directory.py tests/channel/test_names.py",
     "rlinf_async/_core/closing.py": "tests/test_cluster.py",
@@ -127,8 +127,8 @@ NEAREST: Final = {
     "launcher/daemon/resources.py": "tests/test_locks.py",
     "launcher/daemon/router.py": "tests/launcher/daemon/test_messages.py",
     "launcher/daemon/run_metrics.py": "tests/test_metrics.py",
-    "launcher/daemon/service.py": "tests/_core/test_operations.py tests/launcher/daemon/test_messages.py"
-    " tests/test_restarts.py tests/test_preload.py",
+    "launcher/daemon/service.py": "tests/launcher/daemon/test_worker_process.py tests/_core/test_operations.py"
+    " tests/launcher/daemon/test_messages.py tests/test_restarts.py tests/test_preload.py",
     "launcher/daemon/shared_links.py": "tests/launcher/daemon/test_membership.py",
     "launcher/daemon/sub_workers.py": "tests/test_sub_workers.py",
     "launcher/daemon/template_log.py": "tests/launcher/daemon/test_templates.py",

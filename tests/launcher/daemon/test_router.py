@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from rlinf_async._core import frames
-from rlinf_async._core.frames import Status
+from rlinf_async._core.frames import FrameError, Status
 from rlinf_async._core.operations import NodeMetrics
 from rlinf_async.errors import LaunchError
 from rlinf_launcher.daemon import router as routers
@@ -128,6 +131,48 @@ def test_an_answer_that_cannot_travel_becomes_an_error_that_can(router: Router) 
     ((*answer, (kind, text)),) = heard.frames
     assert answer == [frames.ANSWER, 0, frames.endpoint(0, 0), driver.id, 7, False]
     assert (kind, "object" in text) == ("LaunchError", True)
+
+
+@pytest.mark.parametrize("nbytes", [8, 9])
+def test_a_content_for_which_no_memory_is_left_rides_on_its_frame_or_says_why_it_is_missing(
+    router: Router, monkeypatch: pytest.MonkeyPatch, nbytes: int
+) -> None:
+    def fail(*_: Any) -> int:
+        raise OSError(errno.EMFILE, "no descriptor is free")
+
+    monkeypatch.setattr(routers, "write_segment", fail)
+    monkeypatch.setattr(routers, "_MAX_INLINE_BYTES", 8)
+    (driver, _), (worker, sent) = attach(router, "driver"), attach(router, "worker")
+    route, content = frames.route_to([worker.id]), memoryview(bytes(nbytes))
+    router.from_endpoint(driver, [frames.CALL, 0, driver.id, route, 7, "step", 0, content], [])
+    ((*_, body),) = sent.frames
+    if nbytes == 8:
+        assert body == bytes(8)
+    else:
+        assert "the daemon of node 0 cannot pass it on: [Errno 24] no descriptor is free" in body
+
+
+@pytest.mark.parametrize(
+    ("words", "makes_sense"),
+    [
+        ([frames.GET, 1, 0, frames.endpoint(0, 0), 7], False),
+        ([frames.CALL, 1, 0, frames.route_to([1]), 7, "step", 0, 8], False),
+        ([frames.REQUEST, 1, 0, 0, 1, "NodeMetrics", {}], True),
+        ([frames.SETTLED, 1, 0, []], True),
+        ([frames.HELLO, 1, 0, {}], True),
+        ([frames.RESTART, 1, 0], True),
+    ],
+)
+def test_a_descriptor_that_nothing_asked_for_is_closed(router: Router, words: list[Any], makes_sense: bool) -> None:
+    driver, _ = attach(router, "driver")
+    ours, theirs = os.pipe()
+    with nullcontext() if makes_sense else pytest.raises(FrameError, match="makes no sense"):
+        router.from_endpoint(driver, words, [theirs])
+    os.set_blocking(ours, False)
+    try:
+        assert os.read(ours, 1) == b""  # its other end is closed
+    finally:
+        os.close(ours)
 
 
 def test_the_answers_to_one_call_leave_in_one_write(router: Router) -> None:

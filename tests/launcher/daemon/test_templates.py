@@ -15,7 +15,7 @@ from rlinf_async import settings
 from rlinf_async._core import frames, operations
 from rlinf_async.configuration import RESTARTS
 from rlinf_async.errors import LaunchError
-from rlinf_launcher.daemon import templates
+from rlinf_launcher.daemon import preloads as preloads_module, templates
 from rlinf_launcher.daemon.fork_server import MARKER, PACKET_BYTES, ForkServer, control_pair
 from rlinf_launcher.daemon.preloads import Preloads, Refusal, Wanted, wanted_by
 from rlinf_launcher.daemon.templates import Template, Templates, template_command
@@ -199,7 +199,7 @@ async def test_a_template_is_used_until_its_modules_change_and_one_that_refuses_
     preloads = Preloads(lambda: None)
     plain: Any = object()
     told: list[Refusal] = []
-    made = [Importer(), Importer(), Importer(Refusal("vllm", "it starts a thread"))]
+    made = [Importer(), Importer(), Importer(Refusal("vllm", "it starts a thread")), Importer()]
     to_make = iter(made)
 
     async def fork(*_: Any) -> Any:
@@ -213,7 +213,10 @@ async def test_a_template_is_used_until_its_modules_change_and_one_that_refuses_
     assert [await used(), await used()] == [made[0], made[0]]
     made[0].is_old = True
     assert [await used(), await used()] == [made[1], made[1]]
-    assert [each.has_ended for each in made] == [True, False, False]
+    assert [each.has_ended for each in made] == [True, False, False, False]
     assert [await used(cwd="/near/elsewhere"), await used(cwd="/near/elsewhere")] == [plain, plain]
     assert [refusal.reason for refusal in told] == ["it starts a thread"]
     assert (made[1].has_ended, made[2].has_ended) == (False, True)
+    monkeypatch.setattr(preloads_module, "MOST_KEPT", 1)
+    assert [await used(cwd="/near/third"), await used(cwd="/near/third")] == [made[3], made[3]]
+    assert (made[1].has_ended, made[3].has_ended) == (True, False)  # of many the oldest ends
