@@ -16,7 +16,7 @@ from rlinf_async.testing import sleep
 from tests.faults.journal import Operation, all_of
 from tests.simulation.families import CREW
 from tests.simulation.needing import Needing
-from tests.simulation.subject import begin, follow
+from tests.simulation.subject import begin, follow, noted
 
 PADDING = 500
 """Bytes of an item that fill channels whose bytes are bounded."""
@@ -155,6 +155,13 @@ class Crew(Needing):
         except asyncio.CancelledError:
             begin(self.name, "m_cancelled", nonce)
             raise
+
+    @concurrent
+    async def serve(self, nonce: int, seconds: float) -> int:
+        """One of the calls that any rank takes."""
+        with noted(self.name, "m_serve", nonce):
+            await asyncio.sleep(seconds)
+        return nonce
 
     @concurrent
     async def refuse(self, nonce: int) -> None:
