@@ -16,8 +16,6 @@ from tests.simulation.cluster_families import TRAINER
 from tests.simulation.families import CREW
 from tests.simulation.stage import Stage
 
-GUEST = "guest"
-
 ANSWER_S = 7.0
 """Seconds beyond a deadline within which its error comes: daemons have five to say what its ranks do."""
 
@@ -85,17 +83,18 @@ class ClusterActs(Stage):
 
     async def do_guest_open(
         self, nodes: Sequence[int], restart: str | None, order: str | None, budget: tuple[int, float],
-        call_timeout: float, frail: int,
+        call_timeout: float, frail: int, hook_s: float | None,
     ) -> None:  # fmt: skip
         options: dict[str, Any] = {"order": order} if order else {}
         if restart:
             options |= {"restart": restart, "max_restarts": budget[0], "restart_window": budget[1]}
-        group = fleet.Guest.create_group(frail).launch(
-            self.cluster, NodePlacementStrategy(list(nodes)), name=GUEST, call_timeout=call_timeout, **options
+        spec = fleet.Guest.create_group(frail) if hook_s is None else fleet.HookedGuest.create_group(frail, hook_s)
+        group = spec.launch(
+            self.cluster, NodePlacementStrategy(list(nodes)), name=fleet.GUEST, call_timeout=call_timeout, **options
         )
         guests = self.guests = Invitation(group, len(nodes), restart, *budget, call_timeout, frail)
         group.on_death(lambda death: subject.begin("driver", "guest_death", death.rank, death.pid, death.returns))
-        group.on_restart(lambda restart: subject.begin("driver", "guest_back", restart.attempt, sorted(restart.ranks)))
+        crew.note_returns(group, fleet.GUEST)
 
         async def wait() -> None:
             with contextlib.suppress(Exception):
@@ -179,12 +178,12 @@ class ClusterActs(Stage):
             self.start(f"guest {guest} talks to {rank}", self.guests.group[guest].say(rank, nonce).async_wait())
 
     async def do_guest_kill(self, rank: int) -> None:
-        if self.sim.kill(GUEST, rank) and self.guests.born_by is not None and not self.guests.is_closed:
+        if self.sim.kill(fleet.GUEST, rank) and self.guests.born_by is not None and not self.guests.is_closed:
             self.guests.deaths.append(rank)
 
     async def do_guest_restart(self, rank: int) -> None:
         guests = self.guests
-        if guests.restart and self.sim.find(GUEST, rank) is not None:
+        if guests.restart and self.sim.find(fleet.GUEST, rank) is not None:
             guests.by_hand += 1
             self.start(f"a restart of guest {rank}", guests.group.restart(rank))
 

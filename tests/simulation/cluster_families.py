@@ -148,7 +148,7 @@ def _guests(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[St
     budget = rng.choice(((1, 600.0), (1, 2.0), (1000, 600.0)))
     timeout = rng.choice((0, 1.0, 6.0))
     frail = rng.choice((0, 0, 0, 1, 2, 3))
-    found = [_step(0.0, "guest_open", nodes, restart, order, budget, timeout, frail)]
+    found = []
     for _ in range(rng.choice((4, 8, 14))):
         ranks = rng.choice((None, None, *range(count)))
         size = rng.choice((10, 10, 70_000))
@@ -174,7 +174,12 @@ def _guests(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[St
         found.append(_step(spread * rng.random(), "guest_close"))
     if rng.random() < 0.15:
         found.append(_step(spread * rng.random(), "h_kill_node", rng.randrange(1, max(crew) + 1)))
-    return found
+    own = random.Random(str(found))  # what came later leaves all that is drawn otherwise as it was
+    hook_s = own.choice((None, 0.0, 1.0, 1.0)) if restart else None
+    if hook_s and own.random() < 0.5:  # it dies again while hooks run
+        victim, at = own.randrange(count), own.uniform(0, spread)
+        found += [_step(at, "guest_kill", victim), _step(at + own.choice((0.4, 0.8, 1.1)), "guest_kill", victim)]
+    return [_step(0.0, "guest_open", nodes, restart, order, budget, timeout, frail, hook_s), *found]
 
 
 def _looks(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[Step]:

@@ -16,7 +16,7 @@ from rlinf_async.testing import sleep
 from tests.faults.journal import Operation, all_of
 from tests.simulation.families import CREW
 from tests.simulation.needing import Needing
-from tests.simulation.subject import begin, follow
+from tests.simulation.subject import begin, follow, noted
 
 PADDING = 500
 """Bytes of an item that fill channels whose bytes are bounded."""
@@ -157,6 +157,13 @@ class Crew(Needing):
             raise
 
     @concurrent
+    async def serve(self, nonce: int, seconds: float) -> int:
+        """One of the calls that any rank takes."""
+        with noted(self.name, "m_serve", nonce):
+            await asyncio.sleep(seconds)
+        return nonce
+
+    @concurrent
     async def refuse(self, nonce: int) -> None:
         begin(self.name, "m_run", nonce)
         raise LookupError(f"call {nonce}")
@@ -195,7 +202,7 @@ class Hooked(Crew):
         self._hook = hook
 
     async def on_restart(self, restart: Restart) -> None:
-        begin(self.name, "h_begun", restart.attempt, self._token)
+        begin(self.name, "h_begun", restart.attempt, self._token, list(restart.ranks))
         if self._hook == "sleep":
             await asyncio.sleep(0.2 * self._rank)
         elif self._hook == "raise" and self._rank == restart.attempt % self._world_size:
@@ -213,7 +220,7 @@ class Hooked(Crew):
 
 class BlockingHooked(Hooked):
     def on_restart(self, restart: Restart) -> None:  # type: ignore[override]
-        begin(self.name, "h_begun", restart.attempt, self._token)
+        begin(self.name, "h_begun", restart.attempt, self._token, list(restart.ranks))
         if self._hook == "sleep":
             sleep(0.2 * self._rank)
         elif self._hook == "raise" and self._rank == restart.attempt % self._world_size:
@@ -223,6 +230,11 @@ class BlockingHooked(Hooked):
             while self.recv(CREW, (self._rank - 1) % self._world_size) != ("hook", restart.attempt):
                 pass
         begin(self.name, "h_ended", restart.attempt, self._token)
+
+
+def note_returns(group: Any, name: str) -> None:
+    """Note which ranks of a group the driver is told to be back."""
+    group.on_restart(lambda restart: begin("driver", "h_told", name, restart.attempt, list(restart.ranks)))
 
 
 async def _wait(work: Any, patience: float | None) -> Any:

@@ -44,6 +44,9 @@ def _later(names: tuple[str, ...], spread: float, size: int, seed: str) -> list[
         for _ in range(rng.choice((0, 1, 2))):
             rank, devices = rng.choice((0, *range(2, size))), tuple(sorted(rng.sample(range(3), rng.choice((1, 2)))))
             found.append(_at(rng, spread, "l_waver", rank, devices, 10, rng.randrange(1 << 20)))
+    if "methods" in names:
+        for _ in range(rng.choice((0, 1, 1, 2))):
+            found.append(_at(rng, spread, "m_crowd", rng.randrange(1 << 20)))
     return found
 
 

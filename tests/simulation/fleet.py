@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from rlinf_async import Cluster, DeadlineExceeded, NodePlacementStrategy, PeerLost, concurrent, idempotent
+from rlinf_async import Cluster, DeadlineExceeded, NodePlacementStrategy, PeerLost, Restart, concurrent, idempotent
 from rlinf_async.weights import follow as follow_weights, publish
 from tests.simulation.cluster_families import TRAINER
 from tests.simulation.crew import Crew, excuse
@@ -22,6 +22,9 @@ NEST: Final = "nest"
 
 NAME: Final = "fleet"
 """Name of the published weights."""
+
+GUEST: Final = "guest"
+"""Name of the group with few restarts."""
 
 RUN_STEP: Final = 1000
 """Difference between the numbers of two runs of a trainer; the version is the remainder."""
@@ -210,6 +213,19 @@ class Guest(Subject):
             await asyncio.sleep(seconds)
             raise LookupError(f"call {nonce}")
         await asyncio.sleep(100)
+
+
+class HookedGuest(Guest):
+    """Has a hook of restarts, which takes some time."""
+
+    def __init__(self, frail: int, hook_s: float) -> None:
+        super().__init__(frail)
+        self._hook_s = hook_s
+
+    async def on_restart(self, restart: Restart) -> None:
+        begin(self.name, "h_begun", restart.attempt, self._token, list(restart.ranks))
+        await asyncio.sleep(self._hook_s)
+        begin(self.name, "h_ended", restart.attempt, self._token)
 
 
 def _model(numbers: int, value: float) -> dict[str, torch.Tensor]:

@@ -33,7 +33,7 @@ from tests.simulation.invariants_of_clusters import (
     judge_tensors,
     judge_weights,
 )
-from tests.simulation.invariants_of_crews import judge_hooks, judge_talks
+from tests.simulation.invariants_of_crews import judge_hooks, judge_returns, judge_talks
 from tests.simulation.invariants_of_methods import judge_concurrent, judge_locks
 from tests.simulation.invariants_of_queues import judge_queues, judge_wavering
 from tests.simulation.invariants_of_streams import judge_streams
@@ -84,6 +84,8 @@ class Play(
                 if self.program.is_of_a_cluster:
                     spec = fleet.Fleet.create_group()
                 self.groups[name] = spec.launch(cluster, NodePlacementStrategy(list(nodes)), name=name, **options)
+            if self.program.hook:
+                crew.note_returns(self.groups[CREW], CREW)
             if self.program.is_of_a_cluster:
                 for group in self.groups.values():
                     await group  # a death while it is launched ends its other constructors
@@ -195,6 +197,7 @@ def play(seed: int, program: Program | None = None) -> Report:
     report.violations += [*check(book), *judge_pool(book, program)]
     report.violations += judge_talks(book, program, played.killed, played.node_died)
     report.violations += judge_hooks(book, program, played.node_died)
+    report.violations += judge_returns(book, program, played.node_died)
     report.violations += judge_locks(book, program.is_calm, played.node_died)
     report.violations += judge_concurrent(book, program.is_calm, played.killed, played.node_died)
     report.violations += judge_streams(
