@@ -101,7 +101,7 @@ def _weights(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[S
     found.append(_step(rng.uniform(0, spread), "w_train", rng.choice((3, 8)), pause, numbers, options))
     for rank in range(size):
         for _ in range(rng.choice((1, 1, 2))):
-            own = rng.choice(((), (("policy", "all"),), (("apply", "map"),) if ("apply", "map") in options else ()))
+            own = rng.choice(((), (), (("apply", "map"),) if ("apply", "map") in options else ()))
             own += tuple(option for option in options if option[0] == "verify")
             reads = rng.choice((1, 5, 20))
             found.append(
