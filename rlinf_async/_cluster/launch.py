@@ -108,8 +108,13 @@ async def launch(client: NodeClient, members: Members, plan: Plan, *, reserved: 
 
 
 async def _reserve(client: NodeClient, members: Members) -> None:
+    request = client.request(operations.ReserveGroup(members.name), node=0)
     try:
-        await client.request(operations.ReserveGroup(members.name), node=0)
+        try:
+            await request.async_wait()
+        except asyncio.CancelledError:
+            await request.async_wait()  # the name is taken, or refused, whoever waits for the answer
+            raise
     except ValueError:
         # Another group of this process may have the name: what ends this one must not end that one.
         # tests/simulation/test_sim_cluster.py::test_a_launch_that_is_refused_a_name_leaves_the_group_that_has_it

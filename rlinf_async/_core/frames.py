@@ -63,7 +63,7 @@ from typing import Any, Final
 
 import msgpack
 
-PROTOCOL: Final = 6
+PROTOCOL: Final = 7
 """Version of everything that this page describes; both sides must have the same."""
 
 CALL: Final = 1

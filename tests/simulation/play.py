@@ -116,7 +116,7 @@ class Play(
             await asyncio.sleep(40)  # for leases to end, and words to come
             self.views = compare_views(self.sim)
         await asyncio.sleep(90)  # the watch of a loop's waits looks once more, and ends
-        self.left = find_left(loop, self.sim)
+        self.left += find_left(loop, self.sim)
         # Not later: what is taken apart at the end of the simulation notes ends as well.
         self.book = [dataclasses.replace(operation) for operation in subject.BOOK]
 

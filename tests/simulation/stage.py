@@ -63,8 +63,16 @@ class Stage:
         self.left: list[Violation] = []
 
     def start(self, name: str, work: Coroutine[Any, Any, Any], meets: str = "") -> None:
-        task = asyncio.get_running_loop().create_task(_quietly(work), name=name)
+        task = asyncio.get_running_loop().create_task(self._follow(name, work), name=name)
         self.tasks.append((name, meets, task))
+
+    async def _follow(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
+        try:
+            await work
+        except (TypeError, NameError, AttributeError) as error:  # of the step itself, which would claim nothing
+            self.left.append(Violation("step", f"{name}: {error!r}"))
+        except Exception:
+            pass  # noted by the operation that it ends
 
     def script(self, name: str, who: tuple[str, int], method: str, *arguments: Any, meets: str = "") -> None:
         member = self.groups[who[0]][who[1]]
@@ -87,11 +95,3 @@ class Stage:
         for name, meets, task in self.tasks:
             if not task.done() and which(meets):
                 self.hung.append(Violation("hang", f"{name} has not ended {seconds:g} s later"))
-
-
-async def _quietly(work: Coroutine[Any, Any, Any]) -> None:
-    """Its errors are noted by what it does."""
-    try:
-        await work
-    except Exception:
-        pass

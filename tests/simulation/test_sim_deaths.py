@@ -95,22 +95,27 @@ def launch(cluster: Cluster) -> Any:
     return Rollout.create_group().launch(cluster, NodePlacementStrategy([0]), name="r")
 
 
-def test_a_death_leaves_nothing_in_the_process_that_simulates(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[str] = []
-    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: ended.append("by its exit functions"))
-    logger, threads = Worker.logger, threading.enumerate()
-    Rollout.outcomes.clear()
+def kill_in(method: str) -> None:
+    """Run a simulation whose only rank is killed in a call."""
     sim = SimCluster(seed=1)
 
     async def main() -> None:
         async with Cluster(log_to_driver=False) as cluster:
-            call = launch(cluster).stay()
+            call = getattr(launch(cluster), method)()
             await asyncio.sleep(1)
             sim.kill("r", 0)
             with pytest.raises(WorkerDied):
                 await call
 
     sim.run(main)
+
+
+def test_a_death_leaves_nothing_in_the_process_that_simulates(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: ended.append("by its exit functions"))
+    logger, threads = Worker.logger, threading.enumerate()
+    Rollout.outcomes.clear()
+    kill_in("stay")
     dead = {"start_thread": "SimulatedDeath", "wait": "SimulatedDeath", "start_program": "SimulationError"}
     assert Rollout.outcomes == {"set_variable": "done"} | dead
     assert ended == []
@@ -138,17 +143,7 @@ def test_a_task_that_outlives_its_simulation_ends_nothing(monkeypatch: pytest.Mo
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
     monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: None)
-    sim = SimCluster(seed=1)
-
-    async def main() -> None:
-        async with Cluster(log_to_driver=False) as cluster:
-            call = launch(cluster).stay_kept()
-            await asyncio.sleep(1)
-            sim.kill("r", 0)
-            with pytest.raises(WorkerDied):
-                await call
-
-    sim.run(main)
+    kill_in("stay_kept")
     assert len(TASKS) == 1
     TASKS.clear()
     gc.collect()
