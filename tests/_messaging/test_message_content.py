@@ -29,7 +29,9 @@ def test_the_parts_for_a_link_are_the_value(value: Any, piggyback: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "is_object"), [(encode(7, None).kind, True), (encode(7, 3).kind, True), (TENSOR, False)]
+    ("kind", "is_object"),
+    [(encode(7, None).kind, True), (encode(7, 3).kind, True), (TENSOR, False)],
+    ids=["object", "pair", "tensor"],
 )
 def test_a_receive_refuses_what_another_kind_of_send_has_sent(kind: int, is_object: bool) -> None:
     message = Message(1, kind, [["float32"], [2], "cpu"])
