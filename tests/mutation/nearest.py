@@ -60,8 +60,8 @@ NEAREST: Final = {
     "rlinf_async/_group": "tests/simulation/test_sim_restarts.py tests/test_group.py",
     "rlinf_async/_group/each.py": "tests/test_group.py tests/test_unobserved_errors.py",
     "rlinf_async/_group/failure_notices.py": "tests/test_unobserved_errors.py",
-    "rlinf_async/_group/members.py": "tests/simulation/test_sim_deaths.py tests/test_failures.py"
-    " tests/test_restarts.py",
+    "rlinf_async/_group/members.py": "tests/_group/test_failure_notices.py tests/simulation/test_sim_deaths.py"
+    " tests/test_failures.py tests/test_restarts.py",
     "rlinf_async/_group/pool_calls.py": "tests/simulation/test_sim_pools.py tests/test_any_rank.py",
     "rlinf_async/_group/rank_pool.py": "tests/simulation/test_sim_pools.py",
     "rlinf_async/_group/restart_rounds.py": "tests/test_restarts.py",
