@@ -20,7 +20,6 @@ class Outlet:
         is_greeted: it was told what comes.
         is_ready: it has said that it fits.
         gpu: the uuid of the GPU on which it reads leaves; empty if none.
-        wish: pairs of a leaf and the dtype, other than the sender's, in which it could map it; none where it copies.
         refusal: why it does not, as far as is known.
         is_behind: it has refused, and gets the latest version when it does not any more.
         is_asked: somebody waits for it to say whether it still does.
@@ -42,7 +41,6 @@ class Outlet:
         self.is_greeted = False
         self.is_ready = False
         self.gpu = ""
-        self.wish: frozenset[tuple[int, str]] = frozenset()
         self.refusal: Exception | None = None
         self.is_behind = False
         self.is_asked = False

@@ -16,12 +16,11 @@ from rlinf_async._core import clock
 from rlinf_async._core.failures import unpack_error
 from rlinf_async._messaging.relay import Relay
 from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES
-from rlinf_async._messaging.state.relay_plan import FROM_HOSTS, Patch
+from rlinf_async._messaging.state.relay_plan import FROM_HOSTS
 from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.weights.links.weight_link import Link, Words
 from rlinf_async.weights.memory.slot import SlotWriter
 from rlinf_async.weights.memory.store import Store
-from rlinf_async.weights.model.delta import Delta
 from rlinf_async.weights.plane.outgoing import Outgoing
 from rlinf_async.weights.plane.outlet import Outlet
 from rlinf_async.weights.state import words as say
@@ -76,8 +75,6 @@ class Outlets:
         self._outlets: dict[Hashable, Outlet] = {}
         self._newcomers: list[Outlet] = []
         """Those that have come since it is known whom the version that is being packed is for."""
-        self._behind: list[tuple[int, set[Outlet], Callable[[], None]]] = []
-        """By the first version of another layout, receivers that may yet open memory of the one before."""
         self._store: Store | None = None
         self._relay = Relay(self, self._lock, chain_from)
         self._plan = self._relay.plan
@@ -155,7 +152,6 @@ class Outlets:
         self.check([name])
         with self._lock:
             outlet = self._outlets.pop(name)
-            self._passes(outlet)
             complete = self.ledger.remove(name, self._removed(name, self.ledger.version))
             self._relay.act(self._plan.leave, outlet)
         outlet.link.close()
@@ -269,42 +265,6 @@ class Outlets:
 
     # -- publishing ---------------------------------------------------------------------------------------------
 
-    @property
-    def wish(self) -> dict[int, str] | None:
-        """By leaf, the dtypes, other than the sender's, in which all map it; None: somebody has not said yet."""
-        with self._lock:
-            outlets = [outlet for outlet in self._outlets.values() if outlet.refusal is None]
-            if not all(outlet.is_ready for outlet in outlets):
-                return None
-            wishes = {outlet.wish for outlet in outlets}
-        return dict(wishes.pop()) if len(wishes) == 1 else {}
-
-    def lay_anew(self, version: int, left: Callable[[], None]) -> None:
-        """Another store takes the place of this one: everybody is told once more what comes, with what is published.
-
-        Args:
-            version: that is published next, in the other one.
-            left: called once nobody is about to open what this one has.
-        """
-        with self._lock:
-            self._store = None
-            self._lacking.clear()
-            there = {each for each in self._outlets.values() if each.is_greeted and each.link.error is None}
-            self._behind.append((version, there, left))
-            self._passes(None, version)
-            for outlet in self._outlets.values():
-                outlet.is_greeted = outlet.is_ready = False
-            self._relay.act(self._plan.dissolve)
-
-    def _passes(self, outlet: Outlet | None, version: int | None = None) -> None:
-        """A receiver has come to that version, or has ended (None), and looks at nothing older from now on."""
-        for published, outlets, left in self._behind.copy():
-            if outlet is not None and (version is None or version >= published):
-                outlets.discard(outlet)
-            if not outlets:
-                self._behind.remove((published, outlets, left))
-                left()
-
     def begin(self, version: int, names: Sequence[Hashable], store: Store, writer: SlotWriter) -> bool:
         """A version is being packed; whether anybody on another machine gets it as it is, from ``packed`` on."""
         with self._lock:
@@ -386,15 +346,13 @@ class Outlets:
         far: list[Outlet],
         store: Store,
         writer: SlotWriter,
-        delta: tuple[int, Delta] | None,
     ) -> None:
-        """Sends a version to other machines; with a delta only that, where it is enough."""
+        """Sends a version to other machines."""
         with self._lock:
             there = [outlet for outlet in far if self._outlets.get(outlet.name) is outlet and outlet.link.error is None]
             job = self._plan.job
             if not isinstance(job, Outgoing) or job.number != version or job.writer is not writer:
                 job = Outgoing(version, store, writer, self.seconds, may_wait=self._ahead)
-            job.patch = None if delta is None else Patch(delta[0], delta[1].head, delta[1].body)
             self._relay.act(self._plan.publish, job.publish(), there)
 
     def _tell(self, outlet: Outlet, version: int, memory: Any, moment: float | None) -> list[int]:
@@ -428,11 +386,8 @@ class Outlets:
         with self._lock:
             if self._outlets.get(outlet.name) is not outlet:
                 return
-            if self._behind and what in (say.READY, say.ACK, say.REFUSE):
-                self._passes(outlet, None if what == say.REFUSE else facts[0])
             if what == say.READY:
                 outlet.is_ready, outlet.is_asked, outlet.gpu = True, False, facts[1]
-                outlet.wish = frozenset(map(tuple, facts[2] or ()))
                 if outlet.is_behind and outlet.link.error is None:
                     complete = self._catch_up(outlet)
             elif what == say.LACK:
@@ -486,7 +441,6 @@ class Outlets:
             if self._outlets.get(outlet.name) is not outlet:
                 return
             outlet.is_ready = outlet.is_asked = False
-            self._passes(outlet)
             if outlet.refusal is None:
                 outlet.refusal = error
             complete = self._gone(outlet, error)
@@ -544,12 +498,10 @@ class Outlets:
             complete = self._answered(name, Ack("applied" if error is None else "failed", version, error))
         self._finish(complete)
 
-    def fail(self, name: Hashable, version: int, error: Exception, *, is_late: bool = True) -> None:
+    def fail(self, name: Hashable, version: int, error: Exception) -> None:
         """Its time is over, or later versions than it may be behind are published."""
         with self._lock:
             complete = self._failed_alone(name, version, error)
-            if is_late and (outlet := self._outlets.get(name)) is not None:
-                self._relay.act(self._plan.doubt, outlet)
         self._finish(complete)
 
     def fail_refused(self, version: int) -> None:

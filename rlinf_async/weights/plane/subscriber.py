@@ -59,8 +59,7 @@ class Subscriber:
             that is called with ``{path: tensor}`` and must not keep them; None: the weights are only looked at.
         apply: ``"copy"``: the tensors are overwritten.  ``"map"``: they come to stand in the sender's memory, and to
             write to them then is a fault that ends the process; on a GPU it is none, and other receivers see it.
-        verify: ``"crc"``: checksums are checked, where the sender makes them.  ``"sha256"``: the sender hears digests
-            of what the destination holds.
+        verify: ``"sha256"``: the sender hears digests of what the destination holds.
         ack_timeout: seconds that readers have to leave when a version is to be applied.
         find: gives the destination, which may be another one from version to version, or raises why there is none.
         strict_dtype: weights in another dtype than the destination's are refused, and not cast.
@@ -125,7 +124,7 @@ class Subscriber:
         self._lacked: list[int] = []
         """The version that was asked for last, as often as it was."""
         self._said: Any = None
-        """What the sender was told last of where leaves can be read, and in which dtypes they could be mapped."""
+        """The GPU on which the sender was told last that leaves can be read."""
         self._is_taking = False
         self._is_closed = False
         self._has_ended = False
@@ -375,7 +374,7 @@ class Subscriber:
                 self._say(say.REFUSE, pack_error(error))
             raise
         self._is_refused = False
-        if offer is None and (was_refused or applying.readable != self._said):
+        if offer is None and (was_refused or applying.leases.gpu != self._said):
             self._say_ready()
 
     async def _apply(self, versions: list[int], memory: Any, sent: float | None) -> None:
@@ -411,7 +410,7 @@ class Subscriber:
             self._acknowledge(pack_error(error))
             self._check_open()  # its memory is gone then, and all sorts of things go wrong
             raise
-        if applying.readable != self._said:  # before it is acknowledged: the next version may be laid out by it
+        if applying.leases.gpu != self._said:  # before it is acknowledged: the next version may be packed there
             self._say_ready()
         late = 0.0 if sent is None else received - sent
         self._acknowledge(None, late, clock.monotonic() - received, pause, applying.digests)
@@ -432,8 +431,8 @@ class Subscriber:
             self._say(say.ACK, version, failure, late, apply, pause, digests)
 
     def _say_ready(self) -> None:
-        self._said = gpu, wish = self._applying.readable
-        self._say(say.READY, self.version, gpu, None if wish is None else list(wish.items()))
+        self._said = self._applying.leases.gpu
+        self._say(say.READY, self.version, self._said)
 
     def _say(self, *words: Any) -> None:
         assert self.link is not None

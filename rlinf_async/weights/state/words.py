@@ -7,13 +7,11 @@
       LEAVE    reason                                      nothing more comes, because the sender has failed
       HOST     …, line                                     as HELLO, and: have memory for all receivers on your machine
       BRING, WHOLE, PASS, KEEP                             a version for that memory, as of ``RelayPlan``; the facts of
-                                                           WHOLE are its extra and its checksum
+                                                           WHOLE are its extra
     receiver -> sender
       JOIN                                                 it follows a publication, and is to be its receiver
-      READY    version, gpu, wish                          what was announced fits; this version is applied; the uuid
-                                                           of the GPU on which leaves can be read, or nothing; pairs of
-                                                           a leaf's index and the dtype, other than the sender's, in
-                                                           which it could be mapped; None where nothing could be
+      READY    version, gpu                                what was announced fits; this version is applied; the uuid
+                                                           of the GPU on which leaves can be read, or nothing
       REFUSE   failure                                     it does not; later versions only ask again
       ACK      version, failure, t_recv, t_apply,          what has become of a version; what the model holds: its
                t_pause, digests                            version, forms and digests, or None
