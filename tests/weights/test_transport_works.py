@@ -66,7 +66,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
 }
 
 
-ELSEWHERE = {("pipe", "send_weights"), ("pipe", "wait_ack"), ("line", "send_weights")}
+ELSEWHERE = {("pipe", "send_weights"), ("pipe", "wait_ack"), ("pipe", "receive_weights"), ("line", "send_weights")}
 """There is one answer in the pipe; and over a line nobody sends by himself."""
 
 
