@@ -269,8 +269,8 @@ async def test_weights_that_were_mapped_on_the_gpu_are_copied_into_memory_of_the
     async with pair(source, destination, gpus=gpus, apply="map") as (publisher, (subscriber,)):
         await publish(publisher, source, 1)
         assert subscriber._applying.leases.keeps_one
-        publisher._outlets._outlets[0].gpu = ""
         for version in (2, 3, 4, 5):
+            publisher._outlets._outlets[0].gpu = ""
             await publish(publisher, source, version)
             assert values_of(destination) == {version}
             assert len({tensor.untyped_storage().data_ptr() for tensor in destination.values()}) == len(destination)

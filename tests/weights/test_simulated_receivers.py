@@ -36,7 +36,6 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
     monkeypatch.setattr(publishing, "Aside", SimulatedAside)
     monkeypatch.setattr(applying, "Aside", SimulatedAside)
     monkeypatch.setattr(host_memory, "LazyThread", SimulatedThread)
-    monkeypatch.setattr(publishing, "REFUSAL_GRACE_S", 0.0)
     monkeypatch.setattr(relay_plan, "FIRST_PIECE_BYTES", 1 << 11)
     monkeypatch.setattr(
         relay_plan, "chain_sizes", lambda nbytes: [min(2048, nbytes - at) for at in range(0, nbytes, 2048)]

@@ -1,8 +1,8 @@
 """The receivers of one publisher: what each was told, and what it has answered.
 
-add ──► opened ──► HELLO ──► READY          a late one hears of the latest version in the HELLO
+add ──► opened ──► HELLO ──► ACK of 0       a late one hears of the latest version in the HELLO, and answers that too
 publish ──► PUBLISH to those on this machine; to the others once it has landed on theirs ──► ACK
-HELLO ──► REFUSE          each later version asks again:  PUBLISH of nothing ──► READY ──► PUBLISH, or REFUSE
+connect ──► PUBLISH of the latest version, or of 0 without memory, to those whom it did not fit ──► ACK
 """
 
 from __future__ import annotations
@@ -26,9 +26,6 @@ from rlinf_async.weights.plane.outlet import Outlet
 from rlinf_async.weights.state import words as say
 from rlinf_async.weights.state.sync_report import Ack
 from rlinf_async.weights.state.versions import Ledger
-
-REFUSAL_GRACE_S: Final = 1.0
-"""For which a version waits for what a receiver that has refused before says of it."""
 
 _MOST_OWED: Final = 64
 """Versions that a receiver is told of and does not answer: the next ones would only fill memory."""
@@ -94,8 +91,8 @@ class Outlets:
 
     @property
     def is_refused(self) -> bool:
-        """Whether one of them has refused what comes, or has ended, and is not about to say otherwise."""
-        return any(outlet.refusal is not None and not outlet.is_asked for outlet in list(self._outlets.values()))
+        """Whether what comes does not fit one of them, or one has ended."""
+        return bool(self.refusals)
 
     @property
     def quarantined(self) -> dict[Hashable, str]:
@@ -210,13 +207,13 @@ class Outlets:
         outlet.say(say.HOST, store.manifest.to_bytes(), store.extra, store.slots, None, 0, line)
 
     def ask_again(self) -> None:
-        """Asks those who have refused what comes whether it fits by now."""
+        """Offers the latest version once more to those whom it does not fit, or asks them whether it does by now."""
         complete: list[int] = []
         with self._lock:
             for outlet in list(self._outlets.values()):
-                if outlet.is_behind and outlet.link.error is None:
-                    outlet.is_asked = True
-                    complete += self._tell(outlet, self.ledger.version, None, None)
+                if outlet.refusal is not None and outlet.link.error is None:
+                    outlet.refusal = None
+                    complete += self._offer(outlet)
         self._finish(complete)
 
     def close(self, reason: str = "") -> None:
@@ -269,7 +266,7 @@ class Outlets:
         """A version is being packed; whether anybody on another machine gets it as it is, from ``packed`` on."""
         with self._lock:
             there = [self._outlets[name] for name in names if name in self._outlets]
-            there = [outlet for outlet in there if outlet.refusal is None and outlet.link.error is None]
+            there = [outlet for outlet in there if outlet.link.error is None]
             far = [outlet for outlet in there if outlet.link.node is not None]
             job = Outgoing(version, store, writer, self.seconds, may_wait=self._ahead)
             return bool(far) and self._relay.act(self._plan.begin, job, far)
@@ -303,7 +300,7 @@ class Outlets:
         with self._lock:
             there = [self._outlets[name] for name in names if name in self._outlets]
             # A receiver that lacks an earlier version may find its memory written to again: it gets this one instead.
-            owing = (each for each in self._outlets.values() if each.owed and each.refusal is None)
+            owing = (each for each in self._outlets.values() if each.owed and each.link.error is None)
             late = {*self._newcomers, *owing} if self._ahead else set(self._newcomers)
             late = {each for each in late if each.is_greeted and self._outlets.get(each.name) is each}
             gone = {name: self._removed(name, version) for name in names if name not in self._outlets}
@@ -319,11 +316,9 @@ class Outlets:
                 self.greet(store)
             for outlet in there:
                 assert writer is not None
-                error = outlet.refusal or outlet.link.error
-                if outlet.is_behind and outlet.link.error is None:  # READY brings it this version; or ``fail_refused``
-                    complete += self._tell(outlet, version, None, None)
-                elif error is not None:
-                    complete += self._failed(outlet.name, version, error)
+                error = outlet.link.error
+                if error is not None:
+                    complete += self._failed(outlet.name, version, outlet.refusal or error)
                 elif not outlet.is_greeted:
                     pass  # it hears of it with the greeting
                 elif outlet.link.node is not None:
@@ -386,19 +381,10 @@ class Outlets:
         with self._lock:
             if self._outlets.get(outlet.name) is not outlet:
                 return
-            if what == say.READY:
-                outlet.is_ready, outlet.is_asked, outlet.gpu = True, False, facts[1]
-                if outlet.is_behind and outlet.link.error is None:
-                    complete = self._catch_up(outlet)
-            elif what == say.LACK:
+            if what == say.NEED:
                 outlet.gpu, outlet.lost = "", facts[1]
                 self._lacking.append(outlet)
                 self._fill()
-            elif what == say.REFUSE:
-                outlet.refusal = unpack_error(facts[0])
-                outlet.is_ready, outlet.is_asked, outlet.is_behind = False, False, True
-                outlet.owed.clear()
-                complete = self._gone(outlet, outlet.refusal)
             elif what == say.ACK:
                 complete = self._acked(outlet, *facts)
             elif what in FROM_HOSTS:
@@ -406,13 +392,12 @@ class Outlets:
         self._finish(complete)
         self._changed()
 
-    def _catch_up(self, outlet: Outlet) -> list[int]:
-        """What it has refused fits now."""
-        outlet.is_behind, outlet.refusal = False, None
+    def _offer(self, outlet: Outlet) -> list[int]:
+        """Shows the latest version to one that it did not fit; while there is none, asks whether what comes fits."""
         store = self._store
         latest = None if store is None else store.latest
         if store is None or latest is None:
-            return []
+            return self._tell(outlet, 0, None, None)
         if self.is_published(latest) and latest.is_in_slot:
             return self._show(outlet, store, latest)
         self._lacking.append(outlet)
@@ -440,7 +425,7 @@ class Outlets:
         with self._lock:
             if self._outlets.get(outlet.name) is not outlet:
                 return
-            outlet.is_ready = outlet.is_asked = False
+            outlet.is_ready = False
             if outlet.refusal is None:
                 outlet.refusal = error
             complete = self._gone(outlet, error)
@@ -448,8 +433,13 @@ class Outlets:
         self._finish(complete)
         self._changed()
 
-    def _acked(self, outlet: Outlet, version: int, failure: bytes | None, *facts: Any) -> list[int]:
+    def _acked(self, outlet: Outlet, version: int, failure: bytes | None, gpu: str, *facts: Any) -> list[int]:
         outlet.owed.discard(version)
+        outlet.gpu = gpu
+        if not version or failure is None:
+            outlet.is_ready, outlet.refusal = failure is None, None if failure is None else unpack_error(failure)
+        if not version:
+            return []
         store = self._store
         if outlet.lags and store is not None and store.latest is not None and self.is_published(store.latest):
             outlet.lags = False
@@ -504,15 +494,6 @@ class Outlets:
             complete = self._failed_alone(name, version, error)
         self._finish(complete)
 
-    def fail_refused(self, version: int) -> None:
-        """Receivers that have refused before, and have not answered, do not take that version either."""
-        with self._lock:
-            refusals, complete = self.refusals, []
-            for name in self.waiting_for(version):
-                if name in refusals:
-                    complete += self._failed_alone(name, version, refusals[name])
-        self._finish(complete)
-
     def forget(self, version: int) -> None:
         """Nobody waits for that version any more."""
         with self._lock:
@@ -531,7 +512,9 @@ class Outlets:
                 return self._removed(name, version)
             if target.acked >= version:
                 return Ack("applied", version)
-            error = outlet.refusal or (TransferFailed(target.trouble) if target.trouble is not None else None)
+            error = outlet.link.error
+            if target.trouble is not None:
+                error = outlet.refusal or TransferFailed(target.trouble)
             return None if error is None else Ack("failed", version, error)
 
     def _finish(self, versions: Iterable[int]) -> None:

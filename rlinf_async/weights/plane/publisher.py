@@ -27,7 +27,7 @@ from rlinf_async.weights.model.source import Source, pack_extra
 from rlinf_async.weights.model.streamed import is_streamed, layout_of
 from rlinf_async.weights.plane.delivery import Delivery, Parcel
 from rlinf_async.weights.plane.outlet import Outlet
-from rlinf_async.weights.plane.outlets import REFUSAL_GRACE_S, Outlets
+from rlinf_async.weights.plane.outlets import Outlets
 from rlinf_async.weights.plane.packing import Packing
 from rlinf_async.weights.plane.sync_handle import SyncHandle
 from rlinf_async.weights.state.sync_report import Ack, SyncReport
@@ -275,8 +275,6 @@ class Publisher:
             called = [name for delivery in parcels for name in delivery.names]
             far = self._outlets.publish(number, names, self._store, writer, called)
             recording.version(self._model_id, "published", number)
-            if self._outlets.refusals:
-                asyncio.get_running_loop().call_later(REFUSAL_GRACE_S, self._outlets.fail_refused, number)
             if (far or self._outlets.has_begun(number)) and writer is not None and self._store is not None:
                 near = packed if len(far) < len(names) else 0
                 self.aside.start(self._bring, handle, far, self._store, writer, near, nbytes=writer.leaves.nbytes)
@@ -458,9 +456,8 @@ class Publisher:
     # -- what becomes of it -------------------------------------------------------------------------------------
 
     def _expire(self, version: int) -> None:
-        self._outlets.fail_refused(version)
         for name in self._outlets.waiting_for(version):
-            self._outlets.fail(name, version, self._late(name, version))
+            self._outlets.fail(name, version, self._outlets.refusals.get(name) or self._late(name, version))
         if (handle := self._handles.get(version)) is not None:
             for delivery in handle.deliveries:
                 delivery.give_up()

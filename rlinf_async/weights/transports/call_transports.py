@@ -104,9 +104,9 @@ class RPCTransport(WorkerTransport):
 
     A worker of this framework is ``collector_info``, a group of one rank, and its ``update_policy_weights_`` is called.
     For torch.distributed.rpc, which torch maintains no more, ``collector_info`` says which process, ``collector_rref``
-    which object there, and ``collector_class.update_policy_weights_`` is called with that; where one of the first two
-    is missing, sending does nothing.  A method that has a parameter ``version`` is told it.  Torch can take back no call
-    and runs several in any order: ``receiver.apply_weights``, where it is told the version, refuses older weights.
+    which object there, and ``collector_class.update_policy_weights_`` is called with that; without one of the first two
+    sending does nothing.  A method that has a parameter ``version`` is told it.  Torch can take back no call and runs
+    several in any order: ``receiver.apply_weights``, where it is told the version, refuses older weights.
 
     Args:
         timeout: seconds that the worker has to take the weights.
