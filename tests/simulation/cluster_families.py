@@ -94,7 +94,7 @@ def _relays(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[St
 def _weights(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[Step]:
     """A trainer, and followers that come late, leave, come back, are stopped or die; a trainer that dies."""
     found, size = [], len(crew)
-    options = rng.choice(((), (), (("delta", "on"),), (("verify", "sha256"),), (("slots", 4),), (("apply", "map"),)))
+    options = rng.choice(((), (), (("behind", 0),), (("verify", "sha256"),), (("slots", 4),), (("apply", "map"),)))
     options += (("ack_timeout", rng.choice((3.0, 20.0, 20.0))),)
     numbers = rng.choice((100, 30_000, 300_000))
     pause = rng.choice((0.0, 0.002, 0.02, 0.3))

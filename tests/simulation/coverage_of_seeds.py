@@ -140,7 +140,7 @@ UNREACHED: Final[tuple[tuple[str, str], ...]] = (
     ),
     (r"if placement\.hardware_type|if not placement\.local_hardware_ranks:", "simulated nodes have no accelerators"),
     (
-        r"def (packed|abandon)\(self, number|def dissolve\(|def (catch_up|lost|doubt)\(self, rec",
+        r"def (packed|abandon)\(self, number|def (catch_up|lost)\(self, rec",
         "only versions of weights are packed while they leave, or come late; tests/_messaging/state drive these events",
     ),
 )
