@@ -23,7 +23,6 @@ class Outlet:
         refusal: why it does not; or why its link has ended.
         lost: memory on its machine that it was told of, and cannot open.
         owed: versions that it was told of and has not answered.
-        lags: it owes so many that it hears of no more until it answers; then of the latest.
         verifying: versions whose digests it has sent, which are being compared.
     """
 
@@ -41,7 +40,6 @@ class Outlet:
         self.gpu = ""
         self.refusal: Exception | None = None
         self.owed: set[int] = set()
-        self.lags = False
         self.verifying: set[int] = set()
         self.lost: Any = None
         self._heard = heard

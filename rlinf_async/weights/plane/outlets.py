@@ -351,8 +351,7 @@ class Outlets:
             self._relay.act(self._plan.publish, job.publish(), there)
 
     def _tell(self, outlet: Outlet, version: int, memory: Any, moment: float | None) -> list[int]:
-        outlet.lags = len(outlet.owed) >= _MOST_OWED
-        if outlet.lags:
+        if len(outlet.owed) >= _MOST_OWED:  # it hears of the latest once it answers
             return []
         if memory is not None:
             outlet.owed.add(version)
@@ -434,6 +433,7 @@ class Outlets:
         self._changed()
 
     def _acked(self, outlet: Outlet, version: int, failure: bytes | None, gpu: str, *facts: Any) -> list[int]:
+        lags = len(outlet.owed) >= _MOST_OWED
         outlet.owed.discard(version)
         outlet.gpu = gpu
         if not version or failure is None:
@@ -441,8 +441,7 @@ class Outlets:
         if not version:
             return []
         store = self._store
-        if outlet.lags and store is not None and store.latest is not None and self.is_published(store.latest):
-            outlet.lags = False
+        if lags and store is not None and store.latest is not None and self.is_published(store.latest):
             return [*self._answer(outlet, version, failure, *facts), *self._show(outlet, store, store.latest)]
         return self._answer(outlet, version, failure, *facts)
 

@@ -192,7 +192,7 @@ class Publisher:
             if source is None:
                 raise ValueError(f"connect() has to tell the receivers of '{self._model_id}' what comes: give a source")
             self._adopt(await self._lay_out(source))
-        deadline = None if timeout is None else clock.monotonic() + timeout
+        begun = clock.monotonic()
         if self._store is None:
             self._refuse_receivers()
         else:
@@ -208,8 +208,7 @@ class Publisher:
             who = ", ".join(f"{name!r} ({self._outlets.label(name)})" for name in missing)
             raise DeadlineExceeded(f"receivers {who} of '{self._model_id}' did not connect within {timeout:g} s")
         if weights is not None:
-            remaining = self._ack_timeout if deadline is None else max(0.0, deadline - clock.monotonic())
-            await (await self.publish(weights, timeout=remaining, call=call))
+            await (await self.publish(weights, timeout=clock.rest(timeout, begun), call=call))
 
     # -- publishing ---------------------------------------------------------------------------------------------
 

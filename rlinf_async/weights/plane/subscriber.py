@@ -192,9 +192,9 @@ class Subscriber:
             what: is waited for, in words.
         """
         self._check_process()
-        deadline = None if timeout is None else clock.monotonic() + timeout
+        begun = clock.monotonic()
         while not condition():
-            remaining = None if deadline is None else max(0.0, deadline - clock.monotonic())
+            remaining = clock.rest(timeout, begun)
             if self._serving is not None:
                 await self._changes.wait_until(lambda: condition() or self._serving is None, remaining, what)
             else:
