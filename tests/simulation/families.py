@@ -207,8 +207,7 @@ def draw_loss(rng: random.Random) -> tuple[tuple[int, ...], str | None, list[Ste
     places = rng.choice(((0, 1, 2), (0, 0, 1, 2), (0, 1, 1, 2, 2), (0, 1, 2, 2)))
     restart = rng.choice((None, None, "rank", "group"))
     node = rng.choice((1, 2))
-    # A daemon that stands still ends no worker, so that its ranks would be there twice once they are started elsewhere.
-    how = rng.choice(("kill", "kill", "cut", "stand")) if restart is None else rng.choice(("kill", "cut"))
+    how = rng.choice(("kill", "kill", "cut", "stand"))
     lost = [rank for rank, of in enumerate(places) if of == node]
     others = ["driver", *(rank for rank, of in enumerate(places) if of != node)]
     when = rng.choice((0.2, 1.0, 3.0))

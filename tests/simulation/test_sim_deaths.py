@@ -120,6 +120,8 @@ def test_a_death_leaves_nothing_in_the_process_that_simulates(monkeypatch: pytes
     assert Rollout.outcomes == {"set_variable": "done"} | dead
     assert ended == []
     assert VARIABLE not in os.environ
+    for thread in {*threading.enumerate()}.difference(threads):
+        thread.join(5)  # witnesses are real threads, and end on their own
     assert (Worker.logger, threading.enumerate()) == (logger, threads)
     gc.collect()
     assert LINKS[0]() is None
