@@ -160,8 +160,8 @@ class ClusterActs(Stage):
         found = ["ClosedError"] if closes else []
         if how == "refuse" or guests.frail:
             found.append("LookupError")
-        if guests.frail:  # a rank whose constructor was given up has not been constructed
-            found += ["WorkerDied", "RuntimeError"]
+        if guests.frail:
+            found.append("WorkerDied")
         return [*found, "WorkerDied"] if dies and may_die else found
 
     async def read_guests(self, view: Any, nonce: int, content: bytes, seconds: float) -> None:
