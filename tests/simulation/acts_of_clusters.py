@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlinf_async import ClosedError, NodePlacementStrategy, each
+from rlinf_async import ClosedError, NodeLost, NodePlacementStrategy, each
 from tests.faults.journal import Operation
 from tests.faults.judgement import Violation
 from tests.simulation import crew, fleet, subject
@@ -160,8 +160,8 @@ class ClusterActs(Stage):
         found = ["ClosedError"] if closes else []
         if how == "refuse" or guests.frail:
             found.append("LookupError")
-        if guests.frail:  # a rank whose constructor was given up has not been constructed
-            found += ["WorkerDied", "RuntimeError"]
+        if guests.frail:
+            found.append("WorkerDied")
         return [*found, "WorkerDied"] if dies and may_die else found
 
     async def read_guests(self, view: Any, nonce: int, content: bytes, seconds: float) -> None:
@@ -174,7 +174,7 @@ class ClusterActs(Stage):
     async def do_guest_talk(self, rank: int, guest: int) -> None:
         nonce = next(self.nonces)
         self.script(f"{rank} listens to guest {guest}", (CREW, rank), "hear_guest", guest, nonce)
-        with contextlib.suppress(ClosedError):
+        with contextlib.suppress(ClosedError, NodeLost):  # the group is closed, or its launch has failed
             self.start(f"guest {guest} talks to {rank}", self.guests.group[guest].say(rank, nonce).async_wait())
 
     async def do_guest_kill(self, rank: int) -> None:

@@ -220,6 +220,10 @@ def draw_loss(rng: random.Random) -> tuple[tuple[int, ...], str | None, list[Ste
         is_late = restart is None and kind != "broadcast" and rng.random() < 0.3
         at = when + rng.uniform(30, 60) if is_late else rng.uniform(0.1, when)
         found.append(Step(round(at, 4), "n_need", (kind, who, rng.choice(lost))))
+    if restart:  # behind a blocking send a wait begins once the ranks are back, which nobody then serves
+        waits = sorted(found, key=lambda step: -step.at)
+        blocked = {step.facts[1]: step.at for step in waits if step.facts[0] == "blocking send"}
+        found = [step for step in found if step.kind == "n_hold" or step.at <= blocked.get(step.facts[1], step.at)]
     return places, restart, [*found, Step(when, "n_lose", (node, how))]
 
 

@@ -88,7 +88,7 @@ class Play(
                 crew.note_returns(self.groups[CREW], CREW)
             if self.program.is_of_a_cluster:
                 for group in self.groups.values():
-                    await group  # a death while it is launched ends its other constructors
+                    await group  # a death while it is launched fails the launch
             if ring := self.program.ring:
                 rings = subject.BlockingRing if self.program.ring_blocks else subject.Ring
                 self.groups["ring"] = rings.create_group().launch(
@@ -101,7 +101,7 @@ class Play(
                     cluster, NodePlacementStrategy(list(pool)), name="pool",
                     **(options if self.program.pool_restarts else {}),
                 )  # fmt: skip
-                await self.groups["pool"]  # a death while it is launched ends its other constructors
+                await self.groups["pool"]  # a death while it is launched fails the launch
             began = loop.time()
             for step in self.program.steps:
                 if (left := began + step.at - loop.time()) > 0:
