@@ -26,8 +26,10 @@ class MethodActs(Stage):
     ) -> None:
         nonce = next(self.nonces)
         name = f"rank {rank} with devices {devices}"
-        if times:
-            self.script(name, (CREW, rank), "hold", nonce, list(devices), seconds, timeout, times)
+        # A coroutine that holds a device across such a wait could not let go while another method of its rank blocks.
+        is_crossed = any(step.kind == "v_stands" and step.facts == ("locks",) for step in self.program.steps)
+        if times or is_crossed:
+            self.script(name, (CREW, rank), "hold", nonce, list(devices), seconds, timeout, times or 1)
         else:
             self.script(name, (CREW, rank), "hold_blocking", nonce, list(devices), seconds)
 

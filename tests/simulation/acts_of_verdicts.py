@@ -118,7 +118,7 @@ class VerdictActs(Stage):
         if how == "blocking line":
             return [members.pass_on_blocking(seconds, limit)]
         if how == "calls":
-            return [members[0].call_along([*range(1, size)], _STANDS_S, seconds)]
+            return [members[0].call_along([*range(1, size)], limit or _STANDS_S, seconds)]
         channels = self.make_channels(size)
         line = [
             members[rank].take_and_pass(channels[rank - 1], channels[rank], limit or _STANDS_S, seconds)
