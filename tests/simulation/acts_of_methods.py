@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Awaitable, Sequence
 from typing import Final
 
+from rlinf_async import ClosedError
 from tests.faults.journal import all_of
 from tests.faults.judgement import Violation
 from tests.simulation import crew, subject
@@ -68,9 +70,11 @@ class MethodActs(Stage):
         nonce, member = next(self.nonces), self.groups[CREW][rank]
         for _ in range(count):
             operation = subject.begin("driver", "m_meet", nonce, f"{CREW}:{rank}")
-            self.start(
-                f"one of {count} calls that meet at rank {rank}", subject.follow(operation, member.meet(nonce, count))
-            )
+            with contextlib.suppress(ClosedError):
+                self.start(
+                    f"one of {count} calls that meet at rank {rank}",
+                    subject.follow(operation, member.meet(nonce, count)),
+                )
 
     async def do_m_stay(self, rank: int, seconds: float) -> None:
         self.start(f"a concurrent call of rank {rank} that is given up", self.stay(rank, seconds))
@@ -140,7 +144,8 @@ class MethodActs(Stage):
     async def do_m_refuse(self, rank: int) -> None:
         nonce, member = next(self.nonces), self.groups[CREW][rank]
         operation = subject.begin("driver", "m_refuse", nonce, f"{CREW}:{rank}")
-        self.start(f"a concurrent call of rank {rank} that raises", self.refuse(operation, member.refuse(nonce)))
+        with contextlib.suppress(ClosedError):
+            self.start(f"a concurrent call of rank {rank} that raises", self.refuse(operation, member.refuse(nonce)))
 
     async def refuse(self, operation: subject.Operation, awaitable: Awaitable[object]) -> None:
         await subject.follow(operation, awaitable)
