@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections import Counter
 from collections.abc import Awaitable, Sequence
 from typing import Final
 
-from rlinf_async import ClosedError
 from tests.faults.journal import all_of
 from tests.faults.judgement import Violation
 from tests.simulation import crew, subject
@@ -67,14 +65,14 @@ class MethodActs(Stage):
 
     async def do_m_meet(self, rank: int, count: int) -> None:
         """They end only if all of them run at once."""
-        nonce, member = next(self.nonces), self.groups[CREW][rank]
+        nonce = next(self.nonces)
         for _ in range(count):
             operation = subject.begin("driver", "m_meet", nonce, f"{CREW}:{rank}")
-            with contextlib.suppress(ClosedError):
-                self.start(
-                    f"one of {count} calls that meet at rank {rank}",
-                    subject.follow(operation, member.meet(nonce, count)),
-                )
+            self.start(f"one of {count} calls that meet at rank {rank}", self.meet(operation, rank, count))
+
+    async def meet(self, operation: subject.Operation, rank: int, count: int) -> None:
+        """A group that is closed, or whose launch has failed, refuses the call itself."""
+        await subject.follow(operation, self.groups[CREW][rank].meet(operation.facts[0], count))
 
     async def do_m_stay(self, rank: int, seconds: float) -> None:
         self.start(f"a concurrent call of rank {rank} that is given up", self.stay(rank, seconds))
@@ -142,11 +140,9 @@ class MethodActs(Stage):
         return len(calls) + len(served) + sum(each.ended for each in (*calls, *served)), found
 
     async def do_m_refuse(self, rank: int) -> None:
-        nonce, member = next(self.nonces), self.groups[CREW][rank]
-        operation = subject.begin("driver", "m_refuse", nonce, f"{CREW}:{rank}")
-        with contextlib.suppress(ClosedError):
-            self.start(f"a concurrent call of rank {rank} that raises", self.refuse(operation, member.refuse(nonce)))
+        self.start(f"a concurrent call of rank {rank} that raises", self.refuse(next(self.nonces), rank))
 
-    async def refuse(self, operation: subject.Operation, awaitable: Awaitable[object]) -> None:
-        await subject.follow(operation, awaitable)
+    async def refuse(self, nonce: int, rank: int) -> None:
+        operation = subject.begin("driver", "m_refuse", nonce, f"{CREW}:{rank}")
+        await subject.follow(operation, self.groups[CREW][rank].refuse(nonce))
         crew.excuse(operation, "LookupError")

@@ -46,7 +46,9 @@ def judge_concurrent(
     cancelled = {each.facts[0] for each in book if each.kind == "m_cancelled"}
     # The others of a meeting wait in vain for one that a ``cancel`` of the program has ended.
     given_up = {
-        each.facts[0] for each in book if each.kind == "m_meet" and each.error and each.error[0] == "CancelledError"
+        each.facts[0]
+        for each in book
+        if each.kind == "m_meet" and (not each.ended or (each.error and each.error[0] == "CancelledError"))
     }
     for each in book:
         if each.kind == "m_meet" and is_calm and each.error is not None and each.facts[0] not in given_up:
