@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlinf_async import ClosedError, NodeLost, NodePlacementStrategy, each
+from rlinf_async import NodePlacementStrategy, each
 from tests.faults.journal import Operation
 from tests.faults.judgement import Violation
 from tests.simulation import crew, fleet, subject
@@ -174,8 +174,11 @@ class ClusterActs(Stage):
     async def do_guest_talk(self, rank: int, guest: int) -> None:
         nonce = next(self.nonces)
         self.script(f"{rank} listens to guest {guest}", (CREW, rank), "hear_guest", guest, nonce)
-        with contextlib.suppress(ClosedError, NodeLost):  # the group is closed, or its launch has failed
-            self.start(f"guest {guest} talks to {rank}", self.guests.group[guest].say(rank, nonce).async_wait())
+        self.start(f"guest {guest} talks to {rank}", self.talk(rank, guest, nonce))
+
+    async def talk(self, rank: int, guest: int, nonce: int) -> None:
+        """A group that is closed, or whose launch has failed, refuses the call itself."""
+        await self.guests.group[guest].say(rank, nonce)
 
     async def do_guest_kill(self, rank: int) -> None:
         if self.sim.kill(fleet.GUEST, rank) and self.guests.born_by is not None and not self.guests.is_closed:

@@ -191,7 +191,7 @@ class Crew(Needing):
         """Reads a stream of another rank."""
         if group not in self._groups:
             async with asyncio.timeout(60.0):
-                self._groups[group] = await WorkerGroup.from_group_name(Crew, group)
+                self._groups[group] = await WorkerGroup.from_group_name(type(self), group)
         await read(self.name, self._groups[group][rank], *facts)
 
 

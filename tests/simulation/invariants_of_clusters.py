@@ -18,7 +18,7 @@ def judge_casts(book: Sequence[Operation], program: Program, killed: set[str], n
     for each in book:
         if each.kind == "r_cast":
             casts[each.facts[0]].append(each)
-    # A cancel may end the call of one rank, which then takes no part.
+    # A ``cancel`` of the guests may hit one of these ranks, as one that gives up.
     is_given_up = any(
         step.kind == "cancel" or (step.kind == "r_cast" and step.facts[3] is not None) for step in program.steps
     )

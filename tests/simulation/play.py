@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -167,6 +168,9 @@ class Play(
 _GO_ON: Final = frozenset(("methods", "streams"))
 """Families whose calm programs never stand still."""
 
+_OF_A_CLOSE: Final = re.compile(rf"ClosedError: (group '{CREW}' (is|was) closed|{CREW}\.\w+\(\) was cancelled because)")
+"""Errors of calls that the close of their group has ended, whether or not a rank was killed as well."""
+
 _NOT_KEPT: Final = "was lost with the socket between the two processes"
 
 
@@ -212,6 +216,8 @@ def play(seed: int, program: Program | None = None) -> Report:
     report.violations += judge_weights(book, program, played.killed)
     report.violations += judge_guests(book, played.guests, played.node_died)
     report.violations += judge_ports(book, played.killed)
+    if any(step.kind == "h_close" for step in program.steps):
+        report.violations = [each for each in report.violations if not _OF_A_CLOSE.search(each.text)]
     if program.is_small:  # a socket that breaks takes with it what a link in small does not keep
         report.violations = [each for each in report.violations if _NOT_KEPT not in each.text]
     if program.is_calm and set(program.families) <= _GO_ON:
