@@ -456,7 +456,8 @@ class Runtime:
             call.granted.set_result(None)
 
     def _cancel_running(self, call: Call) -> None:
-        if call.task is not None:
+        # At the end of this worker `Ending` cancels all tasks, and callers that end too still send their words.
+        if call.task is not None and not (self._stopping and call.task.cancelling()):
             call.task.cancel()
 
     def running_calls(self) -> list[ServedCall]:

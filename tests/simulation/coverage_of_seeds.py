@@ -132,7 +132,6 @@ UNREACHED: Final[tuple[tuple[str, str], ...]] = (
         "no receiver refuses an object: the memory of the machine does not run out",
     ),
     (r"> MAX_FRAME_BYTES:", "frames of 4 GiB do not fit into the memory of a test"),
-    (r"is State\.SHORT|def _await_relief\(", "the kernel is not short of descriptors"),
     (r"for copy in sets:|for fds in copies:", "simulated processes share the descriptors of a real one"),
     (
         r"def parse_port_range\(|raise ValueError\(f\"max_port_num|return range\(_LOWEST_PORT",

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.simulation import cluster_families, families
+from tests.simulation import cluster_families, families, waiting_families
 from tests.simulation.step import Step
 
 SIZES: Final = (0, 100, 70_000, 300_000)
@@ -54,6 +54,11 @@ class Program:
     def is_of_a_cluster(self) -> bool:
         """True if its families are those of whole clusters."""
         return bool(cluster_families.CLUSTER_FAMILIES.keys() & set(self.families))
+
+    @property
+    def is_of_waiting(self) -> bool:
+        """True if its families are those of what happens a second time."""
+        return bool(waiting_families.WAITING_FAMILIES.keys() & set(self.families))
 
     def __str__(self) -> str:
         ring = f", ring {self.ring} {'def' if self.ring_blocks else 'async'}" if self.ring else ""
@@ -139,6 +144,11 @@ def write(seed: int) -> Program:
         nodes = max(placement[families.CREW]) + 1
         restart = {group: rng.choice((None, "rank", "rank")) for group in placement}
         is_calm = not any(step.kind in cluster_families.FAULTS for step in steps)
+    if waiting_families.is_of_waiting(seed):
+        names, placement, back, steps = waiting_families.draw(rng)
+        nodes = max(max(places) for places in placement.values()) + 1
+        restart = {families.CREW: back, waiting_families.VISITOR: None}
+        is_calm = not any(step.kind == "kill" for step in steps)
     in_order = tuple(sorted(steps, key=lambda step: step.at))
     return Program(
         nodes, placement, restart, drift, in_order, ring, blocks, pool, pool_restarts, order,
@@ -149,6 +159,8 @@ def write(seed: int) -> Program:
 def _is_small(seed: int) -> bool:
     if families.is_of_a_loss(seed):
         return seed % 40 == 5
+    if waiting_families.is_of_waiting(seed):
+        return seed % 80 >= 40
     return cluster_families.is_of_a_cluster(seed) or 5 <= seed % 20 < 15
 
 
