@@ -53,10 +53,12 @@ class ClusterActs(Stage):
 
     # -- relays and weights -------------------------------------------------------------------------------------
 
-    async def do_r_cast(self, source: int, sizes: Sequence[int], gives_up: int | None, patience: float | None) -> None:
+    async def do_r_cast(
+        self, source: int, sizes: Sequence[int], gives_up: int | None, patience: float | None, late: int | None = None
+    ) -> None:
         nonce = next(self.nonces)
         for rank in range(len(self.program.placement[CREW])):
-            facts = (source, nonce, sizes, patience if rank == gives_up else None)
+            facts = (source, nonce, sizes, patience if rank == gives_up else None, fleet.LATE_S if rank == late else 0)
             self.script(f"{rank} in broadcast {nonce}", (CREW, rank), "relay_all", *facts, meets="message")
 
     async def do_w_train(self, versions: int, pause: float, numbers: int, options: Any) -> None:

@@ -19,10 +19,18 @@ FAULTS: Final = frozenset(
 Draw = Callable[[random.Random, float, tuple[int, ...]], list[Step]]
 """Its last argument is the node of each rank of the crew."""
 
+CHAINS: Final = "chains"
+"""Name of the family that has programs of its own."""
+
 
 def is_of_a_cluster(seed: int) -> bool:
     """True for a tenth of the seeds, which all have small limits."""
     return seed % 20 in (1, 3)
+
+
+def is_of_a_chain(seed: int) -> bool:
+    """True for a quarter of these, which break the chains of nodes that pass a payload on."""
+    return seed % 40 == 21
 
 
 def draw(rng: random.Random, spread: float) -> tuple[tuple[str, ...], dict[str, tuple[int, ...]], list[Step]]:
@@ -39,6 +47,70 @@ def draw(rng: random.Random, spread: float) -> tuple[tuple[str, ...], dict[str, 
     if rng.random() < 0.3:
         steps += [_fault(rng, rng.uniform(0, spread), crew) for _ in range(rng.choice((1, 2)))]
     return names, placement, steps
+
+
+def draw_chain(rng: random.Random) -> tuple[dict[str, tuple[int, ...]], list[Step]]:
+    """Draw the nodes of the ranks, and weights and broadcasts that pass from node to node while one of these is away.
+
+    A transfer takes milliseconds, which a fault at a random moment misses.  So the faults are there before it begins.
+    """
+    nodes = rng.choice((3, 4, 4))
+    crew = tuple(sorted((*range(nodes), *(rng.randrange(nodes) for _ in range(rng.choice((0, 1, 3)))))))
+    trainer = rng.randrange(nodes)
+    steps = _chained_weights(rng, crew, trainer)
+    for number in range(rng.choice((1, 2, 3))):
+        steps += _chained_cast(rng, 100.0 + 60 * number, crew)
+    return {CREW: crew, TRAINER: (trainer,)}, steps
+
+
+def _chained_weights(rng: random.Random, crew: tuple[int, ...], trainer: int) -> list[Step]:
+    """Versions, one after the other, that begin while a host of a node is stopped, out of reach or dead."""
+    versions, pause, numbers = rng.choice((6, 12)), rng.choice((0.1, 0.5)), rng.choice((30_000, 100_000))
+    options = (
+        ("behind", rng.choice((0, 1, 2))),
+        ("ack_timeout", rng.choice((3.0, 20.0))),
+        ("delta", rng.choice(("off", "off", "on"))),
+    )
+    found = [_step(1.0, "w_train", versions, pause, numbers, options)]
+    for rank in range(len(crew)):
+        at = rng.choice((0.0, 0.0, 0.0, rng.uniform(1.0, 3.0)))
+        found.append(_step(at, "w_follow", rank, numbers, 60, 0.1, ()))
+    for _ in range(rng.choice((1, 2, 4))):
+        at = 1.0 + rng.uniform(0, versions * pause)
+        node = rng.choice([each for each in set(crew) if each != trainer])
+        host = (CREW, crew.index(node))
+        found.append(_step(at, "stop", host, rng.choice((0.5, 4.0, 12.0))))
+        kind = rng.choice(("none", "kill", "next", "cut", "follower", "sever"))
+        at += rng.choice((0.2, 1.0, 2.0))
+        if kind == "kill":
+            found += [_step(at, "kill", host), _step(at + 2.0, "w_follow", host[1], numbers, 20, 0.1, ())]
+        elif kind == "next":
+            found.append(_step(at, "kill", (CREW, rng.randrange(len(crew)))))
+        elif kind == "cut":
+            found.append(_step(at, "cut_way", node, rng.randrange(max(crew) + 1), 3.0))
+        elif kind == "follower":
+            found.append(_step(at, "w_follow", rng.randrange(len(crew)), numbers, 5, 0.1, ()))
+        elif kind == "sever":
+            found.append(_step(at, "sever", host, "close"))
+    return found
+
+
+def _chained_cast(rng: random.Random, at: float, crew: tuple[int, ...]) -> list[Step]:
+    """A broadcast that begins when its last receiver joins; a node that is to pass it on is away by then."""
+    source = rng.randrange(len(crew))
+    first, *_, last = [node for node in sorted(set(crew)) if node != crew[source]]
+    host, late = crew.index(first), len(crew) - 1 - crew[::-1].index(last)
+    kind = rng.choice(("stop", "stop", "stall", "kill", "cut", "give up"))
+    patience = rng.choice((0.7, 2.0)) if kind == "give up" else None
+    sizes = rng.choice(((70_000,), (300_000,), (1_000_000,), (40_000, 60_000)))
+    found = [_step(at, "r_cast", source, sizes, source, patience, late)]
+    if kind == "cut":
+        found.append(_step(at + 0.3, "cut_way", first, last, 12.0))
+    else:
+        found.append(_step(at + 0.3, "stop", (CREW, host), {"stop": 12.0, "stall": 25.0}.get(kind, 3.0)))
+    if kind == "kill":
+        found.append(_step(at + rng.choice((0.6, 1.0)), "kill", (CREW, host)))
+    return found
 
 
 def _step(at: float, kind: str, *facts: object) -> Step:

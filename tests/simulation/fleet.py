@@ -26,6 +26,9 @@ NAME: Final = "fleet"
 GUEST: Final = "guest"
 """Name of the group with few restarts."""
 
+LATE_S: Final = 0.5
+"""Seconds after which the last receiver joins a broadcast that waits for it."""
+
 RUN_STEP: Final = 1000
 """Difference between the numbers of two runs of a trainer; the version is the remainder."""
 
@@ -42,8 +45,12 @@ class Fleet(Crew):
 
     # -- broadcasts ---------------------------------------------------------------------------------------------
 
-    async def relay_all(self, source: int, nonce: int, sizes: Sequence[int], patience: float | None) -> None:
+    async def relay_all(
+        self, source: int, nonce: int, sizes: Sequence[int], patience: float | None, delay: float
+    ) -> None:
         """One of all ranks, which get tensors of these sizes; with a ``patience`` it gives up that soon."""
+        if delay:
+            await asyncio.sleep(delay)
         value = (nonce, [_pattern(nonce, size) for size in sizes]) if self._rank == source else None
         operation = begin(self.name, "r_cast", nonce, source)
 

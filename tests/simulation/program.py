@@ -53,7 +53,7 @@ class Program:
     @property
     def is_of_a_cluster(self) -> bool:
         """True if its families are those of whole clusters."""
-        return bool(cluster_families.CLUSTER_FAMILIES.keys() & set(self.families))
+        return bool({*cluster_families.CLUSTER_FAMILIES, cluster_families.CHAINS} & set(self.families))
 
     def __str__(self) -> str:
         ring = f", ring {self.ring} {'def' if self.ring_blocks else 'async'}" if self.ring else ""
@@ -136,6 +136,8 @@ def write(seed: int) -> Program:
         placement, restart = {families.CREW: places}, {families.CREW: back}
     if cluster_families.is_of_a_cluster(seed):
         names, placement, steps = cluster_families.draw(rng, spread)
+        if cluster_families.is_of_a_chain(seed):
+            names, (placement, steps) = (cluster_families.CHAINS,), cluster_families.draw_chain(rng)
         nodes = max(placement[families.CREW]) + 1
         restart = {group: rng.choice((None, "rank", "rank")) for group in placement}
         is_calm = not any(step.kind in cluster_families.FAULTS for step in steps)

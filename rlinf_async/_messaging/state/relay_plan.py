@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from rlinf_async._core import clock
-from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES, DISTRUST_S, Chain, chain_sizes
+from rlinf_async._messaging.state.chain import DISTRUST_S, Chain, chain_sizes
 from rlinf_async.errors import PeerLost, TransferFailed, WorkerDied
 
 BRING: Final = "bring"
@@ -224,7 +224,7 @@ class RelayPlan:
         job: that is being packed, or was published last.
     """
 
-    def __init__(self, owner: Owner, chain_from: int = CHAIN_FROM_BYTES) -> None:
+    def __init__(self, owner: Owner, chain_from: int) -> None:
         self.actions: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._owner = owner
         self.job: Job | None = None
