@@ -100,12 +100,14 @@ def _chained_cast(rng: random.Random, at: float, crew: tuple[int, ...]) -> list[
     source = rng.randrange(len(crew))
     first, *_, last = [node for node in sorted(set(crew)) if node != crew[source]]
     host, late = crew.index(first), len(crew) - 1 - crew[::-1].index(last)
-    kind = rng.choice(("stop", "stop", "stall", "kill", "cut", "give up"))
+    kind = rng.choice(("stop", "stop", "stall", "kill", "cut", "give up", "short"))
     patience = rng.choice((0.7, 2.0)) if kind == "give up" else None
     sizes = rng.choice(((70_000,), (300_000,), (1_000_000,), (40_000, 60_000)))
     found = [_step(at, "r_cast", source, sizes, source, patience, late)]
     if kind == "cut":
         found.append(_step(at + 0.3, "cut_way", first, last, 12.0))
+    elif kind == "short":
+        found.append(_step(at + 0.3, "r_short", 5.0))
     else:
         found.append(_step(at + 0.3, "stop", (CREW, host), {"stop": 12.0, "stall": 25.0}.get(kind, 3.0)))
     if kind == "kill":
@@ -251,7 +253,21 @@ def _guests(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[St
     if hook_s and own.random() < 0.5:  # it dies again while hooks run
         victim, at = own.randrange(count), own.uniform(0, spread)
         found += [_step(at, "guest_kill", victim), _step(at + own.choice((0.4, 0.8, 1.1)), "guest_kill", victim)]
+    if restart and budget[1] == 2.0:  # its restart counts no more when it dies again
+        victim = own.randrange(count)
+        found += [_step(spread + 4.0 + 3.0 * number, "guest_kill", victim) for number in range(2)]
+    if not any(step.kind == "guest_close" for step in found) and own.random() < 0.6:
+        found += _end_of_guests(own, spread + 20.0, count, len(crew))
     return [_step(0.0, "guest_open", nodes, restart, order, budget, timeout, frail, hook_s), *found]
+
+
+def _end_of_guests(rng: random.Random, at: float, count: int, size: int) -> list[Step]:
+    """Their group is closed soon after a rank has died, while others listen to that one."""
+    victim = rng.randrange(count)
+    found = [_step(at, rng.choice(("guest_kill", "guest_kill", "guest_restart")), victim)]
+    for _ in range(rng.choice((0, 1, 2))):
+        found.append(_step(at + 0.02, "guest_talk", rng.randrange(size), victim))
+    return [*found, _step(at + rng.choice((0.03, 0.08, 0.12, 0.2)), "guest_close")]
 
 
 def _looks(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[Step]:

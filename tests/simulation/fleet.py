@@ -10,7 +10,15 @@ from typing import Any, Final
 
 import torch
 
-from rlinf_async import Cluster, DeadlineExceeded, NodePlacementStrategy, PeerLost, Restart, concurrent, idempotent
+from rlinf_async import (
+    Cluster,
+    DeadlineExceeded,
+    NodePlacementStrategy,
+    PeerLost,
+    Restart,
+    concurrent,
+    idempotent,
+)  # fmt: skip
 from rlinf_async.weights import follow as follow_weights, publish
 from tests.simulation.cluster_families import TRAINER
 from tests.simulation.crew import Crew, excuse
@@ -203,6 +211,12 @@ class Guest(Subject):
     async def say(self, rank: int, nonce: int) -> None:
         await asyncio.sleep(0.3)
         await self.send(nonce, CREW, rank)
+
+    @idempotent
+    async def answers_again(self, count: int, *, resume: Sequence[int] = ()) -> AsyncIterator[int]:
+        for number in range(len(resume), count):
+            yield number
+            await asyncio.sleep(0.05)
 
     @concurrent
     async def stay_beside(self, nonce: int, content: bytes, seconds: float) -> tuple[int, int]:

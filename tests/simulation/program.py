@@ -107,6 +107,8 @@ def write(seed: int) -> Program:
         pool = tuple(sorted(rng.randrange(nodes) for _ in range(rng.choice((2, 3)))))
         pool_restarts = rng.random() < 0.5
         steps += _pool_calls_and_faults(rng, spread, len(pool))
+        if seed % 40 == 4:
+            steps.append(Step(spread, "pool_end", (nodes - 1,)))
     order = "rank" if seed % 10 == 0 or seed % 20 in (7, 9) else "group"
     if seed % 10 == 0:
         group = rng.choice(GROUPS)
@@ -131,8 +133,8 @@ def write(seed: int) -> Program:
             hook, hook_blocks = rng.choice(families.HOOKS), rng.random() < 0.5
         steps += more
     if families.is_of_a_loss(seed):
-        nodes, names = 3, ("losses",)
         places, back, steps = families.draw_loss(rng)
+        nodes, names = 4 if any(step.kind == "stand" for step in steps) else 3, ("losses",)
         placement, restart = {families.CREW: places}, {families.CREW: back}
     if cluster_families.is_of_a_cluster(seed):
         names, placement, steps = cluster_families.draw(rng, spread)
