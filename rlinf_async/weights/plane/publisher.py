@@ -80,7 +80,7 @@ class Publisher:
             holds once a version is applied is compared with what was packed.
         select: ``"all"``, ``"trainable"``, or a function of (name, tensor).
         naming: gives the names under which the source's tensors travel.
-        chain_from: bytes from which on receivers' machines pass a version on to each other.
+        chain_from: bytes from which on receivers' machines pass a version on to each other; by default 64 MiB.
         behind: earlier versions that may be under way when one is published.  A receiver that lacks more of them has
             failed for the oldest, and is named once in the log.  0: one version is under way at a time.
         gpus: in the place of CUDA's.
