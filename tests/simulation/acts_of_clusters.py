@@ -8,7 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlinf_async import NodePlacementStrategy, each
+import torch
+
+from rlinf_async import ClosedError, NodePlacementStrategy, WorkerDied, each
+from rlinf_async._messaging import relayed_broadcast
+from rlinf_async._simulation.stand_ins import replace
 from tests.faults.journal import Operation
 from tests.faults.judgement import Violation
 from tests.simulation import crew, fleet, subject
@@ -53,11 +57,25 @@ class ClusterActs(Stage):
 
     # -- relays and weights -------------------------------------------------------------------------------------
 
-    async def do_r_cast(self, source: int, sizes: Sequence[int], gives_up: int | None, patience: float | None) -> None:
+    async def do_r_cast(
+        self, source: int, sizes: Sequence[int], gives_up: int | None, patience: float | None, late: int | None = None
+    ) -> None:
         nonce = next(self.nonces)
         for rank in range(len(self.program.placement[CREW])):
-            facts = (source, nonce, sizes, patience if rank == gives_up else None)
+            facts = (source, nonce, sizes, patience if rank == gives_up else None, fleet.LATE_S if rank == late else 0)
             self.script(f"{rank} in broadcast {nonce}", (CREW, rank), "relay_all", *facts, meets="message")
+
+    async def do_r_short(self, seconds: float) -> None:
+        """No host of a broadcast has shared memory for what comes."""
+
+        async def be_short() -> None:
+            restore = replace(relayed_broadcast, "fits", lambda _: False)
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                restore()
+
+        self.start("no room for broadcasts", be_short())
 
     async def do_w_train(self, versions: int, pause: float, numbers: int, options: Any) -> None:
         run = fleet.RUN_STEP * (1 + next(self.nonces))
@@ -195,6 +213,37 @@ class ClusterActs(Stage):
         self.start(
             "the close of the guests", subject.follow(subject.begin("driver", "guest_close"), self.guests.group.close())
         )
+
+    async def do_pool_end(self, node: int) -> None:
+        self.start("a pool that is asked, dies and is closed", self.end_pool(node))
+
+    async def end_pool(self, node: int) -> None:
+        """Calls of any rank wait for room, behind others and for ranks; a stream loses its rank, then its group."""
+        members = fleet.Guest.create_group(0).launch(
+            self.cluster, NodePlacementStrategy([0, node]), name="pool end", restart="rank", max_restarts=9
+        )
+        await members
+        narrow, wide = members.any(in_flight=1), members.any()
+        calls = [narrow.answer_later(nonce, torch.zeros(100_000), 0.3) for nonce in range(-9, -5)]
+        calls.append(wide.answer_again(0, b"", 0.0))
+        await self.look_at("why")
+        await asyncio.gather(*calls)
+        for rank in (0, 1):
+            self.sim.kill("pool end", rank)
+        await asyncio.sleep(0.05)
+        call = wide.answer_again(0, b"", 0.0)
+        await self.look_at("why")
+        await call
+        stream = aiter(wide.answers_again(5))
+        assert [await anext(stream), await anext(stream)] == [0, 1]
+        for rank in (0, 1):
+            self.sim.kill("pool end", rank)
+        await asyncio.sleep(0.05)
+        await members.close()
+        with contextlib.suppress(ClosedError, WorkerDied):
+            async for number in stream:
+                assert number in (2, 3), f"item {number} behind 1"
+            raise AssertionError("a stream of a group that is closed has ended as if it were whole")
 
     # -- questions ----------------------------------------------------------------------------------------------
 

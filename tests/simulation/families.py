@@ -212,6 +212,11 @@ def draw_loss(rng: random.Random) -> tuple[tuple[int, ...], str | None, list[Ste
     others = ["driver", *(rank for rank, of in enumerate(places) if of != node)]
     when = rng.choice((0.2, 1.0, 3.0))
     found = [Step(0.0, "n_hold", (rank,)) for rank in lost]
+    if restart is None and how == "kill" and when > 0.2:
+        # A fourth node, of no rank, stands still, and another one has told node 0 that it does not reach it.  Node 0
+        # waits for its answer until its own lease is over, and loses the first node meanwhile.
+        when = 18.2
+        found += [Step(0.5, "cut_pair", (3 - node, 3, 60.0)), Step(4.5, "stand", (3, 1000.0))]
     for _ in range(rng.choice((2, 4, 6))):
         who = rng.choice(others)
         kind = rng.choice(_NEEDS if who == "driver" else (*_NEEDS, *_NEEDS_OF_RANKS))
