@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
@@ -80,12 +79,15 @@ class Careful(Crew):
 
 async def have_tidied(who: str, members: Any, rank: int, method: str, first: str, nonce: int, clean_s: float) -> None:
     """Call a method, and give the call up, in one way or another."""
-    operation = begin(who, "k_call", nonce, f"{CREW}:{rank}")
+    operation = begin(who, "k_call", nonce, f"{CREW}:{rank}", first)
     call = getattr(members[rank], method)(nonce, clean_s)
 
-    async def work() -> None:
-        with contextlib.suppress(ClosedError):
+    async def work() -> str:
+        try:
             await read()
+        except ClosedError:
+            return "closed"
+        return "ended"
 
     async def read() -> None:
         async with asyncio.timeout(RUNS_S if first == "timeout" else None):
@@ -95,7 +97,7 @@ async def have_tidied(who: str, members: Any, rank: int, method: str, first: str
                 async for _ in call:
                     pass
 
-    task = asyncio.ensure_future(follow(operation, work()))
+    task = asyncio.ensure_future(follow(operation, work(), str))
     await asyncio.wait([task], timeout=RUNS_S)
     if first == "task":
         task.cancel()

@@ -27,7 +27,9 @@ def judge_cleanups(book: Sequence[Operation], killed: set[str]) -> Iterator[Viol
         elif each.kind == "k_clean" and each.error is not None and each.error[0] == "CancelledError":
             yield Violation("left", f"{each}: a dead process is not cancelled")
         elif each.kind == "k_call" and each.ended:
-            nonce = each.facts[0]
+            nonce, _, first = each.facts
+            if each.value == "ended" and not first.startswith("cancel"):  # who closes a stream has its end
+                yield Violation("error", f"{each}: its method never ends by itself")
             if nonce in running and running[nonce] not in killed and not begun[nonce]:
                 yield Violation("left", f"{each} was given up, and runs on")
 

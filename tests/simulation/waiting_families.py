@@ -47,7 +47,9 @@ def _cleanups(rng: random.Random, size: int, nodes: int) -> list[Step]:
         rank = rng.randrange(size)
         caller = rng.choice(("driver", (VISITOR, 0), *((CREW, other) for other in range(size) if other != rank)))
         method = rng.choice(("tidy", "tidy", "tidy_beside", "tidy_beside", "tidy_stream"))
-        first = rng.choice(("cancel", "cancel twice", "task", "timeout", "deadline"))
+        first = rng.choice(("cancel", "cancel twice", "task", "timeout", "deadline", "nothing"))
+        if first == "nothing" and rng.random() < 0.6:
+            method = "tidy_stream"
         clean_s = rng.choice((0.4, 1.0, 1.6))
         found.append(_step(at, "k_tidy", caller, rank, method, first, clean_s))
         later = at + (CALL_TIMEOUT_S if first == "deadline" else 0.1) + rng.choice((0.0, 0.05, 0.3))
@@ -58,7 +60,7 @@ def _cleanups(rng: random.Random, size: int, nodes: int) -> list[Step]:
             found.append(_step(later, "sever", (CREW, rank), rng.choice(("shutdown", "close"))))
         elif second == "leave" and caller == (VISITOR, 0):
             found.append(_step(later, "k_leave"))
-        elif second == "close" and rng.random() < 0.5:
+        elif rng.random() < {"close": 0.5}.get(second, 0.7 if first == "nothing" else 0.0):
             found.append(_step(later, "h_close"))
             break  # nobody is left to be called
         at += rng.choice((0.05, 3.0))
