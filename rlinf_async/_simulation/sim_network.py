@@ -210,6 +210,12 @@ class Fabric:
             self.scheduler.after(0, end)
         return cable
 
+    @property
+    def recovers_at(self) -> float:
+        """The moment from which on TCP sends again all that faults so far have held up."""
+        waits = [until for cable in self.cables for until in cable.waits_until.values()]
+        return max([self._silent_until, *self._cuts.values(), *waits])
+
     def made_since(self, moment: float) -> list[Cable]:
         """The connections that were made since then, the latest one first."""
         return list(itertools.takewhile(lambda cable: cable.made_at >= moment, reversed(self.cables)))
