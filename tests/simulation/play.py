@@ -124,7 +124,8 @@ class Play(
             if not self.node_died:
                 await self.make_sure()
             await self.finish()
-            quiet_since = max(self.sim.scheduler.now, self.sim.fabric.recovers_at)
+            # A dial that began while no way was there takes its time.
+            quiet_since = max(self.sim.scheduler.now, self.sim.fabric.recovers_at + 10)
             await asyncio.sleep(40)  # for leases to end, and words to come
             self.left += find_connections(self.sim, quiet_since)
             self.views = compare_views(self.sim)
