@@ -31,6 +31,7 @@ class Invitation:
     Attributes:
         deaths: ranks that were killed once all had been constructed.
         by_hand: restarts that the driver has asked for.
+        was_killed: a rank was, whether or not all had been constructed.
         born_by: when its constructors had ended, by the driver's clock; None before.
     """
 
@@ -44,6 +45,7 @@ class Invitation:
     deaths: list[int] = field(default_factory=list)
     by_hand: int = 0
     born_by: float | None = None
+    was_killed: bool = False
     is_closed: bool = False
 
     @property
@@ -199,8 +201,10 @@ class ClusterActs(Stage):
         await self.guests.group[guest].say(rank, nonce)
 
     async def do_guest_kill(self, rank: int) -> None:
-        if self.sim.kill(fleet.GUEST, rank) and self.guests.born_by is not None and not self.guests.is_closed:
-            self.guests.deaths.append(rank)
+        if self.sim.kill(fleet.GUEST, rank) and not self.guests.is_closed:
+            self.guests.was_killed = True
+            if self.guests.born_by is not None:
+                self.guests.deaths.append(rank)
 
     async def do_guest_restart(self, rank: int) -> None:
         guests = self.guests

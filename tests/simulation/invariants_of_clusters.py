@@ -105,7 +105,7 @@ def judge_guests(book: Sequence[Operation], guests: Invitation | None, node_died
     """Each rank answers its own call; a death is told once; nobody is started again more often than is allowed."""
     if guests is None:
         return
-    is_quiet = not guests.is_closed and not guests.deaths and not guests.by_hand and not guests.frail
+    is_quiet = not guests.is_closed and not guests.was_killed and not guests.by_hand and not guests.frail
     for each in book:
         if each.kind == "guest_talk" and is_quiet and each.ended and isinstance(each.value, str) and not node_died:
             yield Violation("death", f"{each}, and no guest has died")
