@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,10 +88,15 @@ class ClusterActs(Stage):
         found: asyncio.Future[tuple[int, int]] = loop.create_future()
         send = relayed_broadcast.Carrier.send_tensor
 
+        def tell(way: tuple[int, int]) -> None:
+            if not found.done():
+                found.set_result(way)
+
         def send_and_tell(carrier: Any, piece: Any, line: int, receiver: int | None = None) -> Any:
             if receiver is not None:
-                way = frames.node_of(carrier.peer.endpoint), receiver
-                self.sim.scheduler.after(0.0, lambda: found.done() or found.set_result(way))
+                way = carrier.node, receiver
+                # This is the host's process; the driver's future is to be settled in none.
+                self.sim.scheduler.after(0.0, functools.partial(tell, way))
             return send(carrier, piece, line, receiver)
 
         async def lie_in_wait() -> None:
