@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from rlinf_async import ClosedError, NodePlacementStrategy, WorkerDied, each
+from rlinf_async._core import frames
 from rlinf_async._messaging import relayed_broadcast
 from rlinf_async._simulation.stand_ins import replace
 from tests.faults.journal import Operation
@@ -78,6 +80,40 @@ class ClusterActs(Stage):
                 restore()
 
         self.start("no room for broadcasts", be_short())
+
+    async def do_r_hop_dies(self, deaf_s: float) -> None:
+        """Kill a host as soon as another one passes a piece on to it; the source may hear of the death that much later.
+
+        A piece is on its way for milliseconds, which a kill at a random moment misses.
+        """
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[tuple[int, int]] = loop.create_future()
+        send = relayed_broadcast.Carrier.send_tensor
+
+        def tell(way: tuple[int, int]) -> None:
+            if not found.done():
+                found.set_result(way)
+
+        def send_and_tell(carrier: Any, piece: Any, line: int, receiver: int | None = None) -> Any:
+            if receiver is not None:
+                way = carrier.node, receiver
+                # This is the host's process; the driver's future is to be settled in none.
+                self.sim.scheduler.after(0.0, functools.partial(tell, way))
+            return send(carrier, piece, line, receiver)
+
+        async def lie_in_wait() -> None:
+            restore = replace(relayed_broadcast.Carrier, "send_tensor", send_and_tell)
+            try:
+                async with asyncio.timeout(30.0):
+                    node, endpoint = await found
+            finally:
+                restore()
+            if deaf_s:
+                await self.do_cut_way(frames.node_of(endpoint), node, deaf_s)
+            endpoints = self.groups[CREW]._members.endpoints
+            await self.do_kill((CREW, endpoints.index(endpoint)))
+
+        self.start("the death of a host to which pieces go", lie_in_wait())
 
     async def do_w_train(self, versions: int, pause: float, numbers: int, options: Any) -> None:
         run = fleet.RUN_STEP * (1 + next(self.nonces))

@@ -12,9 +12,9 @@ from tests.simulation.step import Step
 TRAINER: Final = "a"
 """Group whose rank 0 publishes weights."""
 
-FAULTS: Final = frozenset(
-    {"kill", "stop", "starve", "sever", "cut", "cut_pair", "cut_way", "stand", "guest_kill", "h_kill_node"}
-)
+FAULTS: Final = frozenset((
+    "kill", "stop", "starve", "sever", "cut", "cut_pair", "cut_way", "stand", "guest_kill", "h_kill_node", "r_hop_dies",
+))  # fmt: skip
 
 Draw = Callable[[random.Random, float, tuple[int, ...]], list[Step]]
 """Its last argument is the node of each rank of the crew."""
@@ -60,7 +60,17 @@ def draw_chain(rng: random.Random) -> tuple[dict[str, tuple[int, ...]], list[Ste
     steps = _chained_weights(rng, crew, trainer)
     for number in range(rng.choice((1, 2, 3))):
         steps += _chained_cast(rng, 100.0 + 60 * number, crew)
-    return {CREW: crew, TRAINER: (trainer,)}, steps
+    return {CREW: crew, TRAINER: (trainer,)}, [*steps, *_broken_cast(random.Random(str(steps)), crew)]
+
+
+def _broken_cast(rng: random.Random, crew: tuple[int, ...]) -> list[Step]:
+    """A broadcast whose next host dies while pieces go on to it, behind all else: ranks do not have to come back."""
+    source, sizes = rng.randrange(len(crew)), rng.choice(((300_000,), (1_000_000,), (90_000, 7, 200_000)))
+    at = 620.0  # nodes that earlier broadcasts keep apart are neighbours again
+    return [
+        _step(at, "r_hop_dies", rng.choice((0.0, 1.0, 1.0))),
+        _step(at + 0.1, "r_cast", source, sizes, None, None),
+    ]
 
 
 def _chained_weights(rng: random.Random, crew: tuple[int, ...], trainer: int) -> list[Step]:
@@ -256,17 +266,23 @@ def _guests(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[St
     if restart and budget[1] == 2.0:  # its restart counts no more when it dies again
         victim = own.randrange(count)
         found += [_step(spread + 4.0 + 3.0 * number, "guest_kill", victim) for number in range(2)]
-    if not any(step.kind == "guest_close" for step in found) and own.random() < 0.6:
-        found += _end_of_guests(own, spread + 20.0, count, len(crew))
+    if not any(step.kind == "guest_close" for step in found) and (own.random() < 0.6 or order == "rank"):
+        found += _end_of_guests(own, spread + 20.0, count, len(crew), order == "rank")
     return [_step(0.0, "guest_open", nodes, restart, order, budget, timeout, frail, hook_s), *found]
 
 
-def _end_of_guests(rng: random.Random, at: float, count: int, size: int) -> list[Step]:
-    """Their group is closed soon after a rank has died, while others listen to that one."""
+def _end_of_guests(rng: random.Random, at: float, count: int, size: int, by_rank: bool) -> list[Step]:
+    """Their group is closed soon after a rank has died, while others listen to that one.
+
+    Where ranks have their own order, a call has left for the other ranks by then, and waits for the one that is away.
+    """
     victim = rng.randrange(count)
     found = [_step(at, rng.choice(("guest_kill", "guest_kill", "guest_restart")), victim)]
     for _ in range(rng.choice((0, 1, 2))):
         found.append(_step(at + 0.02, "guest_talk", rng.randrange(size), victim))
+    if by_rank:
+        how = ("all", "each", "stream")[victim % 3]  # not drawn: the moment of the close stays as it was
+        found.append(_step(at + 0.025, "guest_call", how, None, 10, 1.0))
     return [*found, _step(at + rng.choice((0.03, 0.08, 0.12, 0.2)), "guest_close")]
 
 

@@ -154,10 +154,6 @@ UNREACHED: Final[tuple[tuple[str, str], ...]] = (
         "what has left for a process that lives has come: no link fails for good",
     ),
     (r"if way\.has_room:$|if way\.patch is not None:  # whatever", "the same"),
-    (
-        r"def stuck\(self, receiver|^\s+line, failure = facts$",
-        "a host says so of one that has just died",
-    ),
     (r"if broadcast is not None:$", "the garbage of a simulation is collected at its end"),
     (r"the memory that was announced", "a host keeps its descriptor for as long as others may be told of it"),
     (
