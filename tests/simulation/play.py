@@ -245,6 +245,6 @@ def play(seed: int, program: Program | None = None) -> Report:
     if program.is_calm and set(program.families) <= _GO_ON:
         report.violations += [Violation("verdict", f"all go on, and a word says: {verdict}") for verdict in stuck]
     report.violations += [*played.hung, *played.views, *played.left]
-    # Owners take turns at the name of a nest: a node that hears nothing closes its part after the next one has the name.
+    # The name of a nest passes on: a node that hears nothing ends its part after another owner has the name.
     report.violations += [Violation("two", text) for text in sim.copies if f" {fleet.NEST}:" not in text]
     return report
