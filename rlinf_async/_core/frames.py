@@ -10,7 +10,7 @@ never its body::
     CREDIT  kind 0   source route   call count                  caller -> daemons -> worker (streams)
     REQUEST kind fds source node    number operation fields     any endpoint -> a daemon (``_core/operations.py``)
     ANSWER  kind fds source target  number ok value             daemon -> endpoint
-    EVENT   kind 0   source target  what facts                  daemon -> endpoint
+    EVENT   kind 0   source target  what facts                  daemon -> endpoint; or a daemon: for its processes
     HELLO   kind 0   source facts                               first frame in each direction
     FAILED  kind 0   source route   call facts                  caller -> daemons -> worker: another rank has failed
     STOP    kind 0   source grace                               daemon -> worker: end in order
@@ -43,12 +43,12 @@ Where such a socket ends while both processes live, each tells the other by way 
 (RESUME; ``owner`` is the worker that had made the socket), and gets those that it lacks by way of the daemon too.
 ``received`` is -1 where the other process is no more.
 
-What the facts of a MESSAGE say is on a page of its own (``_messaging/state/message_facts.py``).
+The facts of a MESSAGE have a page of their own (``_messaging/state/message_facts.py``).
 A body that is a str says why the content is not there: no descriptors, no room to keep it.
 
 A channel's queue lives in one daemon (``_channels/state/queue.py``); a *client* is a process that puts there or gets.
-``queue`` is that daemon's endpoint id, ``number`` counts what the client has asked of it.  Of what a PUT carries,
-``mode`` says whether it waits for room, or has been promised it; without a descriptor a body that is an int is only
+``queue`` is that daemon's endpoint id, ``number`` counts what the client has asked of it.  The ``mode`` of a PUT says
+whether its item waits for room, or has been promised it; without a descriptor a body that is an int is only
 announced, and pulled when there is room.  ``target`` of a GET is a batch's weight, ``[weight]`` of one that is there
 now, ``[count, mode]`` for so many items (WAIT), so many that are there now (NOWAIT), or what is there now of so many
 (SOME), None for one item, -1 for one that is there now, -2 for one that nobody has asked the client for yet
