@@ -79,7 +79,7 @@ def _chained_weights(rng: random.Random, crew: tuple[int, ...], trainer: int) ->
     options = (
         ("behind", rng.choice((0, 1, 2))),
         ("ack_timeout", rng.choice((3.0, 20.0))),
-        ("delta", rng.choice(("off", "off", "on"))),
+        ("verify", rng.choice(("off", "off", "sha256"))),
     )
     found = [_step(1.0, "w_train", versions, pause, numbers, options)]
     for rank in range(len(crew)):
