@@ -76,11 +76,7 @@ def _broken_cast(rng: random.Random, crew: tuple[int, ...]) -> list[Step]:
 def _chained_weights(rng: random.Random, crew: tuple[int, ...], trainer: int) -> list[Step]:
     """Versions, one after the other, that begin while a host of a node is stopped, out of reach or dead."""
     versions, pause, numbers = rng.choice((6, 12)), rng.choice((0.1, 0.5)), rng.choice((30_000, 100_000))
-    options = (
-        ("behind", rng.choice((0, 1, 2))),
-        ("ack_timeout", rng.choice((3.0, 20.0))),
-        ("verify", rng.choice(("off", "off", "sha256"))),
-    )
+    options = (("behind", rng.choice((0, 1, 2))), ("ack_timeout", rng.choice((3.0, 20.0))))
     found = [_step(1.0, "w_train", versions, pause, numbers, options)]
     for rank in range(len(crew)):
         at = rng.choice((0.0, 0.0, 0.0, rng.uniform(1.0, 3.0)))
