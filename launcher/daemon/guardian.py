@@ -188,13 +188,13 @@ def _watch(pid: int, sign: SignOfLife) -> tuple[int, bool]:
     while True:
         left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
         ready = {fd for fd, _ in poll.poll(left)}
-        if ended in ready or (deadline is not None and not ready):
-            break
         if 0 in ready:
-            # The daemon has seen it too and ends in order; this is for the case that it cannot.
+            # The daemon has seen it too and ends in order, or has ended already; this is for the case that it cannot.
             poll.unregister(0)
             deadline = time.monotonic() + _ORDERLY_END_S
-        elif sign.fileno() in ready:
+        if ended in ready or (deadline is not None and not ready):
+            break
+        if sign.fileno() in ready:
             select.select([ended], [], [], _GRACE_S)
             if sign.has_run_out:
                 sys.stderr.write(f"rlinf daemon: {pid} is silent for longer than its lease (stopped?): its node ends\n")
