@@ -90,8 +90,8 @@ class Membership:
         self.epoch = op.epoch
         if op.node == self._router.node:
             self.on_cut_off(f"node 0 has declared it lost: {op.reason}")
-        else:
-            self._lose(self._router.neighbours[op.node], op.reason)
+        elif (neighbour := self._router.neighbours.get(op.node)) is not None:  # else it was lost before its link was up
+            self._lose(neighbour, op.reason)
 
     async def set_lease(self, requester: Requester, op: operations.SetLease) -> None:
         """From now on that is the lease of each of this node's links; every node is told the same."""

@@ -137,6 +137,8 @@ class Node:
             if self._fenced_for:
                 raise LaunchError(self._fenced_for)
         finally:
+            if self._sign_of_life is not None:
+                self._sign_of_life.wind_up(0)  # no loop winds it up while this process sweeps up
             self._loop.remove_reader(listener.fileno())  # also of a start that failed: uvloop aborts without its file
             listener.close()
             self._service.close_stores()
