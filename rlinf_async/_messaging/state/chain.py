@@ -2,20 +2,22 @@
 
 Plain state.  ``RelayPlan`` asks it from which machine another one gets the payload, and tells it what breaks::
 
-    chain.plan([1, 2, 3])           source ──► 1 ──► 2 ──► 3
-    chain.leave(1)                  source ──► 2 ──► 3             1 is gone; both begin again
-    chain.cut(3)                    source ──► 2,  source ──► 3    nothing has come from 2 to 3
+    chain.plan([1, 2, 3], now)      source ──► 1 ──► 2 ──► 3
+    chain.leave(2)                  source ──► 1 ──► 3             2 is gone; 3 has to begin again
+    chain.cut(3, now)               source ──► 1,  source ──► 3    nothing has come from 1 to 3; so again later
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from typing import Final
 
 CHAIN_FROM_BYTES: Final = 64 << 20
 """Bytes from which on two or more machines make a chain: half a second of a gigabit line, fifty milliseconds of a fast
 one.  Less is sooner with all of them if the source sends it to each."""
+
+DISTRUST_S: Final = 300.0
+"""Seconds for which two machines between which nothing has come through are not neighbours again."""
 
 _PATIENCE: Final = 0.2
 _MORE_PATIENCE: Final = 0.05
@@ -39,13 +41,27 @@ class Chain:
 
     def __init__(self) -> None:
         self._sources: dict[int, int] = {}
+        self._distrusted: dict[tuple[int, int], float] = {}
+        """Moments from which on two machines may be neighbours again."""
 
     def __repr__(self) -> str:
         return f"<Chain {', '.join(f'{source} -> {node}' for node, source in self._sources.items()) or 'of none'}>"
 
-    def plan(self, nodes: Iterable[int]) -> None:
-        """Begins another distribution, to these in this order."""
-        self._sources = {node: source for source, node in itertools.pairwise(nodes)}
+    def plan(self, nodes: Iterable[int], now: float) -> None:
+        """Begins another distribution, to these in this order as far as neighbours reach each other."""
+        self._sources.clear()
+        self._distrusted = {pair: until for pair, until in self._distrusted.items() if until > now}
+        waiting = list(nodes)
+        last: int | None = None
+        while waiting:
+            node = next((node for node in waiting if self._is_trusted(last, node)), waiting[0])
+            waiting.remove(node)
+            if last is not None and self._is_trusted(last, node):
+                self._sources[node] = last
+            last = node
+
+    def _is_trusted(self, source: int | None, node: int) -> bool:
+        return source is None or (source, node) not in self._distrusted
 
     def source(self, node: int) -> int | None:
         """The machine that passes it on to this one; None: the source itself."""
@@ -77,17 +93,22 @@ class Chain:
     def leave(self, node: int) -> list[int]:
         """Takes out a machine that is gone, or begins again by itself.
 
-        Returns those behind it, which begin again; the source itself serves the first of them.
+        Returns those behind it, which begin again; the first of them with its own source.
         """
         behind = self.behind(node)
-        for each in (node, *behind[:1]):
-            self._sources.pop(each, None)
+        source = self._sources.pop(node, None)
+        if behind:
+            self._sources.pop(behind[0])
+            if source is not None and self._is_trusted(source, behind[0]):
+                self._sources[behind[0]] = source
         return behind
 
-    def cut(self, node: int) -> list[int]:
-        """Parts a machine from the one before it, from which nothing comes: the source itself serves it.
+    def cut(self, node: int, now: float) -> list[int]:
+        """Parts a machine from its source, from which nothing comes.
 
-        Returns it and those behind it, which begin again.
+        Returns it and those behind it, which begin again; it gets the payload from the source itself.
         """
-        self._sources.pop(node, None)
+        source = self._sources.pop(node, None)
+        if source is not None:
+            self._distrusted[source, node] = now + DISTRUST_S
         return [node, *self.behind(node)]

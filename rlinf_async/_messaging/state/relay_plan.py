@@ -18,9 +18,10 @@ Pieces leave as soon as they are packed.  Machines form a chain (``Chain``) for 
 network carries it once: hosts of two neighbours exchange pieces and no words.  When something breaks, the machines
 behind it in the chain begin again, each on a line of its own, with all that there is:
 
-* A host dies, or cannot receive.  The source itself serves the one behind it.
+* A host dies, or cannot receive.  Those behind it follow the one before it, or the source.
 * STUCK, or LANDED with a failure: nothing has come for a part of the time that there is; perhaps the sender is stopped,
-  or there is no way between the two.  The source itself serves the one that lacks it, with a warning.
+  or there is no way between the two.  The source itself serves the one that lacks it, with a warning, and the two are
+  not neighbours again for a while.
 
 Plain state: methods are events, after which the owner carries out ``actions`` in their order.  A receiver is the
 owner's own; its ``link`` has the ``node`` that it is on, its ``address`` for others (None: it has none), its ``label``.
@@ -35,7 +36,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from rlinf_async._core import clock
-from rlinf_async._messaging.state.chain import Chain, chain_sizes
+from rlinf_async._messaging.state.chain import DISTRUST_S, Chain, chain_sizes
 from rlinf_async.errors import TransferFailed, WorkerDied
 
 BRING: Final = "bring"
@@ -346,7 +347,7 @@ class RelayPlan:
             chained = []
         else:
             job.sizes = chain_sizes(job.nbytes)
-        self._chain.plan(chained)
+        self._chain.plan(chained, clock.monotonic())
         self._chained = job
         return able
 
@@ -533,9 +534,9 @@ class RelayPlan:
             return  # one of the two, which is heard here too
         node = way.machine.node
         there, sender = way.machine.receivers[0].link.label, way.sender.link.label
-        text = f"what was to come to {there} by way of {sender} could not, and comes from here: {error}"
-        self._do(self._owner.warn, text)
-        self._begin_again(self._chain.cut(node), way.job)
+        text = f"what was to come to {there} by way of {sender} could not, and comes from here"
+        self._do(self._owner.warn, f"{text}; the two are kept apart for {DISTRUST_S:.0f} s: {error}")
+        self._begin_again(self._chain.cut(node, clock.monotonic()), way.job)
         self._go_further()
 
     def _begin_again(self, nodes: Iterable[int], job: Job | None) -> None:

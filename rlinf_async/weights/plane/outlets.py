@@ -71,6 +71,8 @@ class Outlets:
         self._outlets: dict[Hashable, Outlet] = {}
         self._newcomers: list[Outlet] = []
         """Those that have come since it is known whom the version that is being packed is for."""
+        self._refusing: set[Outlet] = set()
+        """Those that have refused since then what comes: perhaps their users have left, and nobody answers for them."""
         self._store: Store | None = None
         self._relay = Relay(self, self._lock, chain_from)
         self._plan = self._relay.plan
@@ -115,6 +117,7 @@ class Outlets:
         """
         with self._lock:
             self._newcomers.clear()
+            self._refusing.clear()
             return self.check(names)
 
     def check(self, names: Sequence[Hashable] | None) -> list[Hashable]:
@@ -316,6 +319,8 @@ class Outlets:
             for outlet in there:
                 assert writer is not None
                 error = outlet.link.error
+                if outlet in self._refusing and outlet.refusal is not None:
+                    complete += self._failed_alone(outlet.name, version, outlet.refusal)
                 if error is not None:
                     complete += self._failed(outlet.name, version, outlet.refusal or error)
                 elif not outlet.is_greeted:
@@ -438,7 +443,10 @@ class Outlets:
         if not version or failure is None:
             outlet.is_ready, outlet.refusal = failure is None, None if failure is None else unpack_error(failure)
         if not version:
-            return []
+            if outlet.refusal is None:
+                return []
+            self._refusing.add(outlet)
+            return self._gone(outlet, outlet.refusal)
         store = self._store
         if lags and store is not None and store.latest is not None and self.is_published(store.latest):
             return [*self._answer(outlet, version, failure, *facts), *self._show(outlet, store, store.latest)]
