@@ -77,10 +77,11 @@ class Job:
 
     Attributes:
         body: its bytes, which are sliced for its pieces.
-        sizes: of the pieces of all of it, in bytes.
+        sizes: of the pieces of all of it, in bytes; the same for all machines, which pass on what they get.
         packed: bytes from its beginning that will not change any more.
         facts: what belongs to it besides, once it is published; None before.
         is_current: its memory has it still, once it is published.
+        is_cut: a machine has been told of its pieces.
         may_wait: where an earlier one is on its way to a machine, it follows once that has landed, or the time for that
             is over; else the earlier one is given up.
     """
@@ -88,6 +89,7 @@ class Job:
     body: Any
     is_current = True
     may_wait = False
+    is_cut = False
 
     def __init__(self, number: int, nbytes: int, seconds: float) -> None:
         self.number = number
@@ -345,7 +347,7 @@ class RelayPlan:
         chained = [each.node for each in able if each.receivers[0].link.address is not None]
         if job.nbytes < self._chain_from or len(chained) < 2:
             chained = []
-        else:
+        elif not job.is_cut:
             job.sizes = chain_sizes(job.nbytes)
         self._chain.plan(chained, clock.monotonic())
         self._chained = job
@@ -413,7 +415,7 @@ class RelayPlan:
         waiting = [each for each in self._machines.values() if each.behind and each.way is None]
         if not waiting or job is None or not job.is_current or self._is_chaining():
             return  # it comes once nothing is passed on any more, or the next one comes instead
-        self._plan(waiting, job)
+        self._plan([each for each in waiting if each.number < job.number], job)
         for machine in waiting:
             behind, machine.behind = machine.behind, []
             if machine.number >= job.number:
@@ -436,6 +438,7 @@ class RelayPlan:
         sender: Any = None if node is None else self._machines[node].receivers[0]
         job.hold()  # until ``_end``: nothing else comes into that memory
         machine.way = way = Way(job, machine, machine.line, waiting, sender, tried)
+        job.is_cut = True
         words = [BRING, job.number, job.sizes]
         if node is not None:
             words += [sender.link.address, self._chain.patience(machine.node, job.seconds)]

@@ -80,6 +80,7 @@ class Distributions(RuleBasedStateMachine):
         self.told: Counter[tuple[int, int]] = Counter()
         self.due: set[int] = set()
         self.lines: set[int] = set()
+        self.sizes: dict[int, list[int]] = {}
         self.landed_lines: set[int] = set()
         self.numbers = 0
         for node in nodes:
@@ -94,6 +95,7 @@ class Distributions(RuleBasedStateMachine):
         receiver.heard.append(words)
         if words[0] == BRING:
             job = next(job for job in self.jobs if job.number == words[1])
+            assert words[2] == self.sizes.setdefault(job.number, words[2]), "hosts pass on the pieces that they get"
             assert job.facts is None or job.is_current, "its memory has something else"
 
     def appoint(self, receiver: Member, line: int) -> None:
