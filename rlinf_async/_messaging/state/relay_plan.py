@@ -18,7 +18,7 @@ Pieces leave as soon as they are packed.  Machines form a chain (``Chain``) for 
 network carries it once: hosts of two neighbours exchange pieces and no words.  When something breaks, the machines
 behind it in the chain begin again, each on a line of its own, with all that there is:
 
-* A host dies, or cannot receive.  Those behind it follow the one before it, or the source.
+* A host dies, or cannot receive.  The hosts behind it follow the one before it, or the source.
 * STUCK, or LANDED with a failure: nothing has come for a part of the time that there is; perhaps the sender is stopped,
   or there is no way between the two.  The source itself serves the one that lacks it, with a warning, and the two are
   not neighbours again for a while.
