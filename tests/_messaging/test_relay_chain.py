@@ -81,7 +81,7 @@ def test_little_and_late_receivers_come_from_the_sender(sender: Sender) -> None:
     assert len(late.said[-1]) == 3
 
 
-def test_if_one_dies_the_source_serves_the_next_and_the_machine_of_the_dead_begins_again(
+def test_if_one_dies_the_next_follows_the_one_before_it_and_the_machine_of_the_dead_begins_again(
     sender: Sender,
 ) -> None:
     one, two, three = receivers = hosts_of(sender, 1, 2, 3)
@@ -92,11 +92,11 @@ def test_if_one_dies_the_source_serves_the_next_and_the_machine_of_the_dead_begi
         sender.room(receiver, 1)
     sender.publish(payload, *receivers, heir)
     sender.leave(two)
-    assert since_told(three)[0] == (BRING, 1, SIZES)
+    assert since_told(three)[0] == (BRING, 1, SIZES, ["rollout", 1], 15.0)
     assert len(since_told(heir)[0]) == 3
     assert (KEEP, two.line) in one.said
     sender.room(three, 1)
-    assert three.link.sizes == SIZES
+    assert one.said[-1] == (PASS, 1, ["rollout", 3], three.line)
 
 
 def test_if_one_dies_who_gets_it_from_one_that_has_it_goes_on(sender: Sender) -> None:
@@ -154,10 +154,12 @@ def test_if_there_is_no_way_between_two_those_behind_get_it_directly_with_one_wa
     for receiver in receivers:
         sender.answer(receiver, 1, None, "there")
     sender.begin(2, *receivers)
-    assert [words[-2] for words in (three.said[-1], two.said[-1])] == [["rollout", 2], ["rollout", 1]]
+    assert [words[-2] for words in (three.said[-1], two.said[-1])] == [["rollout", 1], ["rollout", 3]]
 
 
-def test_that_the_other_one_has_died_is_heard_here_too(sender: Sender, caplog: pytest.LogCaptureFixture) -> None:
+def test_that_the_other_one_has_died_is_heard_here_too_and_no_reason_to_distrust(
+    sender: Sender, caplog: pytest.LogCaptureFixture
+) -> None:
     one, two = receivers = hosts_of(sender, 1, 2)
     payload = sender.begin(1, *receivers)
     sender.publish(payload, *receivers)
