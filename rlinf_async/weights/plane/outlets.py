@@ -72,7 +72,7 @@ class Outlets:
         self._newcomers: list[Outlet] = []
         """Those that have come since it is known whom the version that is being packed is for."""
         self._refusing: set[Outlet] = set()
-        """Receivers that have refused what comes since then.  Their users may have left, and nobody answers for them."""
+        """Receivers that have refused what comes since then.  Their users may have left: nobody answers for them."""
         self._store: Store | None = None
         self._relay = Relay(self, self._lock, chain_from)
         self._plan = self._relay.plan
