@@ -76,11 +76,7 @@ def _broken_cast(rng: random.Random, crew: tuple[int, ...]) -> list[Step]:
 def _chained_weights(rng: random.Random, crew: tuple[int, ...], trainer: int) -> list[Step]:
     """Versions, one after the other, that begin while a host of a node is stopped, out of reach or dead."""
     versions, pause, numbers = rng.choice((6, 12)), rng.choice((0.1, 0.5)), rng.choice((30_000, 100_000))
-    options = (
-        ("behind", rng.choice((0, 1, 2))),
-        ("ack_timeout", rng.choice((3.0, 20.0))),
-        ("delta", rng.choice(("off", "off", "on"))),
-    )
+    options = (("behind", rng.choice((0, 1, 2))), ("ack_timeout", rng.choice((3.0, 20.0))))
     found = [_step(1.0, "w_train", versions, pause, numbers, options)]
     for rank in range(len(crew)):
         at = rng.choice((0.0, 0.0, 0.0, rng.uniform(1.0, 3.0)))
@@ -178,7 +174,7 @@ def _relays(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[St
 def _weights(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[Step]:
     """A trainer, and followers that come late, leave, come back, are stopped or die; a trainer that dies."""
     found, size = [], len(crew)
-    options = rng.choice(((), (), (("delta", "on"),), (("verify", "sha256"),), (("slots", 4),), (("apply", "map"),)))
+    options = rng.choice(((), (), (("behind", 0),), (("verify", "sha256"),), (("slots", 4),), (("apply", "map"),)))
     options += (("ack_timeout", rng.choice((3.0, 20.0, 20.0))),)
     numbers = rng.choice((100, 30_000, 300_000))
     pause = rng.choice((0.0, 0.002, 0.02, 0.3))
