@@ -37,6 +37,25 @@ class MethodActs(Stage):
         name = f"rank {rank} changes its mind about devices {devices}"
         self.script(name, (CREW, rank), "want_briefly", list(devices), times, seed)
 
+    async def do_l_pair(self, rank: int, devices: Sequence[int]) -> None:
+        self.script(f"rank {rank} wants devices {devices} twice", (CREW, rank), "hold_twice", list(devices))
+
+    async def do_m_silent(self, rank: int, seconds: float) -> None:
+        if self.program.is_calm:
+            self.start(f"calls that rank {rank} does not answer", self.be_silent(rank, seconds))
+
+    async def be_silent(self, rank: int, seconds: float) -> None:
+        """Of two calls that are begun at once one is answered; the other one is given up, and not waited for."""
+        loop = asyncio.get_running_loop()
+        pool, began = self.groups[CREW][rank].any(stall_timeout=1.0), loop.time()
+        nonces = [next(self.nonces), next(self.nonces)]
+        calls = [subject.begin("driver", "m_silent", nonce, rank) for nonce in nonces]
+        await all_of(
+            [self.follow(calls[0], pool.serve(nonces[0], seconds)), self.follow(calls[1], pool.serve(nonces[1], 30.0))]
+        )
+        if calls[0].error is not None or calls[1].error is None or loop.time() - began > seconds + 3.0:
+            self.hung.append(Violation("stall", f"{calls} ended after {loop.time() - began:.1f} s"))
+
     async def do_m_look(self, rank: int, seconds: float, calls: int) -> None:
         self.start(f"calls beside one that blocks rank {rank}", self.look_beside(rank, seconds, calls))
 

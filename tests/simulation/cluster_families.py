@@ -243,7 +243,9 @@ def _guests(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[St
             found.append(_step(at + delay, "guest_call", how, None, rng.choice((10, 70_000)), 0.02))
     if rng.random() < 0.3:  # more often than it is started again
         victim, at, gap = rng.randrange(count), rng.uniform(0, spread), rng.choice((0.6, 2.5))
-        found += [_step(at + gap * number, "guest_kill", victim) for number in range(4)]
+        # The ranks of a group that starts again as a whole have one budget, whichever of them dies.
+        step = restart == "group"
+        found += [_step(at + gap * number, "guest_kill", (victim + step * number) % count) for number in range(4)]
     for _ in range(rng.choice((0, 1, 3))):
         found.append(_step(rng.uniform(0, spread), "guest_talk", rng.randrange(len(crew)), rng.randrange(count)))
     for _ in range(rng.choice((0, 1, 2))):
@@ -264,6 +266,9 @@ def _guests(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[St
         found += [_step(spread + 4.0 + 3.0 * number, "guest_kill", victim) for number in range(2)]
     if not any(step.kind == "guest_close" for step in found) and (own.random() < 0.6 or order == "rank"):
         found += _end_of_guests(own, spread + 20.0, count, len(crew), order == "rank")
+    if restart == "rank" and count > 1 and not frail and budget != (1, 600.0):
+        facts = (own.randrange(len(crew)), *own.sample(range(count), 2))
+        found.append(_step(spread + 15.0, "guest_meet", *facts))
     return [_step(0.0, "guest_open", nodes, restart, order, budget, timeout, frail, hook_s), *found]
 
 
