@@ -345,6 +345,27 @@ class ClusterActs(Stage):
     async def do_look_nobody(self, rank: int) -> None:
         self.script(f"{rank} listens to nobody", (CREW, rank), "hear_nobody")
 
+    async def do_nest_orphaned(self, owner: int, listener: int, node: int) -> None:
+        if owner != listener:
+            self.start(f"a group of rank {owner}'s that it leaves", self.orphan(owner, listener, node))
+
+    async def orphan(self, owner: int, listener: int, node: int) -> None:
+        """One that waits for a rank to be back hears that the rank's owner has ended."""
+        nonces = [next(self.nonces), next(self.nonces)]
+        self.script(f"rank {owner} has a group", (CREW, owner), "rear", listener, nonces[0], node)
+        for nonce in nonces:
+            self.script(f"{listener} listens to it", (CREW, listener), "hear_guest", 0, nonce, fleet.BROOD)
+            await asyncio.sleep(5.0 if nonce == nonces[0] else 0.03)
+            if nonce == nonces[0] and not self.sim.kill(fleet.BROOD, 0):  # there is no such group
+                return
+            await asyncio.sleep(0.02)
+        if self.sim.kill(CREW, owner):
+            self.killed.add(f"{CREW}:{owner}")
+            subject.begin("fault", "killed", f"{CREW}:{owner}")
+            await asyncio.sleep(20.0)
+            heard = [each for each in subject.BOOK if each.kind == "guest_talk" and each.facts[0] == nonces[1]]
+            self.hung += [Violation("death", f"{each}, whose owner has died") for each in heard if not each.ended]
+
     async def do_nest(self, rank: int, node: int, seconds: float) -> None:
         self.start(f"a group of rank {rank}'s own", self.have_nest(rank, node, seconds))
 

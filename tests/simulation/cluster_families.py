@@ -266,6 +266,13 @@ def _guests(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[St
         found += [_step(spread + 4.0 + 3.0 * number, "guest_kill", victim) for number in range(2)]
     if not any(step.kind == "guest_close" for step in found) and (own.random() < 0.6 or order == "rank"):
         found += _end_of_guests(own, spread + 20.0, count, len(crew), order == "rank")
+    if restart == "rank" and budget[0] == 1 and frail in (0, 2) and (frail or own.random() < 0.7):
+        frail = 2  # its next process fails too, and it is lost while it is away
+        found = [step for step in found if step.kind not in ("guest_kill", "guest_restart") or step.facts[0] != 0]
+        at = own.uniform(spread, spread + 2.0)
+        beside = [rank for rank, node in enumerate(crew) if node == nodes[0]] or [0]
+        found += [_step(at + 0.02, "guest_talk", rank, 0) for rank in (own.choice(beside), own.randrange(len(crew)))]
+        found.append(_step(at, "guest_kill", 0))
     if restart == "rank" and count > 1 and not frail and budget != (1, 600.0):
         facts = (own.randrange(len(crew)), *own.sample(range(count), 2))
         found.append(_step(spread + 15.0, "guest_meet", *facts))
@@ -314,6 +321,8 @@ def _looks(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[Ste
         found.append(_step(rng.uniform(0, spread + 0.5), "kill", (CREW, rng.randrange(size))))
     for _ in range(rng.choice((2, 4))):
         found.append(_step(rng.uniform(0, spread), "look", rng.choice(("status", "why", "queue"))))
+    own = random.Random(str(found))
+    found.append(_step(spread + 20.0, "nest_orphaned", *own.sample(range(size), 2), own.randrange(max(crew) + 1)))
     return found
 
 
