@@ -117,6 +117,8 @@ class Crew(Needing):
             for _ in range(held):
                 begin(self.name, "l_frees", nonce, devices, self._token)
                 lock.release()
+        if lock.is_held:
+            begin(self.name, "l_stays", devices)
         operation.ended = True
 
     async def hold_twice(self, devices: Sequence[int]) -> None:
@@ -142,6 +144,8 @@ class Crew(Needing):
             finally:  # also where this call is given up
                 wanting.cancel()
             await asyncio.wait([wanting])
+        if lock.is_held:
+            begin(self.name, "l_stays", devices)
 
     def hold_blocking(self, nonce: int, devices: Sequence[int], seconds: float) -> None:
         client = context.client
