@@ -29,6 +29,8 @@ class CrewActs(Stage):
         nonce, group = next(self.nonces), self.groups[CREW]
         heard = subject.begin("driver", "t_heard", nonce)
         listening = asyncio.ensure_future(subject.follow(heard, group[other].hear_last(one, nonce), list))
+        self.killed.add(f"{CREW}:{one}")
+        subject.begin("fault", "killed", f"{CREW}:{one}")
         await group[one].farewell(other, nonce, size)
         await listening
         is_sent = any(each.kind == "t_last" and each.facts[0] == nonce and each.ended for each in subject.BOOK)

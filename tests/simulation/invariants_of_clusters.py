@@ -133,7 +133,7 @@ def judge_guests(book: Sequence[Operation], guests: Invitation | None, node_died
     told_of = {each.facts[0] for each in book if each.kind == "guest_death"}
     if not guests.is_closed and (silent := set(guests.deaths) - told_of):
         yield Violation("lost", f"the driver was not told of the deaths of guests {sorted(silent)}")
-    born = Counter(each.who for each in book if each.kind == "guest_born")
+    born = Counter(each.who for each in book if each.kind == "guest_born" and each.who.startswith(f"{GUEST}:"))
     most = 1 + guests.max_restarts + guests.by_hand if guests.restart else 1
     if guests.window == 600.0:
         yield from (Violation("budget", f"{who} was born {n} times of {most}") for who, n in born.items() if n > most)
