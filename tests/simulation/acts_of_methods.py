@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from tests.faults.journal import all_of
 from tests.faults.judgement import Violation
@@ -32,6 +32,22 @@ class MethodActs(Stage):
             self.script(name, (CREW, rank), "hold", nonce, list(devices), seconds, timeout, times or 1)
         else:
             self.script(name, (CREW, rank), "hold_blocking", nonce, list(devices), seconds)
+
+    async def do_l_behind(self) -> None:
+        if self.program.is_calm and len(self.program.placement[CREW]) > 2:
+            self.start("one behind one that gives up", self.wait_behind())
+
+    async def wait_behind(self) -> None:
+        """A free device is given on when one gives up that has waited for it and another one, which is held."""
+        plans: tuple[tuple[Any, ...], ...] = (([0], 12.0, None, 1), ([0, 1], 0.0, 1.0, 1), ([1], 0.0, 6.0, 1))
+        nonces = [next(self.nonces) for _ in plans]
+        for rank, plan in enumerate(plans):
+            self.script(f"rank {rank} with devices {plan[0]}", (CREW, rank), "hold", nonces[rank], *plan)
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(10.0)
+        (last,) = [each for each in subject.BOOK if each.kind == "l_hold" and each.facts[0] == nonces[2]]
+        if last.value != "held":
+            self.hung.append(Violation("hang", f"{last}, and device 1 is free"))
 
     async def do_l_waver(self, rank: int, devices: Sequence[int], times: int, seed: int) -> None:
         name = f"rank {rank} changes its mind about devices {devices}"

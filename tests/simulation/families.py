@@ -52,6 +52,8 @@ def _later(names: tuple[str, ...], spread: float, size: int, seed: str) -> list[
             rank, devices = rng.choice((0, *range(2, size))), tuple(sorted(rng.sample(range(3), rng.choice((1, 2)))))
             found.append(_at(rng, spread, "l_pair", rank, devices))
     if "verdicts" not in names:  # which last as long as they like
+        if "locks" in names:
+            found.append(Step(round(spread + 30.0, 4), "l_behind"))
         if "methods" in names:
             found.append(Step(round(spread + 30.0, 4), "m_silent", (rng.randrange(size), rng.choice((0.2, 0.6)))))
         if "messages" in names:

@@ -244,8 +244,8 @@ class Arrivals:
         """The sender is gone: what is here stays, and nothing more will come.
 
         Args:
-            parts: another receiver is gone, and the sender may go on.  What comes from now on is for receives that fail
-                meanwhile: the next one must not take it.
+            parts: another receiver is gone, and the sender may go on.  Later messages are for receives that fail
+                meanwhile: the next receive must not take them.
         """
         self._is_parted = self._is_parted or parts
         if self._error is not None:
