@@ -242,6 +242,25 @@ class ClusterActs(Stage):
             if self.guests.born_by is not None:
                 self.guests.deaths.append(rank)
 
+    async def do_guest_hooks(self, one: int, other: int) -> None:
+        if not self.guests.is_closed:
+            self.start(f"hooks for guest {one}, while {other} dies", self.die_in_hooks(one, other))
+
+    async def die_in_hooks(self, one: int, other: int) -> None:
+        """Hooks are told of both ranks, though the death of the second one ends those that run for the first one."""
+        noted = len(subject.BOOK)
+        for guest in (one, other):
+            if not self.sim.kill(fleet.GUEST, guest):
+                return
+            self.guests.was_killed = True
+            self.guests.deaths.append(guest)
+            await asyncio.sleep(0.6)
+        await asyncio.sleep(4.0)
+        tellings = [each for each in subject.BOOK[noted:] if each.kind == "h_told" and each.facts[0] == fleet.GUEST]
+        missing = {one, other} - {rank for each in tellings for rank in each.facts[2]}
+        if missing and not self.guests.is_closed:
+            self.hung.append(Violation("lost", f"nobody was told that guests {sorted(missing)} are back"))
+
     async def do_guest_meet(self, rank: int, other: int, victim: int) -> None:
         if not self.guests.is_closed:
             self.start(f"{rank} meets guests {other} and {victim}", self.meet_guests(rank, other, victim))

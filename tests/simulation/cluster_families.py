@@ -273,6 +273,8 @@ def _guests(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[St
         beside = [rank for rank, node in enumerate(crew) if node == nodes[0]] or [0]
         found += [_step(at + 0.02, "guest_talk", rank, 0) for rank in (own.choice(beside), own.randrange(len(crew)))]
         found.append(_step(at, "guest_kill", 0))
+    if restart == "rank" and hook_s and count > 1 and not frail and budget != (1, 600.0):
+        found.append(_step(spread + 10.0, "guest_hooks", *own.sample(range(count), 2)))
     if restart == "rank" and count > 1 and not frail and budget != (1, 600.0):
         facts = (own.randrange(len(crew)), *own.sample(range(count), 2))
         found.append(_step(spread + 15.0, "guest_meet", *facts))
