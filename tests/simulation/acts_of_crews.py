@@ -37,6 +37,21 @@ class CrewActs(Stage):
         if is_sent and heard.value != [True]:
             self.hung.append(Violation("lost", f"the last message of rank {one}: {heard}"))
 
+    async def do_t_waver(self, one: int, other: int, seed: int) -> None:
+        if self.program.is_calm:
+            self.start(f"{other} listens to {one}, and changes its mind", self.waver_over(one, other, seed))
+
+    async def waver_over(self, one: int, other: int, seed: int) -> None:
+        """Messages come in order and none is lost, whenever receives are given up."""
+        nonce, count, group = next(self.nonces), 12, self.groups[CREW]
+        listening = asyncio.ensure_future(group[other].listen_wavering(one, nonce, count, seed))
+        await group[one].tell(other, nonce, count)
+        await asyncio.wait([listening], timeout=30.0)
+        found = [each for each in subject.BOOK if each.kind == "t_wavered" and each.facts[0] == nonce]
+        self.hung += [
+            Violation("order", f"{one} -> {other}: {each}") for each in found if each.value != [*range(count)]
+        ]
+
     async def do_t_cast(self, source: int, size: int) -> None:
         nonce = next(self.nonces)
         for rank in range(len(self.program.placement[CREW])):

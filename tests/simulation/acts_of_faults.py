@@ -22,21 +22,26 @@ class FaultActs(Stage):
                 subject.begin("fault", "killed", f"{group}:{each}")
 
     async def do_t_bereaved(self, victim: int, source: int, size: int) -> None:
-        self.start("a broadcast behind a death", self.cast_without(victim, source, size))
+        if self.program.restart[CREW] is None:  # else the source may have one more broadcast with the next process
+            self.start("a broadcast behind a death", self.cast_without(victim, source, size))
 
     async def cast_without(self, victim: int, source: int, size: int) -> None:
-        """Ranks that have had a broadcast with one that has died since hear of its death in the next one."""
-        ranks = range(len(self.program.placement[CREW]))
-        for nonce in (next(self.nonces), next(self.nonces)):
-            for rank in ranks:
-                name = f"{rank} in broadcast {nonce}"
-                self.script(name, (CREW, rank), "give_all", source, nonce, size, meets="message")
+        """Ranks that have had a broadcast with one that dies in the next one hear of it there, and in the one after."""
+        receivers = [rank for rank in range(len(self.program.placement[CREW])) if rank != source]
+        nonces = [next(self.nonces) for _ in range(3)]
+        for nonce in nonces:
+            for ranks in (receivers, [source]):  # who waits when the other one dies, and who begins afterwards
+                for rank in ranks:
+                    name = f"{rank} in broadcast {nonce}"
+                    self.script(name, (CREW, rank), "give_all", source, nonce, size, meets="message")
+                await asyncio.sleep(1.0)
+                if nonce == nonces[1] and ranks is receivers:
+                    await self.do_kill((CREW, victim))
+                    await asyncio.sleep(1.0)
             await asyncio.sleep(15.0)
-            await self.do_kill((CREW, victim))
-            await asyncio.sleep(5.0)
-        casts = [each for each in subject.BOOK if each.kind == "t_cast" and each.facts[0] == nonce]
-        if self.program.restart[CREW] is None:
-            self.hung += [Violation("death", f"{each} waits for rank {victim}") for each in casts if not each.ended]
+        casts = [each for each in subject.BOOK if each.kind == "t_cast" and each.facts[0] in nonces[1:]]
+        waits = [each for each in casts if not each.ended and each.who != f"{CREW}:{victim}"]
+        self.hung += [Violation("death", f"{each} waits for rank {victim}") for each in waits]
 
     async def do_restart(self, who: tuple[str, int]) -> None:
         group, rank = who

@@ -61,10 +61,16 @@ class MethodActs(Stage):
             self.start(f"calls that rank {rank} does not answer", self.be_silent(rank, seconds))
 
     async def be_silent(self, rank: int, seconds: float) -> None:
-        """Of two calls that are begun at once one is answered; the other one is given up, and not waited for."""
+        """Of two calls that are begun at once one is answered; the other one is given up, and not waited for.
+
+        Calls before them wait for each other, and their rank answers one after the other: it is not silent.
+        """
         loop = asyncio.get_running_loop()
-        pool, began = self.groups[CREW][rank].any(stall_timeout=1.0), loop.time()
-        nonces = [next(self.nonces), next(self.nonces)]
+        pool = self.groups[CREW][rank].any(stall_timeout=1.0)
+        turns = [subject.begin("driver", "m_turn", next(self.nonces), rank) for _ in range(4)]
+        await all_of([self.follow(turn, pool.block(turn.facts[0], 0.4)) for turn in turns])
+        self.hung += [Violation("stall", f"{turn}, among answers") for turn in turns if turn.error is not None]
+        nonces, began = [next(self.nonces), next(self.nonces)], loop.time()
         calls = [subject.begin("driver", "m_silent", nonce, rank) for nonce in nonces]
         await all_of(
             [self.follow(calls[0], pool.serve(nonces[0], seconds)), self.follow(calls[1], pool.serve(nonces[1], 30.0))]

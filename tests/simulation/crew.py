@@ -88,6 +88,25 @@ class Crew(Needing):
         number, _ = await self.recv(CREW, rank, timeout=30.0)
         return bool(number == nonce)
 
+    async def tell(self, rank: int, nonce: int, count: int) -> None:
+        for work in [self.send((nonce, number), CREW, rank) for number in range(count)]:
+            await work
+
+    async def listen_wavering(self, rank: int, nonce: int, count: int, seed: int) -> None:
+        """Receives messages, and gives most receives up some turns of the loop later."""
+        rng, found = random.Random(seed), list[Any]()
+        operation = begin(self.name, "t_wavered", nonce)
+        while len(found) < count:
+            receiving = asyncio.ensure_future(_call(lambda: self.recv(CREW, rank, timeout=20.0)))
+            if rng.random() < 0.7:
+                for _ in range(rng.randrange(8)):
+                    await asyncio.sleep(0)
+                receiving.cancel()
+            await asyncio.wait([receiving])
+            if not receiving.cancelled():
+                found.append(receiving.result()[1])
+        operation.ended, operation.value = True, found
+
     async def give_all(self, source: int, nonce: int, size: int) -> None:
         """One of all ranks, which get one value."""
         value = (nonce, bytes(size)) if self._rank == source else None

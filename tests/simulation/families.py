@@ -57,6 +57,8 @@ def _later(names: tuple[str, ...], spread: float, size: int, seed: str) -> list[
         if "methods" in names:
             found.append(Step(round(spread + 30.0, 4), "m_silent", (rng.randrange(size), rng.choice((0.2, 0.6)))))
         if "messages" in names:
+            facts = (*rng.sample(range(size), 2), rng.randrange(1 << 20))
+            found.append(Step(round(spread + 45.0, 4), "t_waver", facts))
             found.append(Step(round(spread + 60.0, 4), "t_farewell", (rng.choice((300_000, 1_500_000)),)))
             found.append(
                 Step(round(spread + 90.0, 4), "t_bereaved", (*rng.sample(range(size), 2), rng.choice((10, 70_000))))
