@@ -30,7 +30,7 @@ class FaultActs(Stage):
         receivers = [rank for rank in range(len(self.program.placement[CREW])) if rank != source]
         nonces = [next(self.nonces) for _ in range(3)]
         for nonce in nonces:
-            for ranks in (receivers, [source]):  # who waits when the other one dies, and who begins afterwards
+            for ranks in (receivers, [source]):
                 for rank in ranks:
                     name = f"{rank} in broadcast {nonce}"
                     self.script(name, (CREW, rank), "give_all", source, nonce, size, meets="message")
@@ -38,8 +38,12 @@ class FaultActs(Stage):
                 if nonce == nonces[1] and ranks is receivers:
                     await self.do_kill((CREW, victim))
                     await asyncio.sleep(1.0)
+                    self.judge_bereaved(nonce, victim)  # before the source begins
             await asyncio.sleep(15.0)
-        casts = [each for each in subject.BOOK if each.kind == "t_cast" and each.facts[0] in nonces[1:]]
+        self.judge_bereaved(nonces[2], victim)
+
+    def judge_bereaved(self, nonce: int, victim: int) -> None:
+        casts = [each for each in subject.BOOK if each.kind == "t_cast" and each.facts[0] == nonce]
         waits = [each for each in casts if not each.ended and each.who != f"{CREW}:{victim}"]
         self.hung += [Violation("death", f"{each} waits for rank {victim}") for each in waits]
 
