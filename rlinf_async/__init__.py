@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         EndOfChannel as EndOfChannel,
         ForkedProcessError as ForkedProcessError,
         LaunchError as LaunchError,
+        LeaseLost as LeaseLost,
         LoopNotRunning as LoopNotRunning,
         NodeLost as NodeLost,
         PeerLost as PeerLost,

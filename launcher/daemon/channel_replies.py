@@ -58,10 +58,9 @@ class ChannelReplies:
             self._reply(hosted, client, pending)
 
     def _reply(self, hosted: HostedChannel, client: int, pending: PendingReplies) -> None:
-        # Noted once for all items of a turn.  A client that puts with credit had a put accepted before: that is how it
-        # came by credit.
+        # Noted once for all items of a turn.  The first put of each client is answered, so this notes every producer.
         self._note(hosted, client, has_put=bool(pending.accepted), has_got=bool(pending.given))
-        self.send(client, hosted.number, "replies", [pending.accepted, pending.given, pending.credit])
+        self.send(client, hosted.number, "replies", [pending.accepted, pending.given, pending.freed])
 
     @staticmethod
     def _note(hosted: HostedChannel, client: int, *, has_put: bool = False, has_got: bool = False) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from rlinf_async._channels.state.prefetch import Prefetch
 from rlinf_async._channels.state.queue import Queue
 
 from .endpoint import Endpoint
@@ -29,20 +28,19 @@ class Segment:
 class HostedChannel:
     """A channel's queue on this node."""
 
-    __slots__ = ("closers", "gone_producers", "is_listed", "name", "number", "owner", "pending", "prefetch", "queue")
+    __slots__ = ("gone_producers", "is_bounded", "is_listed", "name", "number", "owner", "pending", "queue")
 
-    def __init__(self, number: int, name: str, owner: int, queue: Queue) -> None:
+    def __init__(self, number: int, name: str, owner: int, queue: Queue, is_bounded: bool = True) -> None:
+        """``is_bounded`` is whether users have set a bound: then puts are done when they are accepted."""
         self.number = number
         self.name = name
         self.owner = owner
         self.queue = queue
-        self.prefetch = Prefetch(queue)
+        self.is_bounded = is_bounded
         self.pending: dict[int, PendingReplies] = {}
         """By client."""
         self.is_listed = False
         """Among the queues that have pending replies."""
-        self.closers: list[tuple[int, int]] = []
-        """Asks that are answered when it is closed."""
         self.gone_producers: dict[str, set[int]] = {}
         """By group, those ranks of this node that have put here and have ended since; of the latest groups."""
 
@@ -57,11 +55,11 @@ class HostedChannel:
 
 
 class PendingReplies:
-    """Sent once per turn of the loop, in one frame: puts that were accepted, small items, credit."""
+    """Sent once per turn of the loop, in one frame: puts that were accepted, small items, room."""
 
-    __slots__ = ("accepted", "credit", "given")
+    __slots__ = ("accepted", "freed", "given")
 
     def __init__(self) -> None:
         self.accepted: list[int] = []
-        self.credit = 0
+        self.freed = 0
         self.given: list[tuple[int, bool, bool, bytes]] = []

@@ -1,4 +1,4 @@
-"""Batches puts, gets and acknowledgements for one remote queue into one frame, at the end of the loop's turn.
+"""Batches puts and gets for one remote queue into one frame, at the end of the loop's turn.
 
 Requests that wait leave at the end of the loop's turn, or as soon as there are enough of them: then the daemon is busy
 with those while more follow.  Where no loop runs nothing waits::
@@ -44,7 +44,7 @@ class Client(Protocol):
 class Sender(Protocol):
     """Sends the requests of a batch."""
 
-    def __call__(self, puts: list[Any], gets: list[Any], taken: list[int], large: list[Large]) -> None: ...
+    def __call__(self, puts: list[Any], gets: list[Any], large: list[Large]) -> None: ...
 
 
 Large = tuple[Put, bytes | int, Any]
@@ -55,13 +55,12 @@ class Batching:
     """The requests to one queue that wait to be sent; from any thread.
 
     Attributes:
-        puts, gets, taken, large: in order.
+        puts, gets, large: in order.
     """
 
     def __init__(self, client: Client, send: Sender) -> None:
         self.puts: deque[Any] = deque()
         self.gets: deque[Any] = deque()
-        self.taken: deque[int] = deque()
         self.large: deque[Large] = deque()
         self._client = client
         self._send = send
@@ -108,7 +107,7 @@ class Batching:
 
     def leave(self) -> None:
         """Sends everything."""
-        self._send(emptied(self.puts), emptied(self.gets), emptied(self.taken), emptied(self.large))
+        self._send(_emptied(self.puts), _emptied(self.gets), _emptied(self.large))
 
     def flush_from_thread(self) -> None:
         """Sends requests whose callers are about to wait."""
@@ -118,11 +117,11 @@ class Batching:
     def drop(self) -> None:
         """There is no queue any more."""
         self.puts.clear()
-        for _, _, fds in emptied(self.large):
+        for _, _, fds in _emptied(self.large):
             close_fds(fds)
 
 
-def emptied(found: deque[T]) -> list[T]:
+def _emptied(found: deque[T]) -> list[T]:
     """Takes everything out, while other threads may add more."""
     things: list[T] = []
     while found:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-import sys
 import threading
 from collections import deque
 from typing import Any, Final
@@ -34,7 +33,7 @@ class LocalQueue:
         self.token = token
         self.name = name
         self.max_bytes = max_bytes
-        self._queue = Queue(maxsize, max_bytes, max_buffered=sys.maxsize)
+        self._queue = Queue(maxsize, max_bytes)
         self._numbers = itertools.count(1)
         self._requests: dict[int, QueueRequest[Any]] = {}
         self._lock = threading.RLock()
@@ -53,12 +52,17 @@ class LocalQueue:
         queue = self._queue
         with self._lock:
             if isinstance(request, Question):
-                found: Any = (queue.size(request.key), queue.full(request.key))
-                if request.word == "peek":
+                steps: list[Step] = []
+                if request.word == "size":
+                    found: Any = (queue.size(request.key), queue.full(request.key))
+                elif request.word == "peek":
                     found = [
                         (item.weight, functools.partial(self.open, item.body, [])) for item in queue.peek(request.key)
                     ]
-                steps: list[Step] = []
+                else:
+                    number, count = request.facts
+                    queue.confirm(_ME, number, count, steps)
+                    found = None
             elif isinstance(request, Put):
                 number = self._enter(request)
                 steps = queue.put(
@@ -109,6 +113,9 @@ class LocalQueue:
                 self._requests.pop(number, None)
                 steps += self._queue.cancel(_ME, number)
         self._follow(steps)
+
+    def take_back(self, put: Put) -> bool:
+        return False
 
     def taken(self, get: Get[Any]) -> None:
         with self._lock:

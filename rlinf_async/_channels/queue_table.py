@@ -55,15 +55,9 @@ class Queues:
     def on_frame(self, frame: list[Any], fds: list[int]) -> None:
         place = (frame[2], frame[4])
         queue = self._queues.get(place)
-        if frame[0] == frames.QUEUE and frame[5] == "lost":
-            name = "a channel" if queue is None else f"channel '{queue.name}'"
-            logger.error(
-                "%d items that were put into %s are lost: this process had not answered for so long that it was closed "
-                "without them",
-                frame[6],
-                name,
-            )
-        elif queue is None:
+        if queue is None:
+            if frame[0] == frames.QUEUE and frame[5] == "lost":
+                logger.error("%d items that were put into a channel after it was closed are lost", frame[6])
             close_fds(fds)
         elif frame[0] == frames.GIVE:
             queue.on_give(frame, fds)

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeVar
 
 from rlinf_async import settings
 from rlinf_async._channels.queue_errors import QueueEnd
+from rlinf_async._channels.state.refusals import lease_lost
 from rlinf_async._core import clock, frames
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.segment import close_fds
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
-from rlinf_async.errors import ClosedError, EndOfChannel
+from rlinf_async.errors import ClosedError, DeadlineExceeded, EndOfChannel, LeaseLost
 from rlinf_async.work import Work
 
 logger = own_logger(__name__)
 
 T = TypeVar("T")
+
+
+class Reader(Protocol):
+    """A loop that takes items one by one."""
+
+    def give_back(self) -> None:
+        """Has the items that it has not begun with go back, because others get there too."""
 
 
 class Destination(Protocol):
@@ -59,6 +68,9 @@ class Destination(Protocol):
 
     def open(self, body: Any, fds: list[int]) -> Any:
         """The value of an item."""
+
+    def take_back(self, put: Put) -> bool:
+        """The time of a put is over; False if it is withdrawn at once, and True if the queue says so later."""
 
 
 class QueueRequest(Work[T]):
@@ -160,23 +172,25 @@ class QueueRequest(Work[T]):
 
 
 class Put(QueueRequest[None]):
-    """An item on its way into a queue; done once the queue has accepted it, or must.
+    """An item on its way into a queue; done once the queue has accepted it, or will.
+
+    One that fails is not in the queue, or its error says that this is not known.
 
     Attributes:
         carried: the item: encoded, or bytes; in a queue of this process as it is; None once it has been packed for
             good.
+        mode: as in a PUT frame.
         nbytes: its size.
-        ahead: bytes of it that have left before it was known whether there is room.
         pauses: a coroutine that awaits it lets others run, even if it is done.
         observed: a caller has the result.
         refused: a queue has turned it down, so that its item is lost unless a caller is told.
     """
 
     _kind = "put"
-    ahead = 0
     pauses = False
     observed = False
     refused = False
+    _is_asked_back = False
 
     def __init__(
         self,
@@ -194,6 +208,33 @@ class Put(QueueRequest[None]):
         self.mode = mode
         self.carried = carried
         self.nbytes = nbytes
+
+    # -- deadlines ----------------------------------------------------------------------------------------------
+
+    def _expire(self) -> None:
+        # A put that has left may have been accepted, while the answer is late.  So the queue is asked to take it back,
+        # and its answer decides: it has, or the put is done.
+        # tests/_channels/test_remote_queue.py::
+        # test_a_put_that_times_out_is_not_in_the_channel_or_says_that_nobody_knows
+        if self._is_asked_back or self._done:
+            return
+        self._is_asked_back = True
+        destination = self.destination
+        if destination is not None and self.mode == frames.NOWAIT and destination.channel:
+            self.end_unknown()
+        elif destination is None or not destination.take_back(self):
+            self.end_late()
+
+    def end_late(self) -> None:
+        """The time is over, and the item is not in the queue."""
+        self.give_up(self._late(self._timeout))
+
+    def end_unknown(self) -> None:
+        """The time is over, and the queue has not said whether it has the item."""
+        where = "" if self.destination is None else f", which {self.destination.where} has not said"
+        self.give_up(DeadlineExceeded(f"{self._late(self._timeout)}; the item may be in the channel{where}"))
+
+    # -- waiting ------------------------------------------------------------------------------------------------
 
     def __await__(self) -> Generator[Any, Any, None]:
         if not self._done:
@@ -232,32 +273,47 @@ class Put(QueueRequest[None]):
 class Get(QueueRequest[T]):
     """An item, or a batch, on its way out of a queue.
 
-    What has arrived is leased until somebody who waits for this has it: if the last waiter is cancelled before that,
-    or all forget it, it goes back to its place in the queue.
+    Items that have arrived are leased until a waiter has them: if the last waiter is cancelled before that, or all
+    forget this, the items go back to their places in the queue.
 
     Attributes:
         target: as in a GET frame: the weight of a batch, in a list if it must be there at once; a list of the number
             of items and of a mode, ``SOME`` if fewer will do; None for one item, ``NOW`` for one that is there.
         redelivered: items that arrived had been handed to a consumer before, which gave them back or died.
-        pauses: as of a ``Put``.
+        reader: takes the items one by one; None where the caller has them with the result.
+        brought: items that have arrived.
+        is_lost: it was a lease, and its items have gone back.
     """
 
     _kind = "get"
     _interested = 0
     _taken = False
     redelivered = False
-    pauses = False
+    brought = 0
+    is_lost = False
 
     def __init__(
-        self, verb: str, channel: str, name: Any, key: bytes, target: int | list[int] | None, timeout: float | None
+        self,
+        verb: str,
+        channel: str,
+        name: Any,
+        key: bytes,
+        target: int | list[Any] | None,
+        timeout: float | None,
+        reader: weakref.ref[Reader] | None = None,
     ) -> None:
         super().__init__(verb, channel, name, key, timeout)
         self.target = target
+        self.reader = reader
         self._bodies: list[tuple[Any, list[int]]] = []
 
     @property
     def is_batch(self) -> bool:
         return self.target is not None and self.target != frames.NOW
+
+    @property
+    def is_lease(self) -> bool:
+        return type(self.target) is list and self.target[1:2] == [frames.LEASE]
 
     # -- arrival ------------------------------------------------------------------------------------------------
 
@@ -273,6 +329,7 @@ class Get(QueueRequest[T]):
         if redelivered:
             self.redelivered = True
         self._bodies.append((body, fds))
+        self.brought += 1
         if not more and not self._settle():
             self._let_go()  # it was given up meanwhile, perhaps before its queue could be told
             if self.destination is not None:
@@ -291,7 +348,7 @@ class Get(QueueRequest[T]):
                 first = not self._taken and self._error is None
                 if first:
                     self._open()
-            if first:
+            if first and self.reader is None and not self.is_lease:
                 assert self.destination is not None
                 self.destination.taken(self)
         return super()._result()
@@ -300,6 +357,9 @@ class Get(QueueRequest[T]):
         destination = self.destination
         assert destination is not None
         self._taken = True
+        if self.reader is not None:
+            self._bodies.reverse()
+            return
         bodies, self._bodies = self._bodies, []
         if self.target is None:
             try:
@@ -319,6 +379,30 @@ class Get(QueueRequest[T]):
         else:
             self._value = values if self.is_batch else values[0]
 
+    # -- of one that a reader takes item by item ----------------------------------------------------------------
+
+    @property
+    def left(self) -> int:
+        return len(self._bodies)
+
+    def take_next(self) -> list[Any]:
+        """The next item, in a list; none if the rest was given back."""
+        destination = self.destination
+        assert destination is not None
+        with self._lock:
+            if not self._bodies:
+                return []
+            body, fds = self._bodies.pop()
+            destination.taken(self)
+        return [destination.open(body, fds)]
+
+    def give_rest_back(self) -> None:
+        with self._lock:
+            left = bool(self._bodies)
+            self._let_go()
+        if left and self.destination is not None:
+            self.destination.withdraw(self)
+
     # -- the user has it not ------------------------------------------------------------------------------------
 
     def __await__(self) -> Generator[Any, Any, T]:
@@ -326,16 +410,6 @@ class Get(QueueRequest[T]):
             self._interested += 1
             try:
                 yield from super()._waiting(abandon=True)
-            except BaseException:
-                self._interested -= 1
-                self._return()
-                raise
-            self._interested -= 1
-        elif self.pauses:
-            self.pauses = False
-            self._interested += 1
-            try:
-                yield
             except BaseException:
                 self._interested -= 1
                 self._return()
@@ -376,11 +450,15 @@ class Question(QueueRequest[Any]):
     Args:
         word: ``"size"`` or ``"peek"``.
         show: makes the result of the answer, in the waiting thread.
+
+    Attributes:
+        facts: said with the word.
     """
 
     def __init__(self, verb: str, channel: str, name: Any, key: bytes, word: str, show: Callable[[Any], Any]) -> None:
         super().__init__(verb, channel, name, key, None)
         self.word = word
+        self.facts: list[Any] = [key]
         self.items: list[tuple[int, Callable[[], Any]]] = []
         """Of a peek, so far: an item's weight, and a function that decodes it."""
         self._show: Callable[[Any], Any] | None = show
@@ -399,3 +477,21 @@ class Question(QueueRequest[Any]):
             if self._show is not None and self._error is None:
                 self._value, self._show = self._show(self._value), None
         return super()._result()
+
+
+class Confirmation(Question):
+    """A request to take the first items of a lease out of the channel for good."""
+
+    def __init__(self, lease: Get[list[Any]], count: int) -> None:
+        _, channel, name = lease._said
+        super().__init__("end of a lease of", channel, name, lease.key, "confirm", lambda answer: None)
+        self.facts = [lease.number, count]
+        self._lease = lease
+
+    def refuse(self, end: QueueEnd) -> None:
+        if not end.closed:
+            self._settle(error=copy_of(end.get))
+        elif self._lease.is_lost:
+            self._settle(error=LeaseLost(lease_lost(self._said[1])))
+        else:
+            self._settle()  # its items went with the channel, and no other consumer gets them

@@ -361,12 +361,14 @@ class NodeClient:
         *,
         later: bool = False,
         hold: bool = False,
+        now: bool = False,
         on_sent: Callable[[], None] | None = None,
     ) -> None:
         """Sends a frame as it is, from any thread; none once the client is closed.
 
         Args:
             hold: it leaves with the next one that is not held.
+            now: it leaves at once, and does not wait for others of this turn of the loop.
             on_sent: called, in any thread, when the kernel has all of it: then it reaches the daemon.
         """
         if self._connection is None or self._closed is not None:
@@ -374,7 +376,7 @@ class NodeClient:
             if fds and _all_closed():
                 pool.close()  # this was written by a thread that had still found the client open
             return
-        self._connection.send(frame, fds, later=later, hold=hold, on_sent=on_sent)
+        self._connection.send(frame, fds, later=later, hold=hold, now=now, on_sent=on_sent)
 
     def _on_loop(self, callback: Callable[[], object]) -> None:
         if self.pid != process.pid:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from rlinf_async._channels.reading import Items
 from rlinf_async._channels.remote_queue import RemoteQueue
-from rlinf_async._channels.request import Get, Put, Question
-from rlinf_async._channels.state import prefetch_window
+from rlinf_async._channels.request import Confirmation, Get, Put, Question
 from rlinf_async._core import codec, frames, operations
 from rlinf_launcher.daemon.channels import Channels
 from rlinf_launcher.daemon.endpoint import Endpoint
@@ -21,7 +22,23 @@ NUMBER = 5
 """Of the one channel."""
 
 K, L = b"k", b"l"
-WINDOW = 4
+
+
+class _Drained:
+    """A future whose waiter looks again in the next turn."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def done(self) -> bool:
+        return self._is_set
+
+    def set_result(self, value: None) -> None:
+        self._is_set = True
+
+    def __await__(self) -> Iterator[None]:
+        while not self._is_set:
+            yield
 
 
 class Loop:
@@ -30,6 +47,9 @@ class Loop:
     def __init__(self) -> None:
         self.soon: deque[Callable[[], None]] = deque()
         self.timers: list[Callable[[], None]] = []
+
+    def create_future(self) -> Any:
+        return _Drained()
 
     def call_soon(self, callback: Callable[..., None], *args: Any) -> None:
         self.soon.append(lambda: callback(*args))
@@ -74,10 +94,7 @@ class Process:
     def endpoint(self) -> int:
         return self.endpoint_record.id
 
-    @property
-    def windows(self) -> Any:
-        return self.queue._prefetched._state
-
+    node = 0
     # as a client
 
     def send(self, frame: Any, fds: Any = (), *, on_sent: Callable[[], None] | None = None, **_: Any) -> None:
@@ -130,6 +147,21 @@ class Process:
         self.queue.start(request)
         return request
 
+    def read(self, key: bytes = K) -> Items:
+        """A loop."""
+
+        def ask(reader: Items) -> Get[None]:
+            request: Get[None] = Get("get() from", "obs", key, key, [3, frames.READ_SHARED], None, weakref.ref(reader))
+            self.queue.start(request)
+            return request
+
+        return Items(ask, "obs")
+
+    def confirm(self, lease: Get[Any], count: int) -> Confirmation:
+        request = Confirmation(lease, count)
+        self.queue.start(request)
+        return request
+
     def ask(self, word: str = "size", key: bytes = K) -> Question:
         request = Question("qsize() of", "obs", key, key, word, lambda found: found)
         self.queue.start(request)
@@ -147,11 +179,18 @@ class Daemon:
         with pytest.raises(StopIteration):
             hosting.send(None)
         self.queue = self.channels._hosted[NUMBER].queue
-        self.prefetch = self.channels._hosted[NUMBER].prefetch
 
     def close(self, *, discard: bool = False) -> None:
-        with pytest.raises(StopIteration):
-            self.channels.close_channel(Requester(0, 1), operations.CloseChannel(NUMBER, discard)).send(None)
+        closing = self.channels.close_channel(Requester(0, 1), operations.CloseChannel(NUMBER, discard))
+
+        def go_on() -> None:
+            try:
+                closing.send(None)
+            except StopIteration:
+                return
+            self.loop.call_soon(go_on)  # what producers have said is read first
+
+        go_on()
 
 
 def settle(daemon: Daemon) -> None:
@@ -171,12 +210,3 @@ def had(daemon: Daemon, process: Process, key: bytes = K) -> Any:
     get = process.get(key)
     settle(daemon)
     return get.wait(0)
-
-
-def make_eager(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(prefetch_window, "MAX_GAP_S", 1e9)
-    patch.setattr(prefetch_window, "IDLE_S", 1e9)
-    patch.setattr(prefetch_window, "BACK_OFF_S", 0.0)
-    patch.setattr(prefetch_window, "MIN_STREAK", 2)
-    patch.setattr(prefetch_window, "WINDOW", WINDOW)
-    patch.setattr(prefetch_window, "MAX_WINDOW", WINDOW)

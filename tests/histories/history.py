@@ -17,12 +17,14 @@ class Taken:
     Attributes:
         flagged: it was said to be redelivered.
         get: how many things the consumer had asked for before; tasks of one process need not resume in that order.
+        is_kept: the consumer has it for good: its ``get`` has returned, or its lease has ended well.
     """
 
     identity: Identity
     consumer: int
     flagged: bool
     get: int
+    is_kept: bool = False
 
 
 @dataclass
@@ -51,8 +53,8 @@ class History:
         """A consumer's journal."""
         for line in lines:
             if line.endswith("\n"):
-                producer, number, flagged, get = map(int, line.split())
-                self.taken.append(Taken((producer, number), consumer, bool(flagged), get))
+                producer, number, flagged, get, kept = map(int, line.split())
+                self.taken.append(Taken((producer, number), consumer, bool(flagged), get, bool(kept)))
 
     def lost(self) -> set[Identity]:
         """Accepted, and nobody has ever had it."""
@@ -64,11 +66,10 @@ class History:
         return {(who, number) for who, number in had if not 0 <= number < self.planned.get(who, 0)}
 
     def duplicated(self) -> set[Identity]:
-        """Had twice without a flag, or again after somebody who has lived on."""
-        unflagged = Counter(taken.identity for taken in self.taken if not taken.flagged)
-        by_the_living = Counter(taken.identity for taken in self.taken if taken.consumer not in self.killed)
-        counts = (*unflagged.items(), *by_the_living.items())
-        return {identity for identity, count in counts if count > 1}
+        """Had for good by two, or handed out twice without a flag."""
+        unflagged = Counter(taken.identity for taken in self.taken if not taken.flagged and not taken.is_kept)
+        for_good = Counter(taken.identity for taken in self.taken if taken.is_kept)
+        return {identity for identity, count in (*unflagged.items(), *for_good.items()) if count > 1}
 
     def recovered(self) -> set[Identity]:
         """Had without the producer's knowing that it was accepted: it died, or gave up, before it heard."""
@@ -90,6 +91,6 @@ class History:
     def told(self) -> str:
         return (
             f"{len(self.accepted)} accepted, {len(self.taken)} taken, {len(self.killed)} killed: "
-            f"{len(self.lost())} lost, {len(self.unexpected())} unexpected, {len(self.duplicated())} unflagged "
+            f"{len(self.lost())} lost, {len(self.unexpected())} unexpected, {len(self.duplicated())} "
             f"duplicates, {len(self.out_of_order())} out of order, {len(self.recovered())} recovered"
         )

@@ -67,7 +67,7 @@ def _queues(rng: random.Random, spread: float, size: int) -> list[Step]:
             found.append(_at(rng, spread, "q_put", who, name, key, rng.choice((1, 3, 8)), how, rng.random() < 0.5))
         for _ in range(rng.choice((2, 4, 6))):
             key, who = rng.choice(keys), _someone(rng, size)
-            how = rng.choice(("get", "get", "get", "nowait", "many", "batch", "some", "drain", "soon", "hasty"))
+            how = rng.choice(("get", "nowait", "many", "batch", "some", "drain", "soon", "hasty", "loop", "lease"))
             found.append(_at(rng, spread, "q_take", who, name, key, rng.choice((1, 2, 5)), how, rng.choice((1, 4))))
         if rng.random() < 0.3:
             found += [_at(rng, spread, "cancel", rng.randrange(4)) for _ in range(rng.choice((1, 3)))]

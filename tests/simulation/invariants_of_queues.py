@@ -25,8 +25,8 @@ def judge_queues(
         found += _takes(takes, inserts, is_calm)
         # An item that comes back from a take that was given up stands before later ones, and beyond the bound.
         comes_back = any(
-            take.facts[2] in ("soon", "hasty")
-            or take.value == "ValueError"
+            take.facts[2] in ("soon", "hasty", "loop")
+            or take.value in ("ValueError", "LookupError", "LeaseLost")
             or (take.error and take.error[0] in GIVEN_UP)
             for take in takes
         )
@@ -37,12 +37,25 @@ def judge_queues(
             found += _in_order(queue, book, [take for take in takes if take.facts[5]])
         if not node_died and not queue.is_discarded:
             got = {item[2] for take in takes if isinstance(take.value, list) for item in take.value}
-            missing = sorted(number for number, each in inserts.items() if each.value == "in" and number not in got)
+            got |= {each.facts[1] for each in book if each.kind == "begun" and each.facts[0] == queue.number}
+            late = set() if queue.maxsize or queue.max_bytes else _after_close(queue, book)
+            missing = sorted(
+                number
+                for number, each in inserts.items()
+                if each.value == "in" and number not in got and number not in late
+            )
             # A take of a killed rank may have been answered.
             swallowed = sum(1 for take in takes if not take.ended and take.who in killed)
             if missing and not swallowed:
                 found.append(Violation("lost", f"queue {queue.number}: {missing} were put and cannot be taken"))
     return found
+
+
+def _after_close(queue: Queue, book: Sequence[Operation]) -> set[int]:
+    """Items whose puts were done when they were sent, after somebody had begun to close the channel."""
+    mine = [each for each in book if each.facts[:1] == [queue.number]]
+    closed = next((place for place, each in enumerate(mine) if each.kind == "q_close"), len(mine))
+    return {each.facts[2] for each in mine[closed:] if each.kind == "inserted"}
 
 
 def _items(take: Operation) -> list[Any]:
@@ -54,19 +67,18 @@ def _takes(takes: Sequence[Operation], inserts: dict[int, Operation], is_calm: b
     for take in takes:
         line, key, how, amount, *_ = take.facts
         items = _items(take)
-        for source, of_key, number, weight, redelivered in items:
+        for source, of_key, number, weight, _ in items:
             put = inserts.get(number)
             if source != line or of_key != key or put is None or put.facts[3] != weight:
                 yield Violation("foreign", f"item {number} of queue {source}, key {of_key!r}, came to {take}")
             # Without a network in the way: a put that was accepted while its answer is late cannot be withdrawn.
             elif put.value == "QueueFull" or (is_calm and put.value == "DeadlineExceeded"):
                 yield Violation("foreign", f"item {number} was refused ({put.value}), and came to {take}")
-            if not redelivered and (is_calm or how in ("get", "nowait", "soon")):
-                got[number] += 1
+            got[number] += 1
         if isinstance(take.value, list):
             if how in ("get", "nowait", "soon", "batch") and not items:
                 yield Violation("bound", f"nothing came to {take}")
-            if how in ("many", "some") and len(items) > amount:
+            if how in ("many", "some", "lease", "loop") and len(items) > amount:
                 yield Violation("bound", f"{len(items)} items came to {take}")
             if how == "batch" and sum(item[3] for item in items) > amount:
                 yield Violation("bound", f"items too heavy came to {take}")
@@ -147,4 +159,4 @@ def _bounds(queue: Queue, book: Sequence[Operation]) -> Iterator[Violation]:
 def _most(take: Operation) -> int:
     """The most items that a take can have."""
     _, _, how, amount, *_ = take.facts
-    return 10_000 if how == "drain" else amount + 3 if how in ("many", "some", "batch", "hasty") else 1
+    return 10_000 if how == "drain" else amount + 3 if how in ("many", "some", "batch", "hasty", "lease", "loop") else 1
