@@ -102,6 +102,7 @@ class Channel:
         self._closing: Work[None] | None = None
         self._discarding = False
         self._is_known = False
+        self._why = ""
         self._arguments = RequestArguments(name, None if local is None else local.max_bytes)
         _channels.add(self)
 
@@ -233,7 +234,7 @@ class Channel:
         def opened() -> None:
             error = work._error
             if error is not None:
-                self._take(client, None)
+                self._take(client, None, str(error))
                 replicas.end(QueueEnd.of_lost(error))
 
         self._opening = replicas.opening = work = client.run(open_replicas(), what=f"channel '{self._name}'")
@@ -244,12 +245,12 @@ class Channel:
         except RuntimeError:
             work.wait()
 
-    def _take(self, client: NodeClient, roster: registration.Roster | None) -> None:
-        """It is known which channel it is, or that it is none."""
+    def _take(self, client: NodeClient, roster: registration.Roster | None, why: str = "") -> None:
+        """It is known which channel it is, or that it is none, and why it could not be made."""
         with _passing_on:
-            self._roster, self._is_known = roster, True
+            self._roster, self._is_known, self._why = roster, True, why
             if self._promise is not None and self._promise["maker"] == client.endpoint:
-                registration.keep(client, self._promise, roster)
+                registration.keep(client, self._promise, roster, why)
         if roster is not None:
             self._maxsize = roster["maxsize"]
 
@@ -641,7 +642,7 @@ class Channel:
                 client = self._bound()
                 self._promise = registration.promise(client)
                 if self._is_known:
-                    registration.keep(client, self._promise, None)
+                    registration.keep(client, self._promise, None, self._why)
             return _again, (self._name, self._maxsize, self._roster, self._promise if self._roster is None else None)
 
     def _bound(self) -> NodeClient:

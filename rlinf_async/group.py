@@ -494,6 +494,8 @@ async def _close_in_order(members: Members, grace: float) -> None:
         members.launching.cancel()
         with contextlib.suppress(Exception):  # a launch that fails has told its callers, and leaves nothing
             await members.launching.async_wait()
+    if not members.has_name:
+        return
     nodes = {frames.node_of(endpoint) for endpoint in members.endpoints or ()}
     nodes |= {placement.cluster_node_rank for placement in members.placements}  # where a rank is just being started
     close = operations.CloseGroup(members.name, grace)

@@ -19,7 +19,7 @@ from rlinf_async._core.type_variables import R
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
 from rlinf_async._waits.unobserved_errors import cause_of
-from rlinf_async.errors import DeadlineExceeded
+from rlinf_async.errors import ClosedError, DeadlineExceeded
 from rlinf_async.handle import Handle
 from rlinf_async.outcome import Callee, overdue, root_error, unobserved
 from rlinf_async.work import Work
@@ -169,8 +169,13 @@ class StreamCall:
                 if failed:
                     self._error = root_error(self._callee, failed)
                     raise self._error
-                if not self._tally.missing or self._closed:
+                if self._closed or (self._tally.whole and not self._tally.missing):
                     return None
+                if not self._tally.missing:
+                    # A rank was cancelled, not by this side; the end of the loop would say that all items have come.
+                    # tests/simulation/test_sim_streams.py::test_the_close_of_a_group_is_no_end_of_its_streams
+                    self._error = ClosedError(f"{self._title()} was cancelled because its group was closed")
+                    raise self._error
                 if self._tick is None:
                     self._tick = _NextItem(self)
                     if self._callee.deadline is not None:

@@ -21,6 +21,7 @@ def test_it_knows_whether_it_is_there_and_which_nodes_live() -> None:
         assert 1024 <= cluster.find_free_port(20000) <= 20000
         assert cluster.get_node_info(0).python_interpreter_path
     assert not Cluster.has_initialized()
+    assert [line.exit_code for line in cluster._lifelines] == [0], "its daemon has ended in order"
 
 
 def test_the_frameworks_variables_have_rlinfs_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,12 +67,15 @@ class ChannelNames:
         self.table.promise(requester.endpoint, op.promise)
 
     async def keep_promise(self, requester: Requester, op: operations.KeepPromise) -> None:
-        """Which channel that is; None if it will never be."""
-        known, waiters = self.table.keep(requester.endpoint, op.promise, op.number)
+        """Which channel that is; None if it will never be, and why it could not be made."""
+        known, waiters = self.table.keep(requester.endpoint, op.promise, op.number, op.why)
         self._answer_waiters(waiters, known)
 
     async def redeem_promise(self, requester: Requester, op: operations.RedeemPromise) -> Any:
-        """The channel that was passed on before it had a number, None if that is closed; answered when it is known."""
+        """The channel that was passed on before it had a number; None if that is closed, or why it could not be made.
+
+        Answered when it is known.
+        """
         is_known, known = self.table.redeem(op.maker, op.promise, requester)
         return known if is_known else LATER
 

@@ -36,8 +36,7 @@ class ChannelReplies:
     def pending(self, hosted: HostedChannel, client: int) -> PendingReplies:
         pending = hosted.pending.get(client)
         if pending is None:
-            if not hosted.is_listed:
-                hosted.is_listed = True
+            if not hosted.pending:
                 if not self._to_flush:
                     self._loop.call_soon(self.flush_all)
                 self._to_flush.append(hosted)
@@ -47,7 +46,7 @@ class ChannelReplies:
     def flush_all(self) -> None:
         to_flush, self._to_flush = self._to_flush, []
         for hosted in to_flush:
-            clients, hosted.pending, hosted.is_listed = hosted.pending, {}, False
+            clients, hosted.pending = hosted.pending, {}
             for client, pending in clients.items():
                 self._reply(hosted, client, pending)
 

@@ -137,25 +137,24 @@ class ForkServer:
     def _writable(self) -> None:
         assert self._loop is not None
         while self._to_send:
-            packet, fds, answer = self._to_send[0]
+            packet, fds, answer = self._to_send.popleft()
             if answer.done():  # nobody waits for it any more, and its descriptors are closed
-                self._to_send.popleft()
                 continue
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
             try:
                 self._socket.sendmsg([packet], rights, socket.MSG_NOSIGNAL)
             except BlockingIOError:
+                self._to_send.appendleft((packet, fds, answer))
                 self._loop.add_writer(self._socket.fileno(), self._writable)
                 return
             except OSError as error:
                 if error.errno != errno.EMSGSIZE:
+                    self._to_send.appendleft((packet, fds, answer))
                     break  # it is dead; its pidfd says so
                 limit = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)  # as net.core.wmem_max allows
-                self._to_send.popleft()
                 answer.set_exception(LaunchError(_too_large(frames.unpack(packet), len(packet), limit)))
                 self._arm_timeout()
                 continue
-            self._to_send.popleft()
             self._waiting.append(answer)
         self._loop.remove_writer(self._socket.fileno())
 

@@ -28,7 +28,7 @@ class Segment:
 class HostedChannel:
     """A channel's queue on this node."""
 
-    __slots__ = ("gone_producers", "is_bounded", "is_listed", "name", "number", "owner", "pending", "queue")
+    __slots__ = ("gone_producers", "is_bounded", "name", "number", "owner", "pending", "queue")
 
     def __init__(self, number: int, name: str, owner: int, queue: Queue, is_bounded: bool = True) -> None:
         """``is_bounded`` is whether users have set a bound: then puts are done when they are accepted."""
@@ -39,8 +39,6 @@ class HostedChannel:
         self.is_bounded = is_bounded
         self.pending: dict[int, PendingReplies] = {}
         """By client."""
-        self.is_listed = False
-        """Among the queues that have pending replies."""
         self.gone_producers: dict[str, set[int]] = {}
         """By group, those ranks of this node that have put here and have ended since; of the latest groups."""
 

@@ -246,7 +246,6 @@ class NodeLink:
         for segment, _, _ in self._incoming.values():
             segment.close()
         close_fds(self._complete.values())
-        self._incoming.clear()
         self._complete.clear()
         close_fds([fd for _, fd, _ in self._outgoing])
         self._outgoing.clear()

@@ -87,16 +87,25 @@ _made: Final[weakref.WeakKeyDictionary[NodeClient, int]] = weakref.WeakKeyDictio
 """How many promises each client has made."""
 
 
-def keep(client: NodeClient, promise: Promise, roster: Roster | None) -> None:
-    """It is this channel, or it will be none."""
+def keep(client: NodeClient, promise: Promise, roster: Roster | None, why: str) -> None:
+    """It is this channel, or it will be none: it is closed already, or could not be made, and why."""
     number = None if roster is None else roster["number"]
-    client.request(operations.KeepPromise(promise["promise"], number), node=0)
+    client.request(operations.KeepPromise(promise["promise"], number, why), node=0)
 
 
 async def redeem(client: NodeClient, promise: Promise, name: str) -> Roster | None:
-    """The channel that was passed on before it had a number; None if it is closed, or never came to be."""
+    """Return the channel that was passed on before it had a number; None if it is closed, or its maker is gone.
+
+    Raises:
+        ClosedError: it could not be made.
+    """
     operation = operations.RedeemPromise(promise["maker"], promise["promise"])
-    return await client.request(operation, node=0, what=f"channel '{name}', being made")
+    found = await client.request(operation, node=0, what=f"channel '{name}', being made")
+    if isinstance(found, str):  # as a closed one it would end a loop over its items, and nobody would learn why
+        who = f"channel '{name}'"
+        raise ClosedError(f"{who} could not be made: {found.removeprefix(f'{who}: ')}")
+    roster: Roster | None = found
+    return roster
 
 
 async def count(client: NodeClient, roster: Roster) -> QueueCounts:

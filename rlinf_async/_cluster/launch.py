@@ -82,11 +82,9 @@ async def launch(client: NodeClient, members: Members, plan: Plan, *, reserved: 
     Nothing is left of a launch that fails: the processes are ended, the name is free, and every call that waits on the
     members gets the error.
     """
-    named = reserved
     try:
         if not reserved:
-            await client.request(operations.ReserveGroup(plan.name), node=0)
-            named = True
+            await _reserve(client, members)
         port = await open_store(client, plan)
         spawned = await spawn(client, plan, range(len(plan.placements)), port)
         roster = [spawned[rank] for rank in range(len(plan.placements))]
@@ -99,13 +97,28 @@ async def launch(client: NodeClient, members: Members, plan: Plan, *, reserved: 
     except BaseException as error:
         try:
             async with asyncio.timeout(_UNDO_TIMEOUT_S):
-                await _undo(client, plan, named)
+                await _undo(client, members, plan)
         except TimeoutError:
             logger.warning(
                 "what had been started of group '%s' could not be ended within %g s", plan.name, _UNDO_TIMEOUT_S
             )
         finally:
             members.fail(error if isinstance(error, Exception) else _cancelled(plan.name))
+        raise
+
+
+async def _reserve(client: NodeClient, members: Members) -> None:
+    request = client.request(operations.ReserveGroup(members.name), node=0)
+    try:
+        try:
+            await request.async_wait()
+        except asyncio.CancelledError:
+            await request.async_wait()  # the name is taken, or refused, whoever waits for the answer
+            raise
+    except ValueError:
+        # Another group of this process may have the name: what ends this one must not end that one.
+        # tests/simulation/test_sim_cluster.py::test_a_launch_that_is_refused_a_name_leaves_the_group_that_has_it
+        members.has_name = False
         raise
 
 
@@ -242,14 +255,13 @@ def _belongs_to_python(entry: str) -> bool:
     return any(Path(entry).is_relative_to(folder) for folder in folders)
 
 
-async def _undo(client: NodeClient, plan: Plan, named: bool) -> None:
-    if client.closed is not None:
+async def _undo(client: NodeClient, members: Members, plan: Plan) -> None:
+    if client.closed is not None or not members.has_name:
         return
     nodes = {placement.cluster_node_rank for placement in plan.placements} - set(client.lost_nodes)
     close = operations.CloseGroup(plan.name, plan.close_grace)
     requests: list[Request[Any]] = [client.request(close, node=node) for node in nodes]
-    if named:
-        requests.append(client.request(operations.ReleaseGroup(plan.name), node=0))
+    requests.append(client.request(operations.ReleaseGroup(plan.name), node=0))
     for request in requests:
         try:
             await request.async_wait()

@@ -25,7 +25,7 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     CancelFindChannel   number                                      list[str]       a lookup that was too late
     PinKey              number key node                             int | None      the first put or get of a key
     PromiseChannel *    promise                                     None            a channel passed on unnumbered
-    KeepPromise         promise number                              None            the same, when it has one
+    KeepPromise         promise number why                          None            the same, when it has one
     RedeemPromise *     maker promise                               Any             the process that it was passed to
     -- queues, at the nodes of a channel
     HostChannel *       number name maxsize max_bytes               None            Channel.create()
@@ -167,7 +167,7 @@ class FindChannel(WaitingOperation[dict[str, Any]]): name: str
 class CancelFindChannel(Operation[list[str]]): number: int
 class PinKey(Operation[int | None]): number: int; key: bytes; node: int
 class PromiseChannel(WaitingOperation[None]): promise: int
-class KeepPromise(Operation[None]): promise: int; number: int | None
+class KeepPromise(Operation[None]): promise: int; number: int | None; why: str
 class RedeemPromise(WaitingOperation[Any]): maker: int; promise: int
 
 class HostChannel(WaitingOperation[None]): number: int; name: str; maxsize: int; max_bytes: int

@@ -116,9 +116,11 @@ class Members:
         on_restart: callbacks of the driver.
         on_death: the same, for deaths.
         by_rank: a rank that is away holds up no call of another one.
+        has_name: False if the launch was refused the name, which is another group's.
     """
 
     def __init__(self, client: NodeClient, name: str, size: int) -> None:
+        self.has_name = True
         self.client = client
         self.name = name
         self.size = size
@@ -439,8 +441,6 @@ class Members:
 
     def _expire_calls(self) -> float | None:
         """Ends calls; seconds to the next deadline, None where no call is open."""
-        if self.deadline is None:
-            return None
         sent = self._expire_in_order((*list(self.open.values()), *(each.handler for each in list(self._pending))))
         if self.pool is None:
             return sent

@@ -268,6 +268,11 @@ class Exchange:
         peer = self._mailbox.peers.named(group, rank)
         return peer is not None and peer.returns
 
+    @property
+    def known_members(self) -> list[tuple[str, int]]:
+        """Group and rank of each worker that has been met or found."""
+        return self._mailbox.peers.members
+
     def watch_introductions(self, callback: Callable[[str, int], None]) -> Callable[[], None]:
         """Calls back with group and rank of each worker that sends something here for the first time, before that is
         received; in the thread that reads it.  Returns a function that ends it.

@@ -80,6 +80,11 @@ class Peers:
         """The peer that has called itself so."""
         return self._named.get((group, rank))
 
+    @property
+    def members(self) -> list[tuple[str, int]]:
+        """Group and rank of each peer that is known."""
+        return list(self._named)
+
     def hear_introduction(self, endpoint: int, group: str, rank: int, node: str, pid: int) -> None:
         """A peer says who it is; its daemon has been asked to tell of its end."""
         self.introduced(endpoint, group, rank, node, pid)

@@ -1,9 +1,10 @@
-"""Process groups of torch.distributed, subprocesses, connections and GPUs: a simulation has none, and says so."""
+"""Process groups of torch.distributed, forks, subprocesses, connections, GPUs: a simulation has none, and says so."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ _REFUSED: Final[tuple[tuple[Any, str, Callable[..., str | None]], ...]] = (
     (torch.distributed, "init_process_group", lambda *args, **_: "a process group of torch.distributed"),
     (TCPStore, "__init__", lambda *args, **_: "a store of torch.distributed"),
     (torch.cuda, "_lazy_init", lambda: "a GPU"),
+    (os, "fork", lambda: "a forked process"),
     (subprocess.Popen, "__init__", lambda _, args, *rest, **__: f"the subprocess {args!r}"),
     (socket.socket, "connect", _connection),
     (socket.socket, "connect_ex", _connection),

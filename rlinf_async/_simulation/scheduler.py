@@ -55,6 +55,7 @@ class Process(Protocol):
     """What the scheduler and threads know of a simulated process."""
 
     name: str
+    pid: int
     stopped_until: float
     starved_until: float
     turn_s: float

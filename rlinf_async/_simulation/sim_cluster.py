@@ -29,10 +29,11 @@ import torch
 from rlinf_async._core import clock
 from rlinf_async._core.own_logger import NAMES, own_logger
 from rlinf_async._core.pool import pool
+from rlinf_async._inspection import own_tasks
 from rlinf_async._simulation.faults import Faults
 from rlinf_async._simulation.real_world import refused
 from rlinf_async._simulation.scheduler import START_S, Scheduler, SimulationError, ThreadActor
-from rlinf_async._simulation.sim_loop import LoopActor, SimLoop
+from rlinf_async._simulation.sim_loop import LoopActor, SimLoop, SimTask
 from rlinf_async._simulation.sim_network import Fabric
 from rlinf_async._simulation.sim_node import SimNode
 from rlinf_async._simulation.sim_process import SimProcess
@@ -161,6 +162,7 @@ class SimCluster:
         # of a worker takes itself for a forked child's and ends that child: all exit functions would run out here.
         # tests/simulation/test_sim_deaths.py::test_a_death_leaves_nothing_in_the_process_that_simulates
         self.scheduler.grave.enter()
+        _close_coroutines()
         self.nodes.clear()
         self._driver = None
         del self.fabric
@@ -313,6 +315,7 @@ class SimCluster:
         """Stop a daemon as SIGSTOP does, and let it continue after some time; its workers continue to run."""
         self.scheduler.note("fault", f"stop the daemon of node {node} for {seconds:g} s")
         self.nodes[node].process.stop_for(seconds)
+        self.fabric.expect_silence(seconds)
 
     def kill_node(self, node: int) -> None:
         """As SIGKILL of a daemon."""
@@ -346,6 +349,19 @@ class SimCluster:
             if worker.setup.group == group and worker.setup.rank == rank and worker.pid and not worker.process.has_ended
         ]
         return found[-1] if found else None
+
+
+def _close_coroutines() -> None:
+    """End the coroutines of all simulated tasks, in the globals of an ended process.
+
+    A program may keep some of them alive.  A collection after the simulation would run their ``finally`` blocks in the
+    globals of the process that simulates, which a call of a worker takes for a forked child, and ends.
+    """
+    # tests/simulation/test_sim_deaths.py::test_a_task_that_outlives_its_simulation_ends_nothing
+    for task in own_tasks.all_tasks():
+        if isinstance(task, SimTask):
+            with contextlib.suppress(BaseException):
+                task.get_coro().close()
 
 
 def _seed_generators(seed: int) -> Callable[[], None]:

@@ -158,6 +158,7 @@ class Fabric:
         self.cables: list[Cable] = []
         self.is_whole = True
         self._cuts: dict[tuple[int, int], float] = {}
+        self._silent_until = 0.0
 
     def disturb(self) -> None:
         """Something may happen to the network from here on: links look after each other."""
@@ -169,8 +170,14 @@ class Fabric:
 
     def calm(self) -> None:
         """Nothing is wrong any more."""
-        if not any(until > self.scheduler.now for until in self._cuts.values()):
+        if not any(until > self.scheduler.now for until in (self._silent_until, *self._cuts.values())):
             self.is_whole = True
+
+    def expect_silence(self, seconds: float) -> None:
+        """A daemon stands still for so long."""
+        self.disturb()
+        self._silent_until = max(self._silent_until, self.scheduler.now + seconds)
+        self.scheduler.after(seconds + _CALM_S, self.calm)
 
     def is_cut(self, source: int, target: int) -> bool:
         return self._cuts.get((source, target), 0.0) > self.scheduler.now

@@ -25,6 +25,7 @@ from typing import Any, Final
 import uvloop
 
 from rlinf_async._core import clock
+from rlinf_async._simulation import self_view
 from rlinf_async._simulation.scheduler import SIMULATED, Scheduler, SimulatedDeath, ThreadActor
 from rlinf_async._simulation.sim_loop import TICK_S, SimLoop
 from rlinf_async._waits import thread_gate
@@ -219,6 +220,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         (ThreadPoolExecutor, "submit", living(submit)),
         (ThreadPoolExecutor, "shutdown", shutdown),
         (socket.socket, "recvmsg_into", recvmsg_into),
+        *self_view.places(scheduler),
     ]
     global _scheduler
     _scheduler = scheduler

@@ -18,11 +18,12 @@ from rlinf_async.rlinf.syncer import Recv, Send, WeightSyncer, in_thread
 from rlinf_async.rlinf.syncer_options import device_of
 from rlinf_async.weights.model.delta import GPU_PIECE, PIECE, Delta, encode
 from rlinf_async.weights.model.fit import Fit
-from rlinf_async.weights.model.gather import gather_into, is_sharded
+from rlinf_async.weights.model.gather import gather_into
 from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.leaf_memory import LeafMemory
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import ParamTree, name_of, path_of
+from rlinf_async.weights.model.shards import is_sharded
 from rlinf_async.weights.model.writing import in_turn, plan_update
 
 _log: Final = own_logger(__name__)

@@ -15,9 +15,10 @@ from rlinf_async._messaging.collective_options import CollectiveGroupOptions
 from rlinf_async.errors import ConfigError, StaleVersion, WeightMismatch
 from rlinf_async.rlinf.sending import Sending
 from rlinf_async.rlinf.syncer_options import read_syncer
-from rlinf_async.weights.model.gather import gathers_here, is_sharded
+from rlinf_async.weights.model.gather import gathers_here
 from rlinf_async.weights.model.gather_calls import Call, Calls
 from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, name_of
+from rlinf_async.weights.model.shards import is_sharded
 from rlinf_async.weights.state.send_arguments import number_of
 from rlinf_async.weights.waiting.aside import finish_in_thread
 

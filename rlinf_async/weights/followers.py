@@ -74,6 +74,9 @@ class Followers:
         self._forget_introductions = self._exchange.watch_introductions(self._introduced)
         for group in self._sizes:
             self._find(group)
+        for group, rank in self._exchange.known_members:
+            if self._is_below(group):  # it may have joined before there was a publication
+                self._open(group, rank)
 
     # -- coming and going ---------------------------------------------------------------------------------------
 
@@ -92,8 +95,12 @@ class Followers:
         self._changes.notify()
 
     def _introduced(self, group: str, rank: int) -> None:
-        if group in self._sizes:
+        if group in self._sizes or self._is_below(group):
             self._open(group, rank)
+
+    def _is_below(self, group: str) -> bool:
+        """True if ranks of the groups have made its workers, which may follow and are not waited for."""
+        return any(group.startswith(f"{above}:") for above in self._sizes)
 
     def _open(self, group: str, rank: int) -> None:
         """Makes a line to a worker that has none."""
@@ -133,7 +140,8 @@ class Followers:
             del self._lines[line.worker]
         lives = isinstance(error, (ClosedError, PeerLost)) and self._exchange.is_there(line.group, line.rank)
         returns = self._exchange.comes_back(line.group, line.rank)  # then the next line waits for that
-        if not isinstance(error, ClosedError) and (line.has_joined or not lives) and not returns:
+        counts = line.has_joined or not (lives or self._is_below(line.group))
+        if not isinstance(error, ClosedError) and counts and not returns:
             self._failures[line.worker] = error
         with contextlib.suppress(ValueError):  # it had not joined; or the publisher is closed
             self._publisher.remove(line.worker)

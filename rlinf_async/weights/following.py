@@ -37,9 +37,12 @@ def follow(
         timeout: seconds that entering waits for version 1, once the group is there.
         apply: ``"copy"``, the model's tensors are overwritten, or ``"map"``, they come to stand in the shared memory
             that the trainer has written, and must not be written into.
-        policy: ``"latest"``, one that is late may skip versions, or ``"all"``, it applies every one.
         verify: as that of ``publish``, at both ends.
         strict_dtype: refuse weights in another dtype than the model's, which are cast otherwise.
+        strip_prefix: taken off the names of the model's tensors that begin with it, such as ``"_orig_mod."``.
+        rename: the trainer's names by the model's own, of tensors or of modules; or a function of the model's name.
+        shard: ``(mesh, placements)`` of tensors that are this rank's shards and no DTensors, or a function of (name,
+            tensor) that gives them; a DTensor gets its part without.
         ack_timeout: seconds that this side waits for the trainer's answers (60).
 
     Returns:
@@ -58,7 +61,7 @@ def follow(
         case _:
             raise TypeError(f"of= is the trainer's group, or (group, rank); got {of!r}")
     checked = SyncOptions.of(options, "follow()")
-    honoured = ("apply", "policy", "verify", "strict_dtype", "ack_timeout")
+    honoured = ("apply", "verify", "strict_dtype", "strip_prefix", "rename", "shard", "ack_timeout")
     checked.refuse_others(*honoured, owner="follow()", why="the trainer decides: publish() takes it")
     check_seconds(timeout)
     return Following(model, group, rank, name, timeout, checked)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import deque
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Final
 
 from rlinf_async._core import clock
 from rlinf_async._worker import context
-from rlinf_async.errors import ClosedError, PeerLost
+from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost
 from rlinf_async.weights.followers import Followers
 from rlinf_async.weights.model.gather import gathers_here
 from rlinf_async.weights.model.gather_calls import Call, Calls
 from rlinf_async.weights.model.param_tree import ParamTree
+from rlinf_async.weights.model.streamed import exhaust, is_streamed
 from rlinf_async.weights.plane.publisher import Publisher
 from rlinf_async.weights.plane.sync_handle import SyncHandle
 from rlinf_async.weights.schemes.sharded import are_sharded
@@ -21,8 +23,12 @@ from rlinf_async.weights.schemes.sync_options import SyncOptions
 from rlinf_async.weights.scope import Scope
 from rlinf_async.weights.state.send_arguments import check_seconds, number_of
 from rlinf_async.weights.state.sync_report import Ack, SyncReport
+from rlinf_async.weights.waiting.aside import Aside
 from rlinf_async.weights.waiting.bridge import begin_after
 from rlinf_async.work import Work
+
+_BEHIND: Final = 2
+"""Versions that followers may be behind, by default."""
 
 
 def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **options: Any) -> Publication:
@@ -36,6 +42,8 @@ def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **opti
     Args:
         model: a module, TensorDict or nested dict of tensors.  Where it is sharded (FSDP, DTensor), every rank of the
             trainer does the same, and rank 0 sends what they have in all; of another model, ranks but 0 do nothing.
+            Or a function that gives an iterator of ``(name, tensor)``: it is called on every rank for each version,
+            and twice for the first, and rank 0 sends what it yields there.
         to: a group's name, or several.  A group may be launched later, and again under its name.
         name: the same at both ends, where a worker publishes or follows several models.
         apply: ``"copy"``, or ``"map"`` where followers take that.
@@ -45,7 +53,12 @@ def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **opti
         delta: ``"on"``, to other machines only what has changed travels; ``"auto"``, where that is less; ``"off"``.
         verify: ``"crc"``, followers check what arrives, or ``"sha256"``, and the trainer what their models hold then.
         select: ``"trainable"``, without what needs no gradient, or a function of (name, tensor); by default ``"all"``.
+        strip_prefix: taken off the names of the model's tensors that begin with it, such as ``"module."``.
+        rename: names under which the model's tensors travel by its own, of tensors or of modules; or a function.
         ack_timeout: seconds that followers have for a version (60).
+        behind: earlier versions that may be under way when one is sent (2).  Followers take the newest and skip the
+            rest; one that is further behind is named in the log and by ``delivered()``, and neither the trainer nor the
+            others wait for it.  0: a send waits until the version before is delivered, so nobody skips one.
 
     Entering waits for nobody.  Enter it before waiting for anything that followers make: they begin with version 1.
 
@@ -60,8 +73,8 @@ def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **opti
     groups = [to] if isinstance(to, str) else to
     if not isinstance(groups, Sequence) or not all(isinstance(group, str) for group in groups):
         raise TypeError(f"to= is the name of a group, or a list of names; got {to!r}")
-    checked = SyncOptions.of(options, "publish()")
-    for option in ("policy", "strict_dtype"):
+    checked = SyncOptions.of({"behind": _BEHIND, **options}, "publish()")
+    for option in ("strict_dtype", "shard"):
         checked.refuse(option, owner="publish()", why=f"each follower has its own: follow({option}=)")
     return Publication(model, groups, name, checked)
 
@@ -76,8 +89,10 @@ class Publication(Scope):
 
     def __init__(self, model: Any, groups: Sequence[str], name: str, options: SyncOptions) -> None:
         """Not for users: ``publish``."""
-        self._is_sharded = are_sharded(ParamTree.of(model))
+        self._streamed = model if is_streamed(model) else None
+        self._is_sharded = self._streamed is None and are_sharded(ParamTree.of(model))
         super().__init__(name, groups)
+        self._aside = Aside(f"weights of {name}")
         self._version = 0
         self._publisher: Publisher | None = None
         """None on ranks that have nothing to do."""
@@ -88,6 +103,9 @@ class Publication(Scope):
         self._last: SyncHandle | None = None
         self._is_told = True
         """Whether the trainer has heard what has become of that."""
+        self._earlier: deque[SyncHandle] = deque()
+        """Handles of versions before the last one, whose failures the trainer has not heard of."""
+        self._sends_ahead = bool(options.behind)
         self._patience = options.ack_timeout
         identity = context.identity
         sends = gathers_here() if self._is_sharded else identity is not None and identity.info.rank == 0
@@ -113,7 +131,7 @@ class Publication(Scope):
         keys: Collection[Any] | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """Sends the weights; done when they may change.  Waits until the version before is delivered.
+        """Sends the weights; done when they may change.  With ``behind=0`` waits first for the version before.
 
         Args:
             weights: in the place of the model's.
@@ -125,8 +143,9 @@ class Publication(Scope):
             The version.
 
         Raises:
-            DeadlineExceeded, PeerLost, Exception: the version before was not delivered, a group does not exist, or a
-                follower has ended.  Nothing was sent; each is raised once, by this, by ``delivered`` or on leaving.
+            DeadlineExceeded, PeerLost, Exception: a version before could not be applied somewhere, a group does not
+                exist, or a follower has ended; with ``behind=0`` also: a follower was late.  Nothing was sent; each is
+                raised once, by this, by ``delivered`` or on leaving.
             WeightMismatch, ValueError, KeyError: as ``Publisher.publish``.
         """
         call = self._next_call()
@@ -144,16 +163,38 @@ class Publication(Scope):
 
     async def _send(self, call: Call, weights: Any = None, *, version: int | None = None, **options: Any) -> int:
         self._check_open()
-        if not self._is_told:
+        if self._sends_ahead:
+            self._tell_earlier()
+        elif not self._is_told:
             await self._report()
         if self._followers is not None:
             self._followers.check()
         if self._publisher is None:
-            self._version = number_of(self._version + 1 if version is None else version)
-            return self._version
-        self._last = await self._publisher.publish(weights, version=version, call=call, **options)
-        self._is_told = self._followers is None
-        return self._last.version
+            number = number_of(self._version + 1 if version is None else version)
+            if self._streamed is not None and weights is None:
+                # Rank 0 iterates twice for the first version: to learn what there is, and to pack it.
+                await self._aside.do(exhaust, self._streamed, 1 if self._version else 2, nbytes=None)
+            self._version = number
+            return number
+        handle = await self._publisher.publish(weights, version=version, call=call, **options)
+        if not self._is_told and self._last is not None:
+            self._earlier.append(self._last)
+        self._last, self._is_told = handle, self._followers is None
+        return handle.version
+
+    def _tell_earlier(self) -> None:
+        """Raise what has gone wrong with a version, once; but a follower that is late is no failure."""
+        last = [self._last] if self._last is not None and not self._is_told else []
+        for handle in [*self._earlier, *last]:
+            if not handle.done():
+                continue
+            if handle is not self._last:
+                self._earlier.remove(handle)
+            if handle.report is not None:
+                acks = {name: ack for name, ack in handle.report.per_worker.items() if not _is_late(ack.error)}
+                report = dataclasses.replace(handle.report, per_worker=acks)
+                self._is_told |= handle is self._last and bool(report.failed)
+                report.raise_failures()
 
     def delivered(self, timeout: float | None = None) -> Any:
         """Waits until every rank of the groups has followed once, and those that follow have the version sent last.
@@ -163,8 +204,8 @@ class Publication(Scope):
                 and the version has the time that it was sent with.
 
         Returns:
-            A ``SyncReport`` by names like ``"rollout:0"``, without followers that have left meanwhile, and empty on
-            ranks that do not send.
+            A ``SyncReport`` by names like ``"rollout:0"``, without followers that have left meanwhile.  On ranks that
+            do not send, it is there at once, its ``is_known`` is False, and nobody is named.
 
         Raises:
             RuntimeError: nothing was sent yet.
@@ -176,7 +217,7 @@ class Publication(Scope):
     async def _delivered(self, timeout: float | None) -> SyncReport:
         self._check_open()
         if self._followers is None:
-            return SyncReport(self.version)
+            return SyncReport(self.version, is_known=False)
         if self._last is None:
             raise RuntimeError(f"nothing of '{self._name}' was sent yet: send() first, or enter it by `async with`")
         begun = clock.monotonic()
@@ -193,8 +234,13 @@ class Publication(Scope):
         begun = clock.monotonic()
         try:
             report = await handle.async_wait(timeout)
-        except Exception:
-            if handle.report is None:  # this wait is over, or the publisher is closed
+        except Exception as error:
+            if not handle.done() and isinstance(error, DeadlineExceeded):
+                lacking = ", ".join(sorted(map(str, publisher.waiting_for(handle))))
+                raise DeadlineExceeded(
+                    f"version {handle.version} of '{self._name}' was not delivered to {lacking} within {timeout:g} s"
+                ) from None
+            if handle.report is None:  # the publisher is closed
                 raise
             report = handle.report
         # A rank that has died of it and is started again follows anew, and is asked as one that has come since.
@@ -205,6 +251,7 @@ class Publication(Scope):
         there = {name: ack for name, ack in acks.items() if not isinstance(ack.error, ClosedError)}
         report = dataclasses.replace(report, per_worker=there)
         report.raise_failures()
+        self._tell_earlier()
         followers.check()
         return report
 
@@ -214,13 +261,20 @@ class Publication(Scope):
     async def _leave(self) -> None:
         if not self._is_told:
             await self._delivered(None)
+        self._tell_earlier()
 
     async def _end(self) -> None:
         if self._followers is not None:
             self._followers.close()
         if self._publisher is not None:
-            await self._publisher.close()
+            await self._publisher.close(self._failure)
+        self._aside.close()
 
 
 def _comes_back(error: BaseException | None) -> bool:
     return isinstance(error, PeerLost) and error.returns
+
+
+def _is_late(error: BaseException | None) -> bool:
+    """True of one who has not answered, has left, or comes back: none of them is a failure of the version."""
+    return isinstance(error, (DeadlineExceeded, ClosedError)) or _comes_back(error)

@@ -14,6 +14,9 @@ from rlinf_async.weights.waiting.bridge import Bridge
 
 _lock: Final = threading.Lock()
 
+_LONGEST_REASON: Final = 1000
+"""Characters of an error that the other side is told."""
+
 
 class Scope:
     """``async with`` it in a coroutine, ``with`` it elsewhere, or neither and ``close()`` it.
@@ -35,12 +38,16 @@ class Scope:
         self._name = name
         self._pid = process.pid
         self._is_closed = False
+        self._failure = ""
+        """The error by which it is left, in words."""
         self._bridge = Bridge()
         self._lines = dict.fromkeys(((group, name) for group in groups), self)
         # Two links to one worker on a line of one name would each take words that are meant for the other, and drop
         # them: tests/weights/test_publish.py::test_a_name_is_in_use_once_at_a_time_with_each_group
         with _lock:
             for line in self._lines.keys() & self._open.keys():
+                if self._open[line]._pid != process.pid:  # of the worker that has forked this one
+                    continue
                 raise RuntimeError(
                     f"weights named '{name}' are {self._open[line]._use} group '{line[0]}' by this worker already: "
                     "close that one first, or give this one another name=, at both ends"
@@ -88,17 +95,27 @@ class Scope:
     async def __aenter__(self) -> Self:
         try:
             await self._enter()
-        except BaseException:
+        except BaseException as error:
+            self._fail(type(error), error)
             await self.close()
             raise
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None = None, *_: object) -> None:
         try:
             if kind is None:
                 await self._leave()
+        except BaseException as failure:
+            self._fail(type(failure), failure)
+            raise
+        else:
+            self._fail(kind, error)
         finally:
             await self.close()
+
+    def _fail(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
+        if kind is not None:
+            self._failure = f"{kind.__name__}: {error}"[:_LONGEST_REASON]
 
     def __enter__(self) -> Self:
         if running_loop() is not None:

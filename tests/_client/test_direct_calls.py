@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,15 +172,43 @@ class Way:
         return True
 
 
+class Table:
+    def __init__(self, way: Way) -> None:
+        self._way = way
+
+    def find(self, worker: int) -> Way:
+        return self._way
+
+
+async def test_the_daemon_is_told_of_an_answer_to_a_call_that_it_knows_though_no_call_follows() -> None:
+    sent: list[Any] = []
+    timers: list[Any] = []
+    open_calls: Any = {2: SimpleNamespace(_targets=[7], _unanswered=lambda: [0])}
+    table: Any = Table(Way())
+    calls = direct_calls.DirectCalls(table, open_calls, threading.RLock(), sent.append, lambda _, at: timers.append(at))
+    calls.open(2, [7], "note")
+    timers.pop()()
+    calls.answered(2, 7)
+    calls.ended(2)
+    timers.pop()()
+    assert sent == [(frames.PENDING, 0, 0, [(7, 0, 2, "note")], []), (frames.PENDING, 0, 0, [], [7, 2])]
+    assert not timers
+
+
+async def test_the_daemon_is_not_told_of_a_call_that_was_given_up_while_the_report_was_due() -> None:
+    sent: list[Any] = []
+    timers: list[Any] = []
+    table: Any = Table(Way())
+    calls = direct_calls.DirectCalls(table, {}, threading.RLock(), sent.append, lambda _, at: timers.append(at))
+    calls.open(2, [7], "note")
+    timers.pop()()
+    assert sent == []
+
+
 async def test_a_call_follows_those_that_a_broken_socket_still_owes() -> None:
     """Another thread relays these one by one; a call that went by way of the daemon at once would overtake some."""
     way, open_calls = Way(), {1: object()}
-
-    class Table:
-        def find(self, worker: int) -> Way:
-            return way
-
-    calls = direct_calls.DirectCalls(Table(), open_calls, threading.RLock(), print, lambda *later: None)  # type: ignore[arg-type]
+    calls = direct_calls.DirectCalls(Table(way), open_calls, threading.RLock(), print, lambda *later: None)  # type: ignore[arg-type]
     calls.relays(7, 1)
     assert calls.open(2, [7], "note") == ([(0, way)], [])
     way.is_closed = False

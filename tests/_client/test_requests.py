@@ -8,7 +8,8 @@ import pytest
 
 from rlinf_async import NodeLost
 from rlinf_async._client.requests import Request, Requests
-from rlinf_async._core import operations
+from rlinf_async._core import frames, operations
+from rlinf_async._inspection.state.run_report import Target, TargetKind
 
 
 def test_an_error_of_several_requests_holds_the_frames_of_none() -> None:
@@ -24,3 +25,18 @@ def test_an_error_of_several_requests_holds_the_frames_of_none() -> None:
             request.wait()
     assert lost.done()
     assert error.__traceback__ is None
+
+
+@pytest.mark.parametrize(
+    ("operation", "needed"),
+    [
+        (operations.FindGroup("actors"), Target(TargetKind.NAME, name="actors")),
+        (operations.FindChannel("buffer"), Target(TargetKind.NAME, name="buffer")),
+        (operations.FlushSpans(), Target(TargetKind.DAEMON, frames.endpoint(7, 0), name="FlushSpans")),
+    ],
+    ids=repr,
+)
+def test_a_search_for_a_name_waits_for_the_name_and_every_other_request_for_its_daemon(
+    operation: operations.Operation[Any], needed: Target
+) -> None:
+    assert Request(cast(Any, None), 1, operation, 7)._needs() == ([needed], True)

@@ -16,6 +16,7 @@ from rlinf_async._client.loop_thread import LoopThread
 def test_what_another_thread_asks_for_while_the_loop_ends_fails(seconds: float) -> None:
     """It may come behind the word that stops the loop, or be begun and not come to its first step."""
     thread = LoopThread()
+    are_daemons = [each.daemon for each in threading.enumerate() if each.name == "rlinf-loop"]
     client = NodeClient(thread.loop)
     may_go_on = threading.Event()
     thread.call(lambda: may_go_on.wait(10))
@@ -30,3 +31,4 @@ def test_what_another_thread_asks_for_while_the_loop_ends_fails(seconds: float) 
             work.wait(5)
     with pytest.raises(ClosedError):
         client.run(asyncio.sleep(0))
+    assert are_daemons == [True]  # else a script that ends without closing its cluster would never end

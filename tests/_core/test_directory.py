@@ -72,6 +72,8 @@ def test_a_name_that_was_closed_is_not_waited_for_until_it_is_reserved_again() -
     directory.drop_owner(2)
     with pytest.raises(ClosedError):
         directory.lookup("x", "waiter")
+    directory.join("x", 0, 2, 7, "member")  # by the first of two members, which come by themselves
+    assert directory.lookup("x", "waiter") is None
 
 
 def test_a_name_that_was_never_published_or_is_joined_by_members_is_waited_for() -> None:
@@ -82,6 +84,16 @@ def test_a_name_that_was_never_published_or_is_joined_by_members_is_waited_for()
     directory.drop_owner(7)
     assert directory.lookup("x", "waiter") is None
     assert directory.lookup("y", "waiter") is None
+
+
+def test_a_closed_name_that_members_join_is_waited_for_again() -> None:
+    directory = Directory()
+    directory.reserve("x", 1)
+    directory.publish("x", 1, "roster")
+    directory.release("x", 1)
+    directory.join("x", 0, 1, 7, "member")
+    directory.drop_owner(7)
+    assert directory.lookup("x", "waiter") is None
 
 
 def test_only_the_last_closed_names_are_remembered() -> None:

@@ -85,6 +85,15 @@ def test_the_users_own_notes_arrive_once_and_first() -> None:
         assert len(notes) == 2 + (kind is HoldsALock)
 
 
+def test_of_many_notes_the_first_arrive_and_each_is_cut() -> None:
+    error = ValueError("x")
+    for number in range(100):
+        error.add_note(f"{number} " + "x" * LIMIT)
+    *notes, _ = arrive(error).__notes__
+    assert [note.split()[0] for note in notes] == [*map(str, range(64))]
+    assert max(map(len, notes)) <= LIMIT
+
+
 def test_the_traceback_shows_causes() -> None:
     try:
         try:

@@ -131,6 +131,11 @@ def test_a_frame_without_its_descriptor_is_no_frame_where_none_was_lost() -> Non
         Incoming().take(message(0))  # type: ignore[arg-type]
 
 
+def test_a_socket_that_rides_on_a_frame_counts_no_bytes() -> None:
+    assert resend.content_bytes(message(0, 9)) == 9
+    assert resend.content_bytes([frames.MESSAGE, 1, 7, 0, [0], None]) == 0
+
+
 def test_pieces_are_the_content_and_a_socket_has_none(opened: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resend, "PIECE_BYTES", 3)
     data = pack(message(1))
@@ -168,6 +173,7 @@ def test_an_acknowledgement_rides_along_and_is_sent_alone_only_when_much_waits_f
     assert incoming.is_due
     assert incoming.acknowledge() == (frames.ACK, 0, resend.ACK_FRAMES, frames.OF_THIS)
     assert not incoming.is_due
+    assert incoming.look_at == 2 * resend.ACK_FRAMES
     incoming.received += resend.ACK_NOW_FRAMES
     assert incoming.owes()
     incoming.acknowledge()
@@ -175,3 +181,19 @@ def test_an_acknowledgement_rides_along_and_is_sent_alone_only_when_much_waits_f
     assert not incoming.owes()
     assert incoming.is_due
     assert incoming.descriptors
+
+
+@pytest.mark.parametrize(
+    ("frame", "owes"),
+    [
+        (message(0, resend._ACK_NOW_BYTES), True),
+        (message(0, resend._ACK_NOW_BYTES - 1), False),
+        ([frames.MESSAGE, 1, 7, 0, [0], "it is lost"], False),
+        ([frames.DIRECT, 1, 0, resend._ACK_NOW_BYTES], False),  # an address, and a socket
+    ],
+)
+def test_much_memory_that_has_come_is_acknowledged_at_once(opened: list[int], frame: list[object], owes: bool) -> None:
+    incoming = Incoming()
+    incoming.add_fds([opened[0]], truncated=False)
+    incoming.take(frame)
+    assert incoming.owes() == owes

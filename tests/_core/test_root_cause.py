@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from rlinf_async._core.failures import Failure, capture, rebuild
-from rlinf_async._core.root_cause import choose_root_cause, fold_ranks, root_cause
+from rlinf_async._core.root_cause import choose_root_cause, fold_ranks, name_ranks, root_cause
 from rlinf_async.errors import ClosedError, NodeLost, WorkerDied
 
 ACTOR = {"group": "actor", "rank": 2, "node": "node01", "pid": 4121}
@@ -94,6 +94,7 @@ def test_the_chosen_error_carries_the_others_in_a_note() -> None:
 )
 def test_fold_ranks(ranks: list[int], text: str) -> None:
     assert fold_ranks(ranks) == text
+    assert name_ranks(ranks) == f"{'rank' if len(set(ranks)) == 1 else 'ranks'} {text}"
 
 
 @given(st.sets(st.integers(0, 200)))

@@ -7,6 +7,8 @@ import contextlib
 from types import SimpleNamespace
 from typing import Any
 
+from rlinf_async import settings
+from rlinf_async._client import far_side
 from rlinf_async._client.requests import OWN_NODE, Request
 from rlinf_async._client.tasks import Tasks
 from rlinf_async._core import operations
@@ -44,6 +46,17 @@ def callee(*targets: int) -> Any:
         name="rollout", ranks=range(len(targets)), targets=list(targets), client=client, deadline=None,
         call_finished=lambda *args, **kwargs: None, describe_slot=str, holds=lambda call, slot: False,
     )  # fmt: skip
+
+
+def test_a_daemon_that_does_not_answer_holds_up_no_words_about_a_wait() -> None:
+    silent: Work[Any] = Work()
+    timers: list[tuple[float, Any]] = []
+    client: Any = SimpleNamespace(request=lambda *_, **__: silent, later=lambda *timer: timers.append(timer))
+    words = far_side.queue(client, 3, 7, b"key")
+    ((seconds, finish),) = timers
+    assert (seconds, words.done()) == (settings.WAIT_ANSWER_S(), False)
+    finish()
+    assert words.wait(0) == f"the daemon of node 3 has not answered within {seconds:g} s"
 
 
 def test_of_several_works_all_are_needed_unless_one_of_them_needs_one_of_several() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async._messaging import peer_devices
+from rlinf_async._messaging import outbox, peer_devices
 from rlinf_async._messaging.state import message_facts
 from rlinf_async._transports.devices.gpu_link_choice import CUDA_IPC, NCCL, STAGED
 from rlinf_async.errors import DeadlineExceeded, TransferFailed, WorkerDied
@@ -197,6 +197,17 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+def test_where_the_part_that_is_not_on_the_gpu_may_not_be_shared_all_goes_by_way_of_the_cpu(
+    network: Network, gpus: Gpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "fits", lambda nbytes: False)
+    sending, receiving = send(network, BIG), recv(network)
+    network.deliver()
+    assert sending.done()
+    assert torch.equal(receiving.wait(0), BIG)
+    assert (gpus.a.links, gpus.a.copies) == ([], [BIG.nbytes])
+
+
 @pytest.mark.parametrize("make", [lambda: BIG, tied, mixed])
 def test_whatever_holds_large_tensors_arrives_as_it_was_and_nothing_is_copied_to_the_cpu(
     network: Network, gpus: Gpus, make: Make
@@ -328,14 +339,19 @@ def test_links_that_never_work_are_given_up_with_a_word_of_warning(
 def test_a_link_that_cannot_be_made_costs_nothing_but_the_cpus_way(
     network: Network, gpus: Gpus, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: Any) -> None:
+    tries: list[Any] = []
+
+    def refuse(*link: Any) -> None:
+        tries.append(link)
         raise ImportError("no such library")
 
     monkeypatch.setattr(getattr(gpus, where), "make_link", refuse)
-    sending = send(network, BIG)
-    network.deliver()
-    assert torch.equal(recv(network).wait(0), BIG)
-    assert sending.done()
+    for _ in range(5):
+        sending = send(network, BIG)
+        network.deliver()
+        assert torch.equal(recv(network).wait(0), BIG)
+        assert sending.done()
+    assert len(tries) == 3, "it is not tried for ever"
 
 
 def test_a_first_transfer_that_brings_nothing_for_long_is_given_up_for_the_cpus_way(

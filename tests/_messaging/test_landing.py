@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -269,3 +270,16 @@ def test_there_is_no_room_or_what_has_come_is_of_no_use(carrier: Carrier, host: 
     assert "no room" in str(unpack_error(carrier.last(LANDED)[2]))
     carrier.is_gone = True
     host.hear(BRING, 3, [11], 0, b"")
+
+
+def test_memory_is_let_go_of_once_nothing_comes_into_it_and_not_before(carrier: Carrier, host: Landing) -> None:
+    host.hear(BRING, 2, SIZES, 0, b"")
+    carrier.received[0][3]._settle(error=TransferFailed("no way"))
+    assert [room.is_abandoned for room in host.rooms] == [True, False]
+    for number in range(3, 6):
+        carrier.bring(number)
+    host.hear(WHOLE, 2)
+    assert carrier.last(LANDED)[:3] == [LANDED, 2, None]
+    room = weakref.ref(host.rooms.pop())
+    host.close(ClosedError("closed"))
+    assert room() is None

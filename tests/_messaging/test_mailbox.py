@@ -106,7 +106,7 @@ def test_nobody_overtakes_those_who_wait_for_a_name_by_having_met_the_peer_meanw
 
 def test_a_name_that_nobody_has_is_given_up_after_a_while_with_those_that_there_are(network: Network) -> None:
     network.names.discard("b")
-    works = [send(network, 1), send(network, 2)]
+    works: list[Any] = [send(network, 1), send(network, 2), network.a.find_group("b")]
     ((seconds, give_up),) = network.client("a").timers
     assert seconds == 120
     give_up()
@@ -376,13 +376,16 @@ def test_the_end_of_a_peer_keeps_nothing_of_what_was_open_with_it(network: Netwo
     assert alive() is None
 
 
-def test_the_loss_of_a_node_fails_what_is_open_with_its_workers(network: Network) -> None:
+@pytest.mark.parametrize("supervised", [set(), {"b"}])
+def test_the_loss_of_a_node_fails_what_is_open_with_its_workers(network: Network, supervised: set[str]) -> None:
+    network.supervised = supervised
     receiving = network.a.recv("b", 0, None, None)
     client = network.client("a")
     client.lost_nodes[1] = NodeLost("node 1 is lost")
     client.announce("node_lost", {"node": 1})
-    with pytest.raises(NodeLost, match="node 1 is lost"):
+    with pytest.raises(NodeLost, match="node 1 is lost") as lost:
         receiving.wait(0)
+    assert lost.value.returns == ("b" in supervised)
 
 
 def test_after_the_end_the_name_is_looked_up_anew(network: Network) -> None:
@@ -453,6 +456,35 @@ def test_what_has_been_received_is_not_kept(network: Network) -> None:
     alive = weakref.ref(receiving.wait(0))
     del receiving
     assert alive() is None
+
+
+def test_a_receive_that_is_given_up_while_it_is_posted_takes_nothing_and_is_not_kept(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread gives it up; its operation does not wait for the collector."""
+    inbox = network.b._mailbox.inbox
+    post = inbox.receive
+
+    def receive(receiving: Any, *facts: Any) -> None:
+        receiving.give_up(ClosedError("enough"))
+        post(receiving, *facts)
+
+    gc.collect()
+    gc.disable()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(inbox, "receive", receive)
+            receiving = recv(network)
+        assert receiving.done()
+        alive = weakref.ref(receiving)
+        del receiving
+        assert all(stream.arrivals.is_idle for stream in inbox._streams.values())
+        send(network, "message")
+        network.deliver()
+        assert alive() is None
+    finally:
+        gc.enable()
+    assert recv(network).wait(0) == "message"
 
 
 @pytest.mark.parametrize("end", ["taken", "given up", "its receiver has died"])

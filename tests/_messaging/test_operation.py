@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -53,3 +54,24 @@ def test_a_message_goes_back_once_whenever_its_receive_is_given_up(is_here: bool
     assert back == [message]
     with pytest.raises(ClosedError):
         receive._result()
+
+
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_message_goes_back_when_the_last_waiter_is_cancelled_before_it_has_it(others: int) -> None:
+    receive: Receiving[Any] = Receiving("recv() from", "a peer", None, Anything())
+    back: list[Message] = []
+    receive.back = back.append
+
+    async def wait() -> Any:
+        return await receive
+
+    last, *rest = [asyncio.create_task(wait()) for _ in range(1 + others)]
+    await asyncio.sleep(0)
+    message = Message(1, 0, None)
+    message.content = "content"
+    assert receive.deliver(message)
+    last.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await last
+    assert await asyncio.gather(*rest) == ["content"] * others
+    assert back == [message] * (not others)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rlinf_async._core.failures import pack_error
+from rlinf_async._messaging.relayed_broadcast import END, HOST, RelayedBroadcast
 from rlinf_async._messaging.state import relay_plan
-from rlinf_async._messaging.state.relay_plan import BRING, WHOLE, Patch, piece_sizes
+from rlinf_async._messaging.state.relay_plan import BRING, ROOM, WHOLE, Patch, piece_sizes
 from rlinf_async.errors import PeerLost, TransferFailed
-from tests._support.simulated_remote_nodes import Payload, Receiver, Sender
+from rlinf_async.work import Work
+from tests._support.simulated_remote_nodes import NBYTES, Link, Payload, Receiver, Sender
 
 
 @pytest.fixture
@@ -198,3 +202,47 @@ def test_what_cannot_land_is_under_way_no_more(sender: Sender) -> None:
     sender.publish(Payload(2), host)
     sender.room(host, 2)
     assert host.link.tensors[-1][0] != line, "it is not taken for what is left of the first"
+
+
+def test_pieces_that_leave_at_once_do_not_nest_however_many_they_are(sender: Sender) -> None:
+    class Fast(Link):
+        def send_tensor(self, tensor: bytes, line: int) -> Work[None]:
+            work = super().send_tensor(tensor, line)
+            work._settle()
+            return work
+
+    host, payload = Receiver(), Payload(1)
+    host.link = Fast(1)
+    payload.sizes = [1] * NBYTES
+    sender.join(host)
+    sender.publish(payload, host)
+    sender.room(host, 1)
+    assert host.link.sizes == payload.sizes
+    assert payload.holds == 1, "it has not landed"
+    sender.answer(host, 1, None, "there")
+
+
+class Carrier(Receiver):
+    """A receiver of a broadcast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.address = id(self)
+        self.peer: Any = SimpleNamespace(endpoint=self.address)
+
+    def later(self, *_: Any) -> None: ...
+
+    def forget(self) -> None: ...
+
+
+def test_the_former_host_of_a_broadcast_is_told_that_it_lets_go() -> None:
+    former, host = carriers = [Carrier(), Carrier()]
+    told: list[Any] = []
+    broadcast = RelayedBroadcast(carriers, lambda *facts: told.append(facts))  # type: ignore[arg-type]
+    broadcast.start(memoryview(bytes(NBYTES)))
+    broadcast.hear(former.peer, ROOM, 1, former.line)
+    former.link.tensors[0][2]._settle(error=TransferFailed("it cannot be reached"))
+    assert (former.words, host.words) == ([HOST, BRING, WHOLE, END], [HOST, BRING])
+    broadcast.close()
+    assert (former.words[-2:], host.words) == ([WHOLE, END], [HOST, BRING, END])
+    assert told == []

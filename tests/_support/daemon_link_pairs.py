@@ -74,11 +74,19 @@ class Owner:
                 await self._changed.wait()
 
 
+class Accepted(asyncio.Queue[PeerLink]):
+    """Links in the order in which they were accepted; one that does not come is an error of its test."""
+
+    async def get(self) -> PeerLink:
+        async with asyncio.timeout(10):
+            return await super().get()
+
+
 class Server:
     """Node 1 of the run, and who uses the links that it accepts."""
 
     def __init__(self, issued: NodeCredentials | None = None, bind: str = "127.0.0.1", **options: Any) -> None:
-        self.accepted: asyncio.Queue[PeerLink] = asyncio.Queue()
+        self.accepted = Accepted()
         self.peer_server = PeerServer(1, RUN, issued or AUTHORITY.issue(1), bind, self.accepted.put_nowait, **options)
         self.address = ""
 

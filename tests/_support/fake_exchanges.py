@@ -67,6 +67,7 @@ class Network:
     Attributes:
         frames: what has been sent and is not delivered.
         names: groups that the directory knows; lookups of others wait in ``lookups``.
+        supervised: groups whose ranks are started again.
     """
 
     def __init__(self, *, far: bool = True) -> None:
@@ -76,6 +77,7 @@ class Network:
         self.seen: list[list[Any]] = []
         self.endpoints = {"a": frames.endpoint(0, 5), "b": frames.endpoint(int(far), 6)}
         self.names = {"a", "b"}
+        self.supervised: set[str] = set()
         self.clients = {endpoint: Client(self, endpoint) for endpoint in self.endpoints.values()}
         self.a, self.b = (self._exchange(group) for group in "ab")
 
@@ -100,7 +102,8 @@ class Network:
             work._settle(True)
 
     def roster(self, group: str) -> list[dict[str, Any]]:
-        return [{"endpoint": self.endpoints[group], "pid": 100, "info": {"node_name": "n"}}]
+        entry = {"endpoint": self.endpoints[group], "pid": 100, "info": {"node_name": "n"}}
+        return [entry | {"supervised": group in self.supervised}]
 
     def publish(self, group: str) -> None:
         self.names.add(group)

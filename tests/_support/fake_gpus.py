@@ -142,7 +142,7 @@ class FakeGpus:
             memory = _map(fd, handle.nbytes)
         finally:
             os.close(fd)
-        self.put({"": memory})
+        self._on_gpu[memory.data_ptr()] = None  # who opens it says when nothing looks at it any more
         self.opened[handle.allocation] = self.opened.get(handle.allocation, 0) + 1
         self._at.setdefault(handle.allocation, []).append(memory.data_ptr())
         return memory

@@ -26,6 +26,15 @@ def travel(value: Any) -> Any:
     return codec.decode(codec.encode(value).to_bytes())
 
 
+def test_a_few_tensors_in_builtin_containers_need_no_pickler_that_looks_at_every_object(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(codec, "_Pickler", None)
+    came = travel({"step": 3, "batch": [torch.ones(2), (torch.zeros(3), "x")]})
+    assert torch.equal(came["batch"][0], torch.ones(2))
+    assert torch.equal(came["batch"][1][0], torch.zeros(3))
+
+
 def same_bits(one: torch.Tensor, two: torch.Tensor) -> bool:
     return one.dtype == two.dtype and one.shape == two.shape and bits(one) == bits(two)
 

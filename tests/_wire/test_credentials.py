@@ -31,7 +31,16 @@ def test_a_certificate_names_one_node_of_one_run_and_nothing_else():
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert list(names) == [x509.DNSName(f"node-3.{RUN}.rlinf.internal")]
     assert certificate.subject.rfc4514_string() == f"CN=node-3.{RUN}.rlinf.internal"
-    assert not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+    assert constraints.critical
+    assert not constraints.value.ca
+
+
+def test_who_does_not_know_the_limits_of_a_certificate_must_not_accept_it():
+    issued = RunAuthority(RUN).issue(3)
+    for text in (issued.ca, issued.cert):
+        critical = {type(each.value) for each in certificate_of(text).extensions if each.critical}
+        assert critical == {x509.BasicConstraints, x509.KeyUsage}
 
 
 def test_certificates_allow_for_clocks_that_are_two_days_slow_and_runs_of_a_year():

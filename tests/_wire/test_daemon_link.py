@@ -6,22 +6,37 @@ import asyncio
 import os
 import statistics
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from rlinf_async._wire.daemon_link import CLOSED, MAX_MESSAGE_BYTES
+from rlinf_async._wire import daemon_link
+from rlinf_async._wire.daemon_link import CLOSED, MAX_MESSAGE_BYTES, Over, PeerLink, Received, Wire
+from rlinf_async.errors import AuthError
 from tests._support.daemon_link_pairs import (
     PIECE,
     Owner,
     Server,
     both_loops,
     either_loop,
+    once,
     pair,
     pour,
 )
 
 pytestmark = both_loops
 event_loop_policy = either_loop
+
+
+async def test_the_end_of_a_wire_is_waited_for():
+    over = Over()
+    waiting = asyncio.ensure_future(over.wait())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    over.set(in_order=True)
+    over.set()
+    await waiting
+    assert over.in_order
 
 
 async def test_bytes_go_both_ways_on_both_streams():
@@ -144,3 +159,50 @@ async def test_a_piece_that_grpc_would_choke_on_is_refused_before_it_leaves(size
         await left.link.send_bulk(bytes(MAX_MESSAGE_BYTES))
         await right.until(lambda: right.bulk)
         assert right.lost == []
+
+
+class Stream:
+    """A stream on paper: it brings what the test says, and again and again what it has to repeat."""
+
+    def __init__(self, repeated: bytes = b"") -> None:
+        self.coming: asyncio.Queue[bytes] = asyncio.Queue()
+        self._repeated = repeated
+
+    async def read(self) -> bytes:
+        if not self._repeated:
+            return await self.coming.get()
+        await asyncio.sleep(0.01)
+        return self._repeated
+
+    async def write(self, data: bytes) -> None: ...
+
+
+@pytest.mark.parametrize(("stream", "said"), [("control", daemon_link._HEADER.pack(0, 0) + b"x"), ("bulk", b"x")])
+@once
+async def test_a_message_of_either_stream_is_a_sign_of_life(stream: str, said: bytes, monkeypatch: pytest.MonkeyPatch):
+    now = 100.0
+    monkeypatch.setattr(daemon_link, "clock", SimpleNamespace(monotonic=lambda: now))
+    wire = Wire(Stream(), Stream())
+    owner = Owner(PeerLink(1, wire))
+    now += 10
+    assert owner.link.seconds_down == 10
+    getattr(wire, stream).coming.put_nowait(said)
+    await owner.until(lambda: owner.control or owner.bulk)
+    assert owner.link.seconds_down == 0
+    for each in (wire.control, wire.bulk):
+        each.coming.put_nowait(daemon_link._GOODBYE)
+    await owner.link.close()
+
+
+@once
+async def test_who_is_heard_and_hears_nothing_gets_another_connection():
+    async def accepts(address: str, timeout: float) -> bool:
+        return True
+
+    async def redial(received: Received, seconds: float) -> tuple[Wire, Received]:
+        raise AuthError("it was meant to")
+
+    deaf = Stream(daemon_link._HEADER.pack(0, daemon_link._DEAF))
+    owner = Owner(PeerLink(1, Wire(deaf, Stream()), lease=1, accepts=accepts, redial=redial))
+    await owner.until(lambda: owner.lost, timeout=5)
+    assert owner.lost == ["what is sent does not arrive, and it does not go on with this link: it was meant to"]

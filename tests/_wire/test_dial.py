@@ -14,9 +14,10 @@ import psutil
 import pytest
 
 from rlinf_async._wire import grpc as grpc_module
+from rlinf_async._wire.daemon_link import Broken
 from rlinf_async._wire.dial import dial
 from rlinf_async._wire.peer_server import PeerServer
-from rlinf_async.errors import AuthError, ConfigError, LaunchError, NodeLost
+from rlinf_async.errors import AuthError, ConfigError, LaunchError, NodeLost, VersionMismatch
 from tests._support.daemon_link_pairs import (
     AUTHORITY,
     RUN,
@@ -166,3 +167,21 @@ def test_a_version_of_grpc_is_asked_only_for_what_it_knows(
     package = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: package)
     assert grpc_module._experiments() == ("-event_engine_client,-event_engine_listener" if knows else "")
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("UNAUTHENTICATED", AuthError("what it said")),
+        ("FAILED_PRECONDITION", VersionMismatch("what it said")),
+        ("UNAVAILABLE", Broken("cannot be reached (what it said)")),
+    ],
+)
+@once
+async def test_what_a_peer_refuses_with_is_the_error_here(code: str, error: Exception):
+    async def said(what: object) -> object:
+        return what
+
+    call = SimpleNamespace(code=lambda: said(grpc_module.grpc.StatusCode[code]), details=lambda: said("what it said"))
+    refusal = await grpc_module.refusal(call)
+    assert (type(refusal), str(refusal)) == (type(error), str(error))

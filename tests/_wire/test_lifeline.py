@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from rlinf_async._wire import marked_lines
+from rlinf_async._wire import lifeline, marked_lines
 from rlinf_async._wire.lifeline import Lifeline
 from rlinf_async.errors import ClosedError, DeadlineExceeded, LaunchError
 from tests._support.lifeline_programs import start
@@ -146,6 +146,23 @@ def test_stop_lets_the_far_side_end_in_order(run: Callable[[Body], None]) -> Non
             sys.exit(5)
         """)
         assert await far.stop(10) == 5
+
+    run(body)
+
+
+def test_the_far_side_of_a_lost_node_may_end_in_order_before_its_guardian_is_told_to_sweep(
+    run: Callable[[Body], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifeline, "_STOP_LOST_S", 30)
+
+    async def body() -> None:
+        far = await start("""
+            line()
+            time.sleep(0.1)
+            sys.exit(5)
+        """)
+        await far.stop_lost(is_here=True)
+        assert await far.wait() == 5
 
     run(body)
 

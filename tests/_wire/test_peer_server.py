@@ -100,6 +100,7 @@ async def test_a_node_has_one_link_only():
     async with Server() as server:
         first = Owner(await server.dialled())
         accepted = Owner(await server.accepted.get())
+        assert len(server.peer_server._handlers) == 2  # one for each stream: `stop` waits for them
         with pytest.raises(AuthError, match="node 0 has a link to node 1 already"):
             await server.dialled()
         first.link.send(b"still here")

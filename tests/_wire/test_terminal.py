@@ -46,6 +46,36 @@ def write_many(terminal: Terminal, stream: TextIO, count: int) -> float:
     return time.monotonic() - since
 
 
+def test_a_long_text_leaves_in_parts_that_a_pipe_takes_without_blocking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands first: a terminal that writes the wrong part is seen here and holds up no thread."""
+    sizes: list[int] = []
+    terminal = Terminal()
+
+    def write(fd: int, data: bytes) -> int:
+        sizes.append(len(data))
+        assert data
+        return len(data)
+
+    with pipe() as (_, writer):
+        monkeypatch.setattr(terminal, "_wait", lambda fd: True)
+        monkeypatch.setattr(os, "write", write)
+        assert terminal._put(writer, b"x" * 10_000) == b""
+    assert sizes == [4096, 4096, 1808]
+
+
+def test_what_follows_a_pause_is_shown_too(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as file:
+        terminal = Terminal()
+        terminal.write(file, "one\n")
+        assert terminal._thread is not None
+        until = time.monotonic() + 10
+        while terminal._thread.is_alive() and not terminal._idle and time.monotonic() < until:
+            time.sleep(0.001)  # it has nothing more to write
+        terminal.write(file, "two\n")
+        terminal.close()
+    assert (tmp_path / "out").read_text() == "one\ntwo\n"
+
+
 def test_what_a_reader_that_stops_has_missed_is_counted_where_it_is_missing() -> None:
     with pipe() as (reader, writer):
         terminal = Terminal()
@@ -106,13 +136,22 @@ def test_what_can_be_shown_at_once_is_shown_also_where_the_end_gives_no_time(
     assert (tmp_path / "out").read_text().split() == [*map(str, range(50))]
 
 
-def test_what_is_read_is_there_when_the_end_has_come(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["close", "aclose"])
+def test_what_is_read_is_there_when_the_end_has_come_and_the_end_takes_no_longer(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(settings.OUTPUT_END_S.variable, "10")
+    since = time.monotonic()
     with (tmp_path / "out").open("w") as file:
         terminal = Terminal()
         file.write("mine\n")  # still in the buffer of the file
         for number in range(50):
             terminal.write(file, f"{number}\n")
-        terminal.close()
+        if way == "close":
+            terminal.close()
+        else:
+            asyncio.run(terminal.aclose())
+    assert time.monotonic() - since < 8
     assert (tmp_path / "out").read_text().split() == ["mine", *map(str, range(50))]
 
 

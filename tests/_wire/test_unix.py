@@ -96,6 +96,7 @@ async def test_a_full_socket_loses_nothing(ends: tuple[End, End]) -> None:
         a.connection.send((frames.REPLY, 0, 1, 2, number, 0, 0, body))
     await b.until(500)
     assert [frame[4] for frame, _ in b.frames] == list(range(500))
+    assert not asyncio.get_running_loop().remove_writer(a.sock.fileno()), "the loop does not spin once all has left"
 
 
 async def test_other_threads_may_send(ends: tuple[End, End]) -> None:
@@ -127,6 +128,18 @@ async def test_the_other_ends_close_is_told_once_after_its_last_frame(ends: tupl
             await b.news.wait()
     assert b.closed == ["end of file"]
     assert [frame[4] for frame, _ in b.frames] == [1]
+
+
+async def test_a_connection_whose_number_another_one_has_taken_hears_of_its_end(ends: tuple[End, End]) -> None:
+    (left, _), (near, far) = ends, socket.socketpair()
+    number = left.sock.fileno()
+    os.dup2(near.fileno(), number)  # user code has closed it, and the kernel has given its number away
+    near.close()
+    successor = Connection(socket.socket(fileno=number), asyncio.get_running_loop(), on_frame=print, on_closed=print)
+    await left.until(1)
+    assert left.closed == ["nothing can be written to it"]
+    successor.close()
+    far.close()
 
 
 async def test_garbage_closes_the_connection_with_a_reason() -> None:

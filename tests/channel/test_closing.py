@@ -197,7 +197,7 @@ async def test_one_that_is_looked_for_by_name_is_passed_on_as_the_one_that_was_f
         assert await again.empty()
 
 
-async def test_a_channel_that_never_came_to_be_is_closed_for_those_whom_it_was_passed_on_to(
+async def test_those_to_whom_a_channel_was_passed_on_that_never_came_to_be_are_told_why(
     cluster: Cluster, users: Any
 ) -> None:
     never = Channel.create("never", cluster=cluster, node_rank=7)
@@ -205,8 +205,9 @@ async def test_a_channel_that_never_came_to_be_is_closed_for_those_whom_it_was_p
     with pytest.raises(ValueError, match="there is no node 7"):
         await never
     for copy in pickle.loads(blob), pickle.loads(pickle.dumps(never)):
-        with pytest.raises(EndOfChannel):
+        with pytest.raises(ClosedError, match=r"^channel 'never' could not be made: there is no node 7") as refused:
             await copy.get(timeout=5)
+        assert not isinstance(refused.value, EndOfChannel), "a loop over its items would just end"
     sought = Channel.connect("never-sought", cluster=cluster, timeout=0.01)
     blob = pickle.dumps(sought)
     with pytest.raises(DeadlineExceeded):

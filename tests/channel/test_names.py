@@ -24,6 +24,7 @@ def test_a_name_is_taken_until_the_channel_is_closed(cluster: Cluster, caplog: p
         second = Channel.Create("taken", maxsize=3)
     assert "there is a channel named 'taken' already: connected to it" in caplog.text
     assert (second.get(), second.maxsize) == ("here", 7)
+    assert Channel.connect("taken", timeout=0).maxsize == 7
     second.close()
     with pytest.raises(ClosedError, match="channel 'taken' is closed"):
         first.put("x")

@@ -33,6 +33,8 @@ _LARGEST_STEP: Final = 2
 """Larger numbers are sizes and durations: one more or less of them breaks no promise."""
 _LOG_METHODS: Final = frozenset({"debug", "info", "warning", "error", "exception", "critical", "log"})
 _TEXT_FUNCTIONS: Final = frozenset({"__repr__", "__str__", "__rich__"})
+_DANGEROUS: Final = frozenset({"end_scripts"})
+"""Functions that choose among all processes of the machine which ones to kill: a mutant would kill the others."""
 _FLAGS_OF_CLASSES: Final = frozenset({"repr", "slots", "frozen", "kw_only", "eq", "compare"})
 
 
@@ -92,7 +94,7 @@ class _Finder:
         return self.source[self.begin(node) : self.end(node)].decode()
 
     def visit(self, node: ast.AST, scope: tuple[str, ...]) -> Iterator[_Place]:
-        if _changes_nothing(node):
+        if _changes_nothing(node) or (isinstance(node, ast.FunctionDef) and node.name in _DANGEROUS):
             return
         if isinstance(node, ast.stmt | ast.expr):
             for operator, start, end, text in self.mutate(node, scope):

@@ -58,9 +58,10 @@ def test_a_mutant_changes_one_place(source: str, after: list[str]) -> None:
         "x = field(repr=False)",
         "x = 1 << 20",
         "class C:\n    def __init__(self):\n        self.x = None",
+        "def end_scripts(pids):\n    os.kill(pids[0], 9)",
     ],
 )
-def test_texts_types_and_sizes_have_no_mutants(source: str) -> None:
+def test_texts_types_sizes_and_kills_of_processes_have_no_mutants(source: str) -> None:
     assert mutated(source) == []
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import Counter
 from collections.abc import Awaitable, Sequence
+from typing import Final
 
 from tests.faults.journal import all_of
 from tests.faults.judgement import Violation
 from tests.simulation import crew, subject
 from tests.simulation.families import CREW
 from tests.simulation.stage import Stage
+
+_SETTLED_S: Final = 0.3
+"""Seconds in which calls that have room begin."""
 
 
 class MethodActs(Stage):
@@ -24,6 +30,10 @@ class MethodActs(Stage):
             self.script(name, (CREW, rank), "hold", nonce, list(devices), seconds, timeout, times)
         else:
             self.script(name, (CREW, rank), "hold_blocking", nonce, list(devices), seconds)
+
+    async def do_l_waver(self, rank: int, devices: Sequence[int], times: int, seed: int) -> None:
+        name = f"rank {rank} changes its mind about devices {devices}"
+        self.script(name, (CREW, rank), "want_briefly", list(devices), times, seed)
 
     async def do_m_look(self, rank: int, seconds: float, calls: int) -> None:
         self.start(f"calls beside one that blocks rank {rank}", self.look_beside(rank, seconds, calls))
@@ -72,6 +82,58 @@ class MethodActs(Stage):
         finally:
             task.cancel()
             await asyncio.wait([task])
+
+    async def do_m_crowd(self, seed: int) -> None:
+        self.start("calls that any rank takes", self.crowd(random.Random(seed)))
+
+    async def crowd(self, rng: random.Random) -> None:
+        """More calls of any rank than have room, of views that overlap; some that wait are given up."""
+        size = len(self.program.placement[CREW])
+        await self.groups[CREW]
+        tasks = [self.call_in_crowd((0, size), 1, 6.0) for _ in range(size)]
+        try:
+            for _ in range(rng.choice((2, 4))):
+                first = rng.randrange(size)
+                views = ((0, size), (0, size), (first, rng.randrange(first, size) + 1))
+                for _ in range(rng.choice((1, 2, 4))):
+                    seconds = rng.choice((0.2, 3.0, 6.0))
+                    tasks.append(self.call_in_crowd(rng.choice(views), rng.choice((1, 1, 2, 3)), seconds))
+                await self.look_for_room()
+                waiting = [task for task in tasks if not task.done()]
+                if waiting:
+                    rng.choice(waiting[size:] or waiting).cancel()
+                await self.look_for_room()
+        finally:
+            await all_of(tasks)
+
+    def call_in_crowd(self, view: tuple[int, int], limit: int, seconds: float) -> asyncio.Task[None]:
+        nonce = next(self.nonces)
+        operation = subject.begin("driver", "m_any", nonce, limit, list(range(*view)))
+        return self.follow(operation, self.groups[CREW][slice(*view)].any(in_flight=limit).serve(nonce, seconds))
+
+    async def look_for_room(self) -> None:
+        """Once nothing changes for a while: the first of the calls that wait for a rank has no room there."""
+        await asyncio.sleep(_SETTLED_S)
+        before = self.find_room()
+        await asyncio.sleep(_SETTLED_S)
+        if self.program.is_calm and before == self.find_room():
+            self.hung += [Violation("room", text) for text in before[1]]
+
+    def find_room(self) -> tuple[int, list[str]]:
+        """Return the count of what was noted and has ended, and the calls that wait where they have room."""
+        calls = [each for each in subject.BOOK if each.kind == "m_any"]
+        served = [each for each in subject.BOOK if each.kind == "m_serve"]
+        begun = {each.facts[0] for each in served}
+        open_ = Counter(each.who for each in served if not each.ended)
+        found, passed = [], set()
+        for call in calls:
+            nonce, limit, ranks = call.facts
+            if call.ended or nonce in begun:
+                continue
+            free = [rank for rank in set(ranks) - passed if open_[f"{CREW}:{rank}"] < limit]
+            found += [f"{call} has room at rank {rank}" for rank in free]
+            passed |= set(ranks)
+        return len(calls) + len(served) + sum(each.ended for each in (*calls, *served)), found
 
     async def do_m_refuse(self, rank: int) -> None:
         nonce, member = next(self.nonces), self.groups[CREW][rank]

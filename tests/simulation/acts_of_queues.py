@@ -62,6 +62,19 @@ class QueueActs(Stage):
         await subject.follow(operation, queue.channel.close(discard=discard))
         crew.excuse(operation, "ClosedError")
 
+    async def do_q_waver(self, who: Any, node: int, count: int, seed: int) -> None:
+        nonce = next(self.nonces)
+
+        async def work() -> None:
+            channel = Channel.create(f"w{nonce}", cluster=self.cluster, node_rank=node % self.program.nodes)
+            if who == "driver":
+                await crew.waver("driver", channel, nonce, count, seed)
+            else:
+                await self.groups[who[0]][who[1]].waver(channel, nonce, count, seed)
+
+        operation = subject.begin("driver", "w_begun", nonce, count)
+        self.start(f"gets of {who} that are given up", subject.follow(operation, work()))
+
     async def close_queues(self) -> None:
         """Close them all, so that every put and take ends."""
         for name, queue in self.queues.items():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Iterator, Sequence
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 from rlinf_async import Channel, DeadlineExceeded, Restart, WorkerGroup, concurrent
@@ -14,7 +15,8 @@ from rlinf_async._worker.device_lock import DeviceLock
 from rlinf_async.testing import sleep
 from tests.faults.journal import Operation, all_of
 from tests.simulation.families import CREW
-from tests.simulation.subject import Subject, begin, follow
+from tests.simulation.needing import Needing
+from tests.simulation.subject import begin, follow, noted
 
 PADDING = 500
 """Bytes of an item that fill channels whose bytes are bounded."""
@@ -23,7 +25,7 @@ _TAKES = itertools.count()
 _POSTS = itertools.count()
 
 
-class Crew(Subject):
+class Crew(Needing):
     """Does what the families tell it, and notes it."""
 
     def __init__(self) -> None:
@@ -37,6 +39,9 @@ class Crew(Subject):
 
     async def take(self, channel: Channel, line: int, key: Any, times: int, how: str, amount: int) -> None:
         await take(self.name, channel, line, key, times, how, amount)
+
+    async def waver(self, channel: Channel, line: int, count: int, seed: int) -> None:
+        await waver(self.name, channel, line, count, seed)
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -74,19 +79,6 @@ class Crew(Subject):
         work = self.broadcast(value, [(CREW, list(range(self._world_size)))], src=(CREW, source), async_op=True)
         await follow(operation, _wait(work, 30.0), lambda found: [found[0], len(found[1]) - size])
 
-    async def wait_in_circle(self, seconds: float) -> None:
-        """Waits for the rank before this one, which waits too."""
-        with contextlib.suppress(DeadlineExceeded):
-            await self.recv(CREW, (self._rank - 1) % self._world_size, timeout=seconds)
-
-    async def pass_on(self, seconds: float) -> None:
-        """Waits for the rank before this one, which sends after a while, and sends; rank 0 begins."""
-        if self._rank:
-            await self.recv(CREW, self._rank - 1)
-        await asyncio.sleep(seconds)
-        if self._rank + 1 < self._world_size:
-            await self.send("on", CREW, self._rank + 1)
-
     # -- locks --------------------------------------------------------------------------------------------------
 
     async def hold(self, nonce: int, devices: Sequence[int], seconds: float, timeout: float | None, times: int) -> None:
@@ -110,6 +102,20 @@ class Crew(Subject):
                 begin(self.name, "l_frees", nonce, devices, self._token)
                 lock.release()
         operation.ended = True
+
+    async def want_briefly(self, devices: Sequence[int], times: int, seed: int) -> None:
+        """Want these devices again and again, and change one's mind some turns of the loop later."""
+        client = context.client
+        assert client is not None
+        lock, rng = DeviceLock(client, self.name, devices), random.Random(seed)
+        for _ in range(times):
+            wanting = asyncio.ensure_future(_call(lock.acquire))
+            for _ in range(rng.randrange(12)):
+                await asyncio.sleep(0)
+            wanting.cancel()
+            await asyncio.wait([wanting])
+            if not wanting.cancelled():
+                lock.release()
 
     def hold_blocking(self, nonce: int, devices: Sequence[int], seconds: float) -> None:
         client = context.client
@@ -151,6 +157,13 @@ class Crew(Subject):
             raise
 
     @concurrent
+    async def serve(self, nonce: int, seconds: float) -> int:
+        """One of the calls that any rank takes."""
+        with noted(self.name, "m_serve", nonce):
+            await asyncio.sleep(seconds)
+        return nonce
+
+    @concurrent
     async def refuse(self, nonce: int) -> None:
         begin(self.name, "m_run", nonce)
         raise LookupError(f"call {nonce}")
@@ -189,7 +202,7 @@ class Hooked(Crew):
         self._hook = hook
 
     async def on_restart(self, restart: Restart) -> None:
-        begin(self.name, "h_begun", restart.attempt, self._token)
+        begin(self.name, "h_begun", restart.attempt, self._token, list(restart.ranks))
         if self._hook == "sleep":
             await asyncio.sleep(0.2 * self._rank)
         elif self._hook == "raise" and self._rank == restart.attempt % self._world_size:
@@ -207,7 +220,7 @@ class Hooked(Crew):
 
 class BlockingHooked(Hooked):
     def on_restart(self, restart: Restart) -> None:  # type: ignore[override]
-        begin(self.name, "h_begun", restart.attempt, self._token)
+        begin(self.name, "h_begun", restart.attempt, self._token, list(restart.ranks))
         if self._hook == "sleep":
             sleep(0.2 * self._rank)
         elif self._hook == "raise" and self._rank == restart.attempt % self._world_size:
@@ -219,9 +232,19 @@ class BlockingHooked(Hooked):
         begin(self.name, "h_ended", restart.attempt, self._token)
 
 
+def note_returns(group: Any, name: str) -> None:
+    """Note which ranks of a group the driver is told to be back."""
+    group.on_restart(lambda restart: begin("driver", "h_told", name, restart.attempt, list(restart.ranks)))
+
+
 async def _wait(work: Any, patience: float | None) -> Any:
     async with asyncio.timeout(patience):
         return await work
+
+
+async def _call(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Begin in the task that waits: one that is cancelled before its first step has asked for nothing."""
+    return await function(*args, **options)
 
 
 def excuse(operation: Operation, *names: str) -> None:
@@ -317,6 +340,25 @@ async def take(
         if operation.value in ("EndOfChannel", "ClosedError") or operation.error is not None:
             break
     return operation
+
+
+async def waver(who: str, channel: Channel, line: int, count: int, seed: int) -> None:
+    """Put so many items, and get each by gets of which most are given up: it keeps its place in front of later ones."""
+    rng = random.Random(seed)
+    for number in range(count):
+        await channel.put((line, number))
+    found = 0
+    while found < count:
+        getting = asyncio.ensure_future(_call(channel.get_many, rng.choice((1, 2)), wait=rng.choice((True, False))))
+        await asyncio.wait([getting], timeout=rng.choice((0.0, 0.0002, 0.001, 0.02, 1.0)))
+        for _ in range(rng.randrange(6)):
+            await asyncio.sleep(0)
+        getting.cancel()
+        await asyncio.wait([getting])
+        if not getting.cancelled():
+            for item in getting.result():
+                begin(who, "w_got", line, item)
+                found += 1
 
 
 async def read(

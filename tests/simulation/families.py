@@ -29,7 +29,25 @@ def draw(rng: random.Random, spread: float, nodes: int, size: int) -> tuple[tupl
             steps.append(_at(rng, spread, "kill", (CREW, rng.randrange(size))))
     if faults in ("network", "both"):
         steps += [_disturbance(rng, spread, nodes, size) for _ in range(rng.choice((1, 2, 3)))]
-    return names, faults == "none", steps
+    return names, faults == "none", [*steps, *_later(names, spread, size, str(steps))]
+
+
+def _later(names: tuple[str, ...], spread: float, size: int, seed: str) -> list[Step]:
+    """Draw steps that came to families later, and leave all that is drawn otherwise as it was."""
+    rng = random.Random(seed)
+    found = []
+    if "queues" in names:
+        for _ in range(rng.choice((0, 1, 2))):
+            facts = (_someone(rng, size), rng.randrange(3), rng.choice((3, 6)), rng.randrange(1 << 20))
+            found.append(_at(rng, spread, "q_waver", *facts))
+    if "locks" in names:
+        for _ in range(rng.choice((0, 1, 2))):
+            rank, devices = rng.choice((0, *range(2, size))), tuple(sorted(rng.sample(range(3), rng.choice((1, 2)))))
+            found.append(_at(rng, spread, "l_waver", rank, devices, 10, rng.randrange(1 << 20)))
+    if "methods" in names:
+        for _ in range(rng.choice((0, 1, 1, 2))):
+            found.append(_at(rng, spread, "m_crowd", rng.randrange(1 << 20)))
+    return found
 
 
 def _at(rng: random.Random, spread: float, kind: str, *facts: object) -> Step:
@@ -142,13 +160,21 @@ def _messages(rng: random.Random, spread: float, size: int) -> list[Step]:
     return found
 
 
+STANDING: Final = (
+    "recv", "blocking recv", "calls", "itself", "broadcast", "locks", "channels", "nobody puts",
+    "nobody puts for the driver",
+)  # fmt: skip
+"""Ways in which a crew stands still for good."""
+
+
 def _verdicts(rng: random.Random, spread: float, size: int) -> list[Step]:
-    """A circle of waits, or a line of them that goes on."""
+    """A program that stands still, one that is slow, or both."""
     del size
-    return [
-        Step(round(20.0 * number + rng.uniform(0, spread), 4), kind, (rng.choice((4.0, 12.0)),))
-        for number, kind in enumerate(rng.choice((("v_circle",), ("v_line",), ("v_line", "v_circle"))))
-    ]
+    stands = ("v_stands", (rng.choice(STANDING),))
+    goes_on = ("v_goes_on", (rng.choice(("line", "blocking line", "calls", "channels")), rng.choice((4.0, 30.0, 70.0))))
+    # Not the other way round: of waits that take as long as others at their line have taken no word is said.
+    found = rng.choice(((stands,), (goes_on,), (stands, goes_on)))
+    return [Step(round(number * spread, 4), *each) for number, each in enumerate(found)]
 
 
 def _hooks(rng: random.Random, spread: float, size: int) -> list[Step]:
@@ -165,6 +191,37 @@ def _hooks(rng: random.Random, spread: float, size: int) -> list[Step]:
     elif rng.random() < 0.2:
         found.append(Step(round(at, 4), "h_kill_node", (rng.randrange(3),)))
     return found
+
+
+_NEEDS: Final = ("call", "call of all", "stream", "get", "put")
+_NEEDS_OF_RANKS: Final = ("recv", "blocking recv", "send", "blocking send", "broadcast", "lock")
+
+
+def is_of_a_loss(seed: int) -> bool:
+    """True for one seed of twenty: its program loses a node."""
+    return seed % 20 == 5
+
+
+def draw_loss(rng: random.Random) -> tuple[tuple[int, ...], str | None, list[Step]]:
+    """Draw the places of a crew, whether its ranks come back, and the waits that need a node which is lost."""
+    places = rng.choice(((0, 1, 2), (0, 0, 1, 2), (0, 1, 1, 2, 2), (0, 1, 2, 2)))
+    restart = rng.choice((None, None, "rank", "group"))
+    node = rng.choice((1, 2))
+    # A daemon that stands still ends no worker, so that its ranks would be there twice once they are started elsewhere.
+    how = rng.choice(("kill", "kill", "cut", "stand")) if restart is None else rng.choice(("kill", "cut"))
+    lost = [rank for rank, of in enumerate(places) if of == node]
+    others = ["driver", *(rank for rank, of in enumerate(places) if of != node)]
+    when = rng.choice((0.2, 1.0, 3.0))
+    found = [Step(0.0, "n_hold", (rank,)) for rank in lost]
+    for _ in range(rng.choice((2, 4, 6))):
+        who = rng.choice(others)
+        kind = rng.choice(_NEEDS if who == "driver" else (*_NEEDS, *_NEEDS_OF_RANKS))
+        kind = "recv" if restart and kind == "blocking recv" else kind  # which waits for who comes back, and blocks all
+        # Those who begin a wait for ranks that come back wait for the new ones.
+        is_late = restart is None and kind != "broadcast" and rng.random() < 0.3
+        at = when + rng.uniform(30, 60) if is_late else rng.uniform(0.1, when)
+        found.append(Step(round(at, 4), "n_need", (kind, who, rng.choice(lost))))
+    return places, restart, [*found, Step(when, "n_lose", (node, how))]
 
 
 HOOKS: Final = ("", "sleep", "raise", "ring", "all")

@@ -47,10 +47,11 @@ def judge_pool(book: Sequence[Operation], program: Program) -> list[Violation]:
 
 
 def compare_views(sim: SimCluster) -> list[Violation]:
-    """All nodes that live agree on those that are lost, where node 0 is there to say so."""
+    """All nodes that live, and do not stand still, agree on those that are lost, where node 0 is there to say so."""
     if sim.nodes[0].has_ended:
         return []
-    views = {node.number: sorted(lost["node"] for lost in node.lost) for node in sim.nodes if not node.has_ended}
+    awake = [node for node in sim.nodes if not node.has_ended and node.process.stopped_until <= sim.scheduler.now]
+    views = {node.number: sorted(lost["node"] for lost in node.lost) for node in awake}
     if len({tuple(view) for view in views.values()}) > 1:
         return [Violation("views", f"who is lost, by node: {views}")]
     return []

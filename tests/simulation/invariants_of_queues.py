@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -56,6 +56,22 @@ def _after_close(queue: Queue, book: Sequence[Operation]) -> set[int]:
     mine = [each for each in book if each.facts[:1] == [queue.number]]
     closed = next((place for place, each in enumerate(mine) if each.kind == "q_close"), len(mine))
     return {each.facts[2] for each in mine[closed:] if each.kind == "inserted"}
+
+
+def judge_wavering(book: Sequence[Operation]) -> Iterator[Violation]:
+    """An item that a get had, and that was given up, comes back to its own place: one consumer finds all in order."""
+    got: defaultdict[int, list[int]] = defaultdict(list)
+    for each in book:
+        if each.kind == "w_got":
+            line, (source, number) = each.facts
+            got[line].append(number if source == line else -1)
+    for each in book:
+        if each.kind == "w_begun":
+            numbers = got[each.facts[0]]
+            if numbers != [*range(len(numbers))] or (
+                each.ended and each.error is None and len(numbers) < each.facts[1]
+            ):
+                yield Violation("order", f"gets that were given up left {numbers} to the others: {each}")
 
 
 def _items(take: Operation) -> list[Any]:

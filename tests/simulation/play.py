@@ -13,19 +13,29 @@ from rlinf_async._simulation.sim_cluster import SimCluster
 from rlinf_async._simulation.small_limits import small_limits
 from tests.faults.journal import Operation
 from tests.faults.judgement import Facts, Violation, judge
-from tests.simulation import crew, subject
+from tests.simulation import crew, fleet, subject
 from tests.simulation.acts_of_calls import CallActs
+from tests.simulation.acts_of_clusters import ClusterActs
 from tests.simulation.acts_of_crews import CrewActs
 from tests.simulation.acts_of_exchange import ExchangeActs
 from tests.simulation.acts_of_faults import FaultActs
+from tests.simulation.acts_of_losses import LossActs
 from tests.simulation.acts_of_methods import MethodActs
 from tests.simulation.acts_of_queues import QueueActs
 from tests.simulation.acts_of_streams import StreamActs
+from tests.simulation.acts_of_verdicts import VerdictActs, stuck_verdicts
 from tests.simulation.families import CREW
 from tests.simulation.invariants import check, compare_views, find_left, judge_pool
-from tests.simulation.invariants_of_crews import judge_hooks, judge_talks
+from tests.simulation.invariants_of_clusters import (
+    judge_casts,
+    judge_guests,
+    judge_ports,
+    judge_tensors,
+    judge_weights,
+)
+from tests.simulation.invariants_of_crews import judge_hooks, judge_returns, judge_talks
 from tests.simulation.invariants_of_methods import judge_concurrent, judge_locks
-from tests.simulation.invariants_of_queues import judge_queues
+from tests.simulation.invariants_of_queues import judge_queues, judge_wavering
 from tests.simulation.invariants_of_streams import judge_streams
 from tests.simulation.program import Program, write
 from tests.simulation.stage import PATIENCE_S
@@ -49,12 +59,15 @@ class Report:
         return f"seed {self.seed}: {self.program}\n{found}"
 
 
-class Play(CallActs, ExchangeActs, CrewActs, MethodActs, QueueActs, StreamActs, FaultActs):
+class Play(
+    CallActs, ClusterActs, ExchangeActs, CrewActs, MethodActs, QueueActs, StreamActs, VerdictActs, LossActs, FaultActs
+):
     """One program."""
 
     async def main(self) -> None:
         loop = asyncio.get_running_loop()
-        async with Cluster(log_to_driver=False) as cluster:
+        configured = {"lease_s": 20} if self.program.is_of_a_cluster else None
+        async with Cluster(cluster_cfg=configured, log_to_driver=False) as cluster:
             self.cluster = cluster
             self.window = int(settings.STREAM_ITEMS())
             for name, nodes in self.program.placement.items():
@@ -68,7 +81,14 @@ class Play(CallActs, ExchangeActs, CrewActs, MethodActs, QueueActs, StreamActs, 
                     spec = cls.create_group(self.program.hook)
                 elif name == CREW:
                     spec = crew.Crew.create_group()
+                if self.program.is_of_a_cluster:
+                    spec = fleet.Fleet.create_group()
                 self.groups[name] = spec.launch(cluster, NodePlacementStrategy(list(nodes)), name=name, **options)
+            if self.program.hook:
+                crew.note_returns(self.groups[CREW], CREW)
+            if self.program.is_of_a_cluster:
+                for group in self.groups.values():
+                    await group  # a death while it is launched ends its other constructors
             if ring := self.program.ring:
                 rings = subject.BlockingRing if self.program.ring_blocks else subject.Ring
                 self.groups["ring"] = rings.create_group().launch(
@@ -96,7 +116,7 @@ class Play(CallActs, ExchangeActs, CrewActs, MethodActs, QueueActs, StreamActs, 
             await asyncio.sleep(40)  # for leases to end, and words to come
             self.views = compare_views(self.sim)
         await asyncio.sleep(90)  # the watch of a loop's waits looks once more, and ends
-        self.left = find_left(loop, self.sim)
+        self.left += find_left(loop, self.sim)
         # Not later: what is taken apart at the end of the simulation notes ends as well.
         self.book = [dataclasses.replace(operation) for operation in subject.BOOK]
 
@@ -144,6 +164,9 @@ class Play(CallActs, ExchangeActs, CrewActs, MethodActs, QueueActs, StreamActs, 
         await self.settle(lambda meets: True, PATIENCE_S)
 
 
+_GO_ON: Final = frozenset(("methods", "streams"))
+"""Families whose calm programs never stand still."""
+
 _NOT_KEPT: Final = "was lost with the socket between the two processes"
 
 
@@ -155,13 +178,15 @@ def _was_closed(operation: Operation) -> bool:
 def play(seed: int, program: Program | None = None) -> Report:
     """One simulation."""
     subject.clear()
+    fleet.births.clear()
     program = program or write(seed)
     with small_limits() if program.is_small else contextlib.nullcontext({}) as settings:
         sim = SimCluster(nodes=program.nodes, seed=seed, drift=program.drift, settings=settings)
         played = Play(sim, program)
         report = Report(seed, program)
         try:
-            sim.run(played.main)
+            with stuck_verdicts() as stuck:
+                sim.run(played.main)
         except Exception as error:
             report.violations.append(Violation("error", f"{type(error).__name__}: {error}"))
     report.turns, report.seconds = sim.scheduler.steps, sim.now
@@ -172,6 +197,7 @@ def play(seed: int, program: Program | None = None) -> Report:
     report.violations += [*check(book), *judge_pool(book, program)]
     report.violations += judge_talks(book, program, played.killed, played.node_died)
     report.violations += judge_hooks(book, program, played.node_died)
+    report.violations += judge_returns(book, program, played.node_died)
     report.violations += judge_locks(book, program.is_calm, played.node_died)
     report.violations += judge_concurrent(book, program.is_calm, played.killed, played.node_died)
     report.violations += judge_streams(
@@ -180,8 +206,16 @@ def play(seed: int, program: Program | None = None) -> Report:
     report.violations += judge_queues(
         book, list(played.queues.values()), program.is_calm, played.killed, played.node_died
     )
+    report.violations += judge_wavering(book)
+    report.violations += judge_casts(book, program, played.killed, played.node_died)
+    report.violations += judge_tensors(book, program, played.killed, played.node_died)
+    report.violations += judge_weights(book, program, played.killed)
+    report.violations += judge_guests(book, played.guests, played.node_died)
+    report.violations += judge_ports(book, played.killed)
     if program.is_small:  # a socket that breaks takes with it what a link in small does not keep
         report.violations = [each for each in report.violations if _NOT_KEPT not in each.text]
+    if program.is_calm and set(program.families) <= _GO_ON:
+        report.violations += [Violation("verdict", f"all go on, and a word says: {verdict}") for verdict in stuck]
     report.violations += [*played.hung, *played.views, *played.left]
     report.violations += [Violation("two", text) for text in sim.copies]
     return report

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.simulation import families
+from tests.simulation import cluster_families, families
 from tests.simulation.step import Step
 
 SIZES: Final = (0, 100, 70_000, 300_000)
@@ -49,6 +49,11 @@ class Program:
     hook: str = ""
     hook_blocks: bool = False
     is_small: bool = False
+
+    @property
+    def is_of_a_cluster(self) -> bool:
+        """True if its families are those of whole clusters."""
+        return bool(cluster_families.CLUSTER_FAMILIES.keys() & set(self.families))
 
     def __str__(self) -> str:
         ring = f", ring {self.ring} {'def' if self.ring_blocks else 'async'}" if self.ring else ""
@@ -125,11 +130,26 @@ def write(seed: int) -> Program:
             restart[families.CREW] = rng.choice(("rank", "rank", "group"))
             hook, hook_blocks = rng.choice(families.HOOKS), rng.random() < 0.5
         steps += more
+    if families.is_of_a_loss(seed):
+        nodes, names = 3, ("losses",)
+        places, back, steps = families.draw_loss(rng)
+        placement, restart = {families.CREW: places}, {families.CREW: back}
+    if cluster_families.is_of_a_cluster(seed):
+        names, placement, steps = cluster_families.draw(rng, spread)
+        nodes = max(placement[families.CREW]) + 1
+        restart = {group: rng.choice((None, "rank", "rank")) for group in placement}
+        is_calm = not any(step.kind in cluster_families.FAULTS for step in steps)
     in_order = tuple(sorted(steps, key=lambda step: step.at))
     return Program(
         nodes, placement, restart, drift, in_order, ring, blocks, pool, pool_restarts, order,
-        names, is_calm, hook, hook_blocks, 5 <= seed % 20 < 15,
+        names, is_calm, hook, hook_blocks, _is_small(seed),
     )  # fmt: skip
+
+
+def _is_small(seed: int) -> bool:
+    if families.is_of_a_loss(seed):
+        return seed % 40 == 5
+    return cluster_families.is_of_a_cluster(seed) or 5 <= seed % 20 < 15
 
 
 def _pool_calls_and_faults(rng: random.Random, spread: float, size: int) -> list[Step]:

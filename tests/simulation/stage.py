@@ -7,6 +7,7 @@ import itertools
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final
 
 from rlinf_async import Channel, Cluster
@@ -41,6 +42,8 @@ class Stage:
         self.groups: dict[str, Any] = {}
         self.queues: dict[str, Any] = {}
         """Channels of families, by name."""
+        self.guests: Any = None
+        """The group with few restarts, once it is launched."""
         self.streams: dict[int, tuple[Sequence[int], int, int]] = {}
         """By number: the ranks that stream, their items, and the one before which they fail."""
         self.window = 0
@@ -50,6 +53,9 @@ class Stage:
         self.trains = False
         self.rolls_out: set[int] = set()
         self.node_died = False
+        self.lost_by = inf
+        """The moment at which the loss of a node has reached all that needs it."""
+        self.loss = asyncio.Event()
         self.away_s = 0.0
         self.hung: list[Violation] = []
         self.book: list[Operation] = []
@@ -57,8 +63,16 @@ class Stage:
         self.left: list[Violation] = []
 
     def start(self, name: str, work: Coroutine[Any, Any, Any], meets: str = "") -> None:
-        task = asyncio.get_running_loop().create_task(_quietly(work), name=name)
+        task = asyncio.get_running_loop().create_task(self._follow(name, work), name=name)
         self.tasks.append((name, meets, task))
+
+    async def _follow(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
+        try:
+            await work
+        except (TypeError, NameError, AttributeError) as error:  # of the step itself, which would claim nothing
+            self.left.append(Violation("step", f"{name}: {error!r}"))
+        except Exception:
+            pass  # noted by the operation that it ends
 
     def script(self, name: str, who: tuple[str, int], method: str, *arguments: Any, meets: str = "") -> None:
         member = self.groups[who[0]][who[1]]
@@ -81,11 +95,3 @@ class Stage:
         for name, meets, task in self.tasks:
             if not task.done() and which(meets):
                 self.hung.append(Violation("hang", f"{name} has not ended {seconds:g} s later"))
-
-
-async def _quietly(work: Coroutine[Any, Any, Any]) -> None:
-    """Its errors are noted by what it does."""
-    try:
-        await work
-    except Exception:
-        pass

@@ -15,14 +15,14 @@ import pytest
 from rlinf_async.testing import SimCluster, sleep
 from tests.faults.judgement import Violation
 from tests.simulation.invariants import find_left
-from tests.simulation.play import Report
+from tests.simulation.play import Play, Report, play
 from tests.simulation.program import Program, write
 from tests.simulation.shrink import shrink
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-SEEDS = int(os.environ.get("RLINF_SIMULATED_SEEDS", "1000"))
+SEEDS = int(os.environ.get("RLINF_SIMULATED_SEEDS", "800"))
 PROCESSES = 2
-SHARE = 500
+SHARE = 400
 """Seeds of one process: what a killed process has had is not given back, as little as by the kernel."""
 
 
@@ -39,6 +39,16 @@ def test_no_program_breaks_a_promise() -> None:
         failed = [told for told in processes.map(play_some, range(0, SEEDS, SHARE)) if told]
     if failed:
         pytest.fail("\n".join(failed) + "\nonce more: python -m tests.simulation SEED --log 200", pytrace=False)
+
+
+def test_a_step_with_an_error_of_its_own_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def burst(*_: object) -> None:
+        raise TypeError("an argument is missing")
+
+    monkeypatch.setattr(Play, "burst", burst)
+    report = play(923)
+    assert "burst" in str(report.program)
+    assert {each.kind for each in report.violations} == {"step"}
 
 
 def test_a_program_that_fails_is_made_as_short_as_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:

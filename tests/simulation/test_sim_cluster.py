@@ -131,6 +131,27 @@ def test_streams_that_are_dropped_unread_are_closed() -> None:
     assert SimCluster(nodes=2, seed=4).run(main) == [[5, 5], [0, 0]]
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_launch_that_is_refused_a_name_leaves_the_group_that_has_it(is_cancelled: bool) -> None:
+    class Nesting(Worker):
+        async def nest(self) -> list[int]:
+            async with Cluster() as one, Cluster() as other:
+                first = Rollout.create_group().launch(one, NodePlacementStrategy([0]), name="inner")
+                second = Rollout.create_group().launch(other, NodePlacementStrategy([0]), name="inner")
+                if not is_cancelled:
+                    with pytest.raises(ValueError, match="a group named 'inner' exists already"):
+                        await second.double(1)
+                await second.close()
+                return await first.double(2)
+
+    async def main() -> list[list[int]]:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = Nesting.create_group().launch(cluster, NodePlacementStrategy([1]), name="outer")
+            return [*await group.nest(), *await group.nest()]
+
+    assert SimCluster(nodes=2, seed=1).run(main) == [[4], [4]]
+
+
 def test_each_process_has_an_environment_and_context_of_its_own() -> None:
     async def main() -> list[tuple[int, str | None]]:
         async with Cluster(log_to_driver=False) as cluster:

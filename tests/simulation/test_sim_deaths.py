@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import pytest
 
 from rlinf_async import Cluster, NodePlacementStrategy, Worker, WorkerDied
-from rlinf_async.testing import SimCluster
+from rlinf_async.testing import SimCluster, SimulationError
 from tests._support.weight_parts import SocketLink
 
 VARIABLE = "RLINF_TEST_LAST_ACT"
@@ -55,6 +55,13 @@ class Rollout(Worker):
             for act in (set_variable, start_thread, wait, start_program):
                 self.outcomes[act.__name__] = outcome(act)
 
+    def fork(self) -> None:
+        os.fork()
+
+    async def stay_kept(self) -> None:
+        TASKS.append(asyncio.current_task())
+        await asyncio.sleep(60)
+
     async def stop_before_a_turn(self) -> None:
         """Stop this rank where a coroutine is about to go on, to which nothing refers but the loop."""
         turn = asyncio.get_running_loop().create_future()
@@ -72,6 +79,7 @@ class Rollout(Worker):
 
 
 SIM: list[SimCluster] = []
+TASKS: list[asyncio.Task[Any] | None] = []
 LINKS: list[weakref.ref[SocketLink]] = []
 
 
@@ -87,22 +95,27 @@ def launch(cluster: Cluster) -> Any:
     return Rollout.create_group().launch(cluster, NodePlacementStrategy([0]), name="r")
 
 
-def test_a_death_leaves_nothing_in_the_process_that_simulates(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[str] = []
-    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: ended.append("by its exit functions"))
-    logger, threads = Worker.logger, threading.enumerate()
-    Rollout.outcomes.clear()
+def kill_in(method: str) -> None:
+    """Run a simulation whose only rank is killed in a call."""
     sim = SimCluster(seed=1)
 
     async def main() -> None:
         async with Cluster(log_to_driver=False) as cluster:
-            call = launch(cluster).stay()
+            call = getattr(launch(cluster), method)()
             await asyncio.sleep(1)
             sim.kill("r", 0)
             with pytest.raises(WorkerDied):
                 await call
 
     sim.run(main)
+
+
+def test_a_death_leaves_nothing_in_the_process_that_simulates(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: ended.append("by its exit functions"))
+    logger, threads = Worker.logger, threading.enumerate()
+    Rollout.outcomes.clear()
+    kill_in("stay")
     dead = {"start_thread": "SimulatedDeath", "wait": "SimulatedDeath", "start_program": "SimulationError"}
     assert Rollout.outcomes == {"set_variable": "done"} | dead
     assert ended == []
@@ -114,6 +127,27 @@ def test_a_death_leaves_nothing_in_the_process_that_simulates(monkeypatch: pytes
     assert link._sockets is not None
     assert link._sockets.hub.pid == os.getpid(), "the loop of private sockets is a dead rank's"
     link.close()
+
+
+def test_a_fork_which_would_copy_all_simulated_processes_is_refused() -> None:
+    async def main() -> None:
+        async with Cluster(log_to_driver=False) as cluster:
+            await launch(cluster).fork()
+
+    with pytest.raises(SimulationError, match="r:0 wants a forked process, and a simulation has none"):
+        SimCluster(seed=1).run(main)
+
+
+def test_a_task_that_outlives_its_simulation_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of a dead rank that the test still refers to, and lets go of later."""
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: None)
+    kill_in("stay_kept")
+    assert len(TASKS) == 1
+    TASKS.clear()
+    gc.collect()
+    assert ended == []
 
 
 def test_a_death_changes_no_other_process() -> None:

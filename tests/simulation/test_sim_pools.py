@@ -19,7 +19,7 @@ from rlinf_async import (
     WorkerGroup,
     idempotent,
 )
-from rlinf_async.testing import SimCluster, monotonic
+from rlinf_async.testing import SimCluster, monotonic, sleep
 
 RUNS: list[tuple[int, str]] = []
 """By rank, the calls that have begun, in all processes of a simulation."""
@@ -329,6 +329,27 @@ def test_a_consumer_that_is_slow_makes_no_rank_silent() -> None:
     items = simulate(work)
     assert len(items) == 20
     assert len({rank for rank, _ in items}) == 1
+
+
+def test_a_consumer_whose_loop_stands_still_while_it_waits_makes_no_rank_silent() -> None:
+    def main() -> Any:
+        with Cluster(log_to_driver=False) as cluster:
+            group = Rollout.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="r")
+
+            async def consume() -> Any:
+                items = []
+                async for item in group.any(stall_timeout=2.0).tokens(20):
+                    items.append(item)
+                    if len(items) == 1:  # the next one comes while something else holds this loop up
+                        asyncio.get_running_loop().call_later(0.5, sleep, 40)
+                return items
+
+            return asyncio.run(consume())
+
+    RUNS.clear()
+    items = SimCluster(nodes=1, seed=3).run(main)
+    assert [number for _, number in items] == [*range(20)]
+    assert [name for _, name in RUNS] == ["tokens from 0"]
 
 
 def test_a_stream_that_waits_or_runs_is_closed_when_its_loop_is_left() -> None:

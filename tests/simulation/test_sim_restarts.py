@@ -110,6 +110,23 @@ def test_a_rank_that_is_given_up_leaves_the_others_to_their_calls() -> None:
     assert sim.run(main) == [0, 2]
 
 
+def test_a_restart_by_hand_is_not_counted_and_the_death_after_it_is() -> None:
+    sim = SimCluster(nodes=2, seed=1)
+
+    async def main() -> None:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = launch(cluster, max_restarts=0)
+            async with asyncio.timeout(20):
+                await group.who()
+                await group.restart(1)
+                await group.who()
+                sim.kill("ring", 1)
+                with pytest.raises(WorkerDied, match="died more than 0 times within 600 s"):
+                    await group.who()
+
+    sim.run(main)
+
+
 class Sleepy(Ring):
     async def on_restart(self, restart: Restart) -> None:  # type: ignore[override]
         if self._rank == 0:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_async import Cluster, Worker, concurrent
+from rlinf_async import ClosedError, Cluster, Worker, concurrent
 from rlinf_async.stream import _NextItem
 from rlinf_async.testing import SimCluster, sleep
 
@@ -79,3 +79,18 @@ def test_a_blocking_loop_that_was_interrupted_closes_its_stream_though_the_error
             return group.has_open().wait()
 
     assert SimCluster().run(main) == [False]
+
+
+@pytest.mark.parametrize("of_any", [False, True])
+def test_the_close_of_a_group_is_no_end_of_its_streams(of_any: bool) -> None:
+    async def main() -> None:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = Source.create_group().launch(cluster, name="source")
+            stream = group.any().count() if of_any else group.count()
+            reading = asyncio.create_task(read(stream))
+            await asyncio.sleep(0.5)
+            await group.close()
+            with pytest.raises(ClosedError, match="group"):
+                await asyncio.wait_for(reading, 5)
+
+    SimCluster().run(main)

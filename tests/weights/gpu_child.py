@@ -18,6 +18,7 @@ from rlinf_async.weights import Manifest, ParamTree, Publisher
 from rlinf_async.weights.model.delta import encode
 from tests._support.fake_gpus import OnCuda
 from tests._support.socket_links import inviting
+from tests._support.weight_parts import IN_SLOT, ON_GPU
 from tests.weights.children import child, fork_server
 from tests.weights.pipe_child import model, say
 
@@ -52,7 +53,7 @@ async def train(facts: dict[str, Any]) -> None:
             store = publisher._store
             assert store is not None
             assert store.latest is not None
-            places.add(store.latest._header.places)
+            places.add(store.latest._header.places & (IN_SLOT | ON_GPU))
         is_refused = not store._registrar._ways
         await publisher.close()
         for reader in readers:

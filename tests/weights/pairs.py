@@ -16,8 +16,7 @@ async def pair(
     source: Any, *destinations: Any, serves: bool = True, **options: Any
 ) -> AsyncIterator[tuple[Publisher, list[Subscriber]]]:
     """A publisher of the source and a subscriber for each destination, connected."""
-    theirs = {name: options[name] for name in ("apply", "verify", "policy", "ack_timeout", "gpus") if name in options}
-    options.pop("policy", None)
+    theirs = {name: options[name] for name in ("apply", "verify", "ack_timeout", "gpus") if name in options}
     async with contextlib.AsyncExitStack() as stack:
         publisher = await stack.enter_async_context(Publisher(source, **options))
         subscribers = []

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from rlinf_async.errors import ConfigError, WeightMismatch
 from rlinf_async.weights import Publisher, Subscriber
-from rlinf_async.weights.model import gather
+from rlinf_async.weights.model.shards import is_sharded
 from tests._support.weight_parts import LocalLink, Store
 from tests.weights.ranks import model, run, sharded_model
 
@@ -23,11 +23,12 @@ RANKS = 2
 
 
 async def published(source: Any, *destinations: Any, **options: Any) -> tuple[Publisher, list[Subscriber]]:
+    theirs = {name: options[name] for name in ("apply", "verify") if name in options}
     publisher, subscribers = Publisher(source, **options), []
     for number, destination in enumerate(destinations):
         to_receiver, to_sender = LocalLink.pair()
         publisher.add(number, to_receiver)
-        subscribers.append(Subscriber(to_sender, destination))
+        subscribers.append(Subscriber(to_sender, destination, **theirs))
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(publisher.connect(20))
         for subscriber in subscribers:
@@ -40,7 +41,7 @@ async def published(source: Any, *destinations: Any, **options: Any) -> tuple[Pu
 async def trained(rank: int) -> None:
     """Each step of the sharded model arrives as the same step of a plain one."""
     net, plain, arrived = sharded_model(), model(), model()
-    assert sum(map(gather.is_sharded, net.parameters())) == 6
+    assert sum(map(is_sharded, net.parameters())) == 6
     optimizer, reference = torch.optim.SGD(net.parameters(), 0.1), torch.optim.SGD(plain.parameters(), 0.1)
     publisher, subscribers = await published(net, *([arrived] if rank == 0 else []))
     for version in (1, 2, 3):
@@ -65,6 +66,24 @@ async def trained(rank: int) -> None:
                 assert torch.allclose(arrived.state_dict()[name], tensor), name
     for each in (publisher, *subscribers):
         await each.close()
+
+
+async def to_shards(rank: int) -> None:
+    """A follower whose parameters are DTensors gets its slices, of an unsharded trainer here."""
+    mesh = init_device_mesh("cpu", (RANKS,))
+    source = {"rows": torch.arange(15.0).view(5, 3), "columns": torch.arange(15.0).view(3, 5), "all": torch.ones(2)}
+    places: dict[str, list[Any]] = {"rows": [Shard(0)], "columns": [Shard(1)], "all": [Replicate()]}
+    for apply in ("copy", "map"):
+        mine = {name: distribute_tensor(torch.zeros_like(source[name]), mesh, place) for name, place in places.items()}
+        publisher, (subscriber,) = await published(source, mine, apply=apply, verify="sha256")
+        for version in (1, 2, 3, 4, 5):
+            source["rows"] += 1
+            await (await publisher.publish(source))
+            assert subscriber.version == version
+            for name, place in places.items():
+                assert torch.equal(mine[name].to_local(), distribute_tensor(source[name], mesh, place).to_local()), name
+        for each in (publisher, subscriber):
+            await each.close()
 
 
 async def some_and_cast(rank: int) -> None:
@@ -117,6 +136,7 @@ def refuse(*_: Any, **__: Any) -> Any:
 
 
 def rank_main(rank: int) -> None:
+    asyncio.run(to_shards(rank))
     DTensor.full_tensor = refuse  # type: ignore[method-assign]
     if rank != 0:
         Store.__init__ = refuse  # type: ignore[method-assign]

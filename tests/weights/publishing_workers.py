@@ -8,6 +8,7 @@ import os
 import random
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -18,7 +19,7 @@ from rlinf_async import Cluster, NodePlacementStrategy, Worker, follow, publish
 from rlinf_async._worker.context import require_exchange
 from rlinf_async.weights import Subscriber
 from rlinf_async.weights.scope import Scope
-from tests.weights.ends import Tied
+from tests.weights.ends import Tied, shown
 
 
 def said(error: BaseException) -> str:
@@ -46,7 +47,7 @@ class Ends(Worker):
         await self.weights.__aexit__(None, None, None)
 
     async def leave_by_an_error(self) -> None:
-        await self.weights.__aexit__(ValueError, ValueError(), None)
+        await self.weights.__aexit__(ValueError, ValueError("loss is nan"), None)
 
     async def close_all(self) -> None:
         for scope in set(Scope._open.values()):
@@ -87,6 +88,21 @@ class Trainer(Ends):
         await self.weights.__aenter__()
         return int(self.weights.version)
 
+    async def enter_streamed(self, to: Any, **options: Any) -> int:
+        """Publishes the model as a function yields it, whose calls are counted."""
+        self.times = 0
+
+        def export() -> Iterator[tuple[str, torch.Tensor]]:
+            self.times += 1
+            return ((name, tensor.clone()) for name, tensor in self.model.state_dict().items())
+
+        self.weights = publish(export, to, **options)
+        await self.weights.__aenter__()
+        return int(self.weights.version)
+
+    def count(self) -> int:
+        return self.times
+
     async def send(self, value: float, **options: Any) -> int:
         self.model.fill(value)
         return int(await self.weights.send(**options))
@@ -98,6 +114,15 @@ class Trainer(Ends):
         while True:
             await self.weights.send()
             await asyncio.sleep(0.01)
+
+    async def time_sends(self, times: int) -> list[float]:
+        """Seconds that each send takes."""
+        took = []
+        for value in range(times):
+            begun = time.monotonic()
+            await self.send(float(value))
+            took.append(time.monotonic() - begun)
+        return took
 
     def send_blocking(self, value: float) -> int:
         self.model.fill(value)
@@ -179,7 +204,41 @@ class Sharded(Trainer):
         return int(await self.weights.send(**options))
 
 
+class Below(Worker):
+    """A process that a worker has started, and that joins as a worker below it."""
+
+    def __init__(self, parent_address: Any) -> None:
+        Worker.__init__(self, parent_address=parent_address, world_size=1, rank=0)
+
+
+def follow_below(parent_address: Any, last: int, apply: str, pipe: Any) -> None:
+    worker, model = Below(parent_address), Tied()
+    with follow(model, "trainer", apply=apply) as weights:
+        pipe.send("follows")
+        weights.wait_version(last, 20)
+        with weights.reading() as version:
+            pipe.send((worker.get_name(), version, model.values()))
+
+
 class Follower(Ends):
+    def breed(self, last: int, apply: str) -> None:
+        """Starts one that follows until it has that version."""
+        self.below, theirs = multiprocessing.Pipe()
+        context = multiprocessing.get_context("fork")
+        arguments = (self.worker_address, last, apply, theirs)
+        self.child = context.Process(target=follow_below, args=arguments)
+        self.child.start()
+        theirs.close()
+
+    def hear_below(self) -> Any:
+        assert self.below.poll(20)
+        return self.below.recv()
+
+    def end_below(self) -> int | None:
+        self.child.join(20)
+        self.below.close()
+        return self.child.exitcode
+
     def halve(self) -> None:
         self.model.bfloat16()
 
@@ -259,6 +318,20 @@ class Follower(Ends):
         found = self.weights.version, self.model.values()
         await self._reading.__aexit__()
         return found
+
+    async def backward(self) -> None:
+        self.loss.backward()
+
+    def forward(self) -> None:
+        """Begins a training step, which saves parameters and views of them for its backward pass."""
+        inputs = torch.ones(2, self.model.head.in_features, requires_grad=True)
+        self.loss = self.model.head(self.model.layers(inputs)).sum() + (self.model.head.weight**2).sum()
+
+    def keep_snapshot(self) -> None:
+        self.kept = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+
+    def snapshot(self) -> set[float]:
+        return shown(self.kept)
 
     async def try_to(self, what: str, *arguments: Any) -> str:
         try:

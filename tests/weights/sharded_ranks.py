@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 from rlinf_async.errors import ConfigError
 from rlinf_async.weights import BucketWeightSyncer, ParamTree, PatchWeightSyncer
-from rlinf_async.weights.model import gather
 from rlinf_async.weights.model.gather_calls import Calls
+from rlinf_async.weights.model.shards import is_sharded
 from tests._support.weight_parts import gather_buckets, name_of
 from tests.weights.ranks import run
 
@@ -95,7 +95,7 @@ def fsdp() -> None:
     model, plain = sharded_model()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     reference = torch.optim.SGD(plain.parameters(), 0.1)
-    sharded = [name for name, tensor in model.state_dict().items() if gather.is_sharded(tensor)]
+    sharded = [name for name, tensor in model.state_dict().items() if is_sharded(tensor)]
     assert len(sharded) == 4
     for _ in range(2):
         data = torch.ones(5, 7)

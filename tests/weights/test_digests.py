@@ -191,7 +191,7 @@ async def test_a_side_that_gives_no_digest_is_an_error_and_a_side_that_asks_for_
 
 async def test_versions_that_are_given_up_late_receivers_keys_and_weights_from_elsewhere() -> None:
     model = Tied()
-    async with pair(Tied(), model, verify="sha256", policy="all", serves=False) as (publisher, (subscriber,)):
+    async with pair(Tied(), model, verify="sha256", serves=False) as (publisher, (subscriber,)):
         for value in (1.0, 2.0, 3.0):
             handle = await publisher.publish(Tied(value), timeout=0.05)
             with pytest.raises(DeadlineExceeded):

@@ -59,6 +59,35 @@ def test_reading_waits_for_version_1_where_follow_was_not_entered(launch: Launch
         rollout.leave().wait(40)
 
 
+@pytest.mark.parametrize("apply", ["copy", "map"])
+def test_a_backward_pass_over_other_weights_is_refused_and_what_is_kept_of_a_mapped_model_stays(
+    launch: Launch, apply: str
+) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
+    trainer.enter("rollout", apply=apply).wait(40)
+    rollout.enter(apply=apply).wait(40)
+    rollout.forward().wait(40)
+    rollout.keep_snapshot().wait(40)
+    for value in range(2, 6):
+        trainer.send(float(value)).wait(40)
+        trainer.delivered().wait(40)
+    assert "modified by an inplace operation" in rollout.try_to("backward").wait(40)[0]
+    assert rollout.snapshot().wait(40) == [{1.0 if apply == "map" else 5.0}]
+    trainer.leave().wait(40)
+
+
+@pytest.mark.parametrize("apply", ["copy", "map"])
+def test_a_trainer_that_leaves_by_an_error_tells_its_followers_which(launch: Launch, apply: str) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
+    trainer.enter("rollout", apply=apply).wait(40)
+    rollout.enter(apply=apply).wait(40)
+    waiting = rollout.try_to("wait_version", 2)
+    trainer.leave_by_an_error().wait(40)
+    said = "ClosedError: the sender of 'policy' has left by an error: ValueError: loss is nan"
+    assert waiting.wait(40) == [said]
+    assert rollout.try_to("wait_version", 2).wait(40) == [said]
+
+
 def test_a_trainer_that_nobody_has_launched_is_named_after_the_deadline_of_names(launch: Launch) -> None:
     rollout = launch(Follower, "rollout", 0)
     rollout.forget_names_soon().wait(40)
@@ -240,8 +269,8 @@ def test_entering_can_be_cancelled_at_any_step_and_leaves_nothing(launch: Launch
 
 
 def test_wrong_options_and_places_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"follow\(\) has no option 'polcy': 'policy', perhaps\?"):
-        follow(Tied(), "trainer", polcy="all")
+    with pytest.raises(ConfigError, match=r"follow\(\) has no option 'verfy': 'verify', perhaps\?"):
+        follow(Tied(), "trainer", verfy="crc")
     with pytest.raises(ConfigError, match=r"publish\(\) cannot do strict_dtype=True: each follower has its own"):
         publish(Tied(), "rollout", strict_dtype=True)
     with pytest.raises(ConfigError, match=r"follow\(\) cannot do delta='on': the trainer decides"):

@@ -49,6 +49,40 @@ def test_a_group_has_each_version_whole_in_coroutines_and_in_def_methods(
         assert whole(seen, 5), seen
 
 
+@pytest.mark.parametrize("apply", ["copy", "map"])
+def test_a_trainer_that_yields_its_tensors_does_so_on_every_rank(launch: Launch, apply: str) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0, 0), launch(Follower, "rollout", 0)
+    assert trainer.enter_streamed("rollout", apply=apply).wait(40) == [1, 1]
+    rollout.enter(apply=apply).wait(40)
+    for value in (2.0, 3.0):
+        assert trainer.send(value).wait(40) == [int(value)] * 2
+    assert trainer.delivered().wait(40) == [{"rollout:0": "applied"}, {}]
+    assert rollout.look().wait(40) == [(3, {3.0})]
+    assert trainer.count().wait(40) == [4, 4], "twice for the first version"
+    trainer.leave().wait(40)
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["before the trainer", "after it"])
+@pytest.mark.parametrize("apply", ["copy", "map"])
+def test_a_process_below_a_rank_of_the_group_follows_too(launch: Launch, apply: str, is_first: bool) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 1)
+    if is_first:
+        rollout.breed(3, apply).wait(40)
+    trainer.enter("rollout", apply=apply).wait(40)
+    rollout.enter(apply=apply).wait(40)
+    if not is_first:
+        rollout.breed(3, apply).wait(40)
+    assert rollout.hear_below().wait(40) == ["follows"]
+    for value in (2.0, 3.0):
+        trainer.send(value).wait(40)
+    assert trainer.delivered().wait(40)[0]["rollout:0"] == "applied"
+    assert rollout.hear_below().wait(40) == [("rollout:0:0", 3, {3.0})]
+    assert rollout.end_below().wait(40) == [0]
+    trainer.send(4.0).wait(40)
+    trainer.delivered().wait(40)
+    trainer.leave().wait(40)
+
+
 def test_two_groups_follow_one_trainer(launch: Launch) -> None:
     trainer = launch(Trainer, "trainer", 0)
     groups = [launch(Follower, name, 0) for name in ("rollout", "evaluation")]
@@ -112,9 +146,36 @@ def test_a_group_that_comes_after_the_deadline_of_names_is_a_group_like_others(l
     trainer.leave().wait(40)
 
 
-def test_a_send_waits_until_the_version_before_is_delivered(launch: Launch) -> None:
+@pytest.mark.parametrize("apply", ["copy", "map"])
+def test_a_follower_that_is_stopped_costs_the_trainer_and_the_others_nothing(launch: Launch, apply: str) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0, 1, 1)
+    trainer.enter("rollout", apply=apply, verify="sha256").wait(40)
+    rollout.enter(apply=apply, verify="sha256").wait(40)
+    trainer.delivered().wait(40)
+    pids = [rollout.worker_info_list[rank].worker.pid for rank in (1, 2)]  # the first of them receives for its machine
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        took = trainer.time_sends(40).wait(40)[0]
+        assert max(took[2:]) < 1.0, took
+        assert sorted(took)[20] < 0.05, took
+        last = trainer.send(50.0).wait(40)[0]
+        assert rollout.execute_on(0).wait_version(last).wait(40) == [(last, {50.0})]
+        with pytest.raises(
+            DeadlineExceeded, match=f"version {last} of 'policy' was not delivered to rollout:1, rollout:2 "
+        ):
+            trainer.delivered(0.5).wait(40)
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    assert set(trainer.delivered().wait(40)[0].values()) == {"applied"}
+    assert rollout.look().wait(40) == [(last, {50.0})] * 3
+    trainer.leave().wait(40)
+
+
+def test_without_versions_ahead_a_send_waits_until_the_version_before_is_delivered(launch: Launch) -> None:
     trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
-    trainer.enter("rollout").wait(40)
+    trainer.enter("rollout", behind=0).wait(40)
     rollout.enter().wait(40)
     rollout.begin_reading().wait(40)
     assert trainer.send(2.0).wait(40) == [2]
@@ -167,7 +228,7 @@ def test_where_the_names_differ_each_sides_error_names_the_others(launch: Launch
 
 def test_a_follower_that_does_not_apply_a_version_in_time_is_named_once(launch: Launch) -> None:
     trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0, 0)
-    trainer.enter("rollout").wait(40)
+    trainer.enter("rollout", behind=0).wait(40)
     rollout.enter().wait(40)
     pid = rollout.worker_info_list[1].worker.pid
     os.kill(pid, signal.SIGSTOP)
@@ -254,7 +315,7 @@ def test_a_send_can_be_cancelled_at_any_step(launch: Launch) -> None:
 def test_leaving_ends_sends_and_waits_of_other_tasks(launch: Launch, is_late: bool) -> None:
     """Those for a follower that does not answer, which has come before the version or after it."""
     trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
-    trainer.enter("rollout").wait(40)
+    trainer.enter("rollout", behind=0).wait(40)
     if is_late:
         rollout.join().wait(40)
     else:
@@ -294,8 +355,8 @@ def test_ranks_that_do_not_send_count_along(launch: Launch) -> None:
 def test_wrong_options_and_places_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"publish\(\) has no option 'aply': 'apply', perhaps\?"):
         publish(Tied(), "rollout", aply="map")
-    with pytest.raises(ConfigError, match=r"publish\(\) cannot do policy='all': each follower has its own"):
-        publish(Tied(), "rollout", policy="all")
+    with pytest.raises(ConfigError, match=r"publish\(\) cannot do strict_dtype=True: each follower has its own"):
+        publish(Tied(), "rollout", strict_dtype=True)
     for to in (3, None, [3], ["rollout", None]):
         with pytest.raises(TypeError, match="to= is the name of a group"):
             publish(Tied(), to)  # type: ignore[arg-type]

@@ -48,7 +48,7 @@ def places(publisher: Publisher) -> int:
     store = publisher._store
     assert store is not None
     assert store.latest is not None
-    return store.latest._header.places
+    return store.latest._header.places & (IN_SLOT | ON_GPU)
 
 
 def host_memory(publisher: Publisher) -> list[int]:
@@ -99,6 +99,21 @@ async def test_weights_of_one_gpu_never_leave_it_and_its_memory_is_exported_and_
     destination["a"].fill_(9)
     free_retired()
     assert (gpus.room, set(gpus.opened.values())) == ({}, {0})
+
+
+async def test_a_kept_snapshot_on_a_gpu_stays_and_its_memory_is_open_until_it_is_dropped(gpus: FakeGpus) -> None:
+    source, destination = gpus.put(model(0)), gpus.put(model(0))
+    async with pair(source, destination, gpus=gpus, apply="map") as (publisher, _):
+        await publish(publisher, source, 1)
+        kept = [tensor.detach() for tensor in destination.values()]
+        for version in range(2, 8):
+            await publish(publisher, source, version)
+            assert values_of(destination) == {version}
+            assert {float(bound) for tensor in kept for bound in torch.aminmax(tensor)} == {1}
+    assert free_retired() == 1
+    assert {float(bound) for tensor in kept for bound in torch.aminmax(tensor)} == {1}, "its sender has closed"
+    kept.clear()
+    assert (free_retired(), gpus.room, set(gpus.opened.values())) == (0, {}, {0})
 
 
 @pytest.mark.parametrize("apply", ["copy", "map"])

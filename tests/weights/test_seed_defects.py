@@ -225,6 +225,7 @@ def test_d13_a_pickled_scheme_holds_no_pipe(pipes: Pipes) -> None:
     del copy
     gc.collect()
     pipes[0].send("still open")
+    assert pipes[1].recv()[1] == "register_shared_weights"
     assert pipes[1].recv() == "still open"
     scheme.close()
 

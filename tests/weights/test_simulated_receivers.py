@@ -88,11 +88,12 @@ class Program:
 
     def __init__(self, network: Network, seed: int) -> None:
         self.network, self.rnd = network, random.Random(seed)
-        self.how = {
+        self.how: dict[str, Any] = {
             "apply": self.rnd.choice(["copy", "map"]),
             "verify": self.rnd.choice(["off", "off", "crc", "sha256"]),
             "delta": self.rnd.choice(["off", "off", "on"]),
             "chain_from": self.rnd.choice([0, 0, 1 << 30]),
+            "behind": self.rnd.choice([0, 0, 1, 2]),
         }
         self.log: list[str] = [f"seed {seed} {self.how}"]
         self.source = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
@@ -102,6 +103,8 @@ class Program:
         self.receivers: dict[int, Receiver] = {}
         self.leaving: list[asyncio.Task[Any]] = []
         self.sending: asyncio.Task[Any] | None = None
+        self.handles: list[Any] = []
+        """That have not ended, the oldest first."""
         self.handle: Any = None
         self.number = 0
         self.is_for_all = True
@@ -149,7 +152,7 @@ class Program:
                 receiver.fits(True)
 
     def publish(self, *, may_choose: bool = True) -> None:
-        if self.sending is not None or (self.handle is not None and not self.handle.done()):
+        if self.sending is not None or (self.handles and not self.how["behind"]):
             return
         version = self.publisher.version + 1
         keys = None if version == 1 or self.rnd.random() < 0.7 else self.rnd.sample(list(SHAPES), 2)
@@ -167,6 +170,7 @@ class Program:
 
     async def _publish(self, version: int, keys: Any, names: Any) -> None:
         self.handle = handle = await self.publisher.publish(worker_ids=names, version=version, keys=keys)
+        self.handles.append(handle)
         self.is_for_all = names is None
         handle._follow(lambda: self._ended(handle))
         for tensor in self.source.values():
@@ -174,6 +178,9 @@ class Program:
 
     def _ended(self, handle: Any) -> None:
         self.log.append(f"version {handle.version} has ended")
+        self.handles.remove(handle)
+        if handle.version + self.how["behind"] < self.publisher.version:
+            self.expired.add(handle.version)  # some may have been too far behind
         if handle.report is not None and handle.version not in self.expired:
             for name, ack in handle.report.per_worker.items():
                 if ack.error is not None and name in self.receivers and name not in self.misfits:
@@ -183,15 +190,16 @@ class Program:
         if self.sending is not None and self.rnd.random() < 0.5:
             self.log.append("the sending is cancelled")
             self.sending.cancel()
-        elif self.handle is not None and not self.handle.done() and self.rnd.random() < 0.5:
-            self.log.append("its handle is cancelled")
-            self.handle.cancel()
+        elif self.handles and self.rnd.random() < 0.5:
+            self.log.append("a handle is cancelled")
+            self.rnd.choice(self.handles).cancel()
 
     def expire(self) -> None:
-        if self.handle is not None and not self.handle.done() and self.rnd.random() < 0.3:
-            self.log.append("its time is over")
-            self.expired.add(self.handle.version)
-            self.handle._expire()
+        if self.handles and self.rnd.random() < 0.3:
+            self.log.append("a version's time is over")
+            handle = self.rnd.choice(self.handles)
+            self.expired.add(handle.version)
+            handle._expire()
 
     def connect(self) -> None:
         if self.publisher.manifest is not None and self.rnd.random() < 0.2:
@@ -250,8 +258,7 @@ class Program:
         self.look()
 
     def _is_done(self) -> bool:
-        ends = [each for each in (self.sending, self.handle, *self.leaving) if each is not None]
-        return all(each.done() for each in ends)
+        return not self.handles and all(each.done() for each in (self.sending, *self.leaving) if each is not None)
 
     async def _settle(self) -> None:
         for _ in range(6):
@@ -286,7 +293,13 @@ class Program:
         behind = [(version, [each.name for each in there]) for version, there, _ in outlets._behind]
         assert self.publisher._stores == [self.publisher._store], (self.publisher._stores, behind)
         assert (outlets._behind, outlets._lacking, outlets.ledger.pending) == ([], [], {})
-        assert not any(slot.is_held for slot in self.publisher._store._slots)
+        store, packing = self.publisher._store, self.publisher._packing
+        assert store is not None
+        assert packing is not None
+        verifying = packing.verifying
+        compared = [] if verifying is None else [held.slot for held in verifying._held.values()]
+        assert [slot for slot in store._slots if slot.is_held] == compared, "that of the latest version at most"
+        assert len(store._slots) <= max(store.slots, self.how["behind"] + 2)
         assert self.network.faults == []
 
     async def close(self) -> None:

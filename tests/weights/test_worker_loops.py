@@ -104,6 +104,33 @@ def test_a_loop_in_a_thread_gets_a_message_for_every_version(kind: Any, apply: s
         assert not pair.ours.poll(0)
 
 
+@pytest.mark.parametrize("is_read", [True, False], ids=["read at once", "read later"])
+@pytest.mark.parametrize("apply", ["copy", "map"])
+def test_a_loop_hears_of_a_registered_buffer_before_anything_is_sent(apply: str, is_read: bool) -> None:
+    buffer = TensorDict.from_module(Tied(0.0)).data.clone()
+    ours, theirs = multiprocessing.Pipe()
+    sending = SharedMemWeightSyncScheme({"policy": buffer}, apply=apply)
+    receiving, source, model = SharedMemWeightSyncScheme(apply=apply), Tied(1.0), Tied()
+    sending.init_on_sender("policy", pipes=[ours], source_model=source)
+    assert theirs.poll(5)
+    if is_read:
+        (model_id, _), text = theirs.recv()
+        assert (model_id, text) == ("policy", "register_shared_weights")
+        theirs.send((None, "registered"))
+    receiving.init_on_worker("policy", model=model)
+    thread = threading.Thread(target=collectors_loop, args=(theirs, receiving.get_receiver()))
+    thread.start()
+    for version in (1, 2, 3):
+        source.fill(float(version))
+        assert sending.get_sender().send(timeout=20).version == version
+        assert model.values() == {float(version)}
+    ours.send((None, "close"))
+    thread.join(20)
+    assert not ours.poll(0), "its answer was taken"
+    for each in (sending, receiving, ours, theirs):
+        each.close()
+
+
 @every_kind
 @pytest.mark.parametrize("apply", ["copy", "map"])
 @pytest.mark.parametrize("has_pipe", [True, False])

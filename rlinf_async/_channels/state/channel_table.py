@@ -67,6 +67,8 @@ class ChannelTable:
         self._open: set[Promise] = set()
         """Those that were made, and of which their makers have not said more."""
         self._kept: dict[Promise, Entry] = {}
+        self._failed: dict[Promise, str] = {}
+        """Why channels that were passed on could not be made, as long as their makers are there."""
         self._redeemers: dict[Promise, list[Waiter]] = {}
 
     def __repr__(self) -> str:
@@ -162,17 +164,23 @@ class ChannelTable:
         self._made[maker] = promise
         self._open.add((maker, promise))
 
-    def keep(self, maker: int, promise: int, number: int | None) -> tuple[dict[str, Any] | None, list[Waiter]]:
-        """It is this channel, or there will be none; what is to be told, and to whom."""
+    def keep(
+        self, maker: int, promise: int, number: int | None, why: str
+    ) -> tuple[dict[str, Any] | str | None, list[Waiter]]:
+        """It is this channel, or there will be none, and why it could not be made; what is to be told, and to whom."""
         self._open.discard((maker, promise))
         known = None if number is None else self._entries.get(number)
         if known is not None:
             self._kept[maker, promise] = known
             known.promises.append((maker, promise))
-        return (None if known is None else known.roster), self._redeemers.pop((maker, promise), [])
+        if why:
+            self._failed.setdefault((maker, promise), why)  # a copy at the maker says again what it was told
+        return (why or None) if known is None else known.roster, self._redeemers.pop((maker, promise), [])
 
-    def redeem(self, maker: int, promise: int, waiter: Waiter) -> tuple[bool, dict[str, Any] | None]:
-        """Whether it is known what has come of a promise, and the channel; otherwise the waiter is told when it is.
+    def redeem(self, maker: int, promise: int, waiter: Waiter) -> tuple[bool, dict[str, Any] | str | None]:
+        """Whether it is known what has come of a promise, and the channel, or why it could not be made.
+
+        Otherwise the waiter is told when it is known.
 
         Raises:
             ValueError: that is no promise.
@@ -184,7 +192,7 @@ class ChannelTable:
             return True, known.roster
         is_pending = (maker, promise) in self._open or promise > self._made.get(maker, 0)
         if self._is_gone(maker) or not is_pending:
-            return True, None
+            return True, self._failed.get((maker, promise))
         self._redeemers.setdefault((maker, promise), []).append(waiter)
         return False, None
 
@@ -205,6 +213,7 @@ class ChannelTable:
         self.forget_waiters(lambda waiter: waiter[0] == gone)
         self._made.pop(gone, None)
         self._open = {promise for promise in self._open if promise[0] != gone}
+        self._failed = {promise: why for promise, why in self._failed.items() if promise[0] != gone}
         broken = [promise for promise in self._redeemers if promise[0] == gone]
         return [waiter for promise in broken for waiter in self._redeemers.pop(promise)]
 

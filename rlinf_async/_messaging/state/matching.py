@@ -113,6 +113,7 @@ class Arrivals:
         self._posted: deque[_Wanted] = deque()
         self._wanted: dict[Any, _Wanted] = {}
         self._cancelled = 0
+        """Receives since the last look for those that only take up room in ``_posted``."""
         self._paired: dict[int, _Wanted] = {}
         """By number of the message, which is on its way."""
         self._total = 0
@@ -282,7 +283,6 @@ class Arrivals:
             wanted = posted[0]
             if wanted.cancelled:
                 posted.popleft()
-                self._cancelled -= 1
                 continue
             if not queue:
                 break

@@ -91,10 +91,13 @@ class Job:
         facts: what belongs to it besides, once it is published; None before.
         patch: sent to machines that have its base.
         is_current: its memory has it still, once it is published.
+        may_wait: where an earlier one is on its way to a machine, it follows once that has landed, or the time for that
+            is over; else the earlier one is given up.
     """
 
     body: Any
     is_current = True
+    may_wait = False
 
     def __init__(self, number: int, nbytes: int, seconds: float) -> None:
         self.number = number
@@ -121,6 +124,7 @@ class Machine:
         memory, number: of what has landed there last.
         way: of what is coming.
         is_doubted: the host was late.
+        behind: receivers that get the latest payload once nothing else is on its way.
     """
 
     node: int
@@ -130,6 +134,7 @@ class Machine:
     number: int = 0
     way: Way | None = None
     is_doubted: bool = False
+    behind: list[Any] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -142,6 +147,7 @@ class Way:
         sender: host of another machine that passes it on; None: it comes from the source.
         tried: hosts of the machine to which it could not be sent.
         works: the owner's: sends of its pieces.
+        since: when it was begun.
     """
 
     job: Job
@@ -155,7 +161,12 @@ class Way:
     has_room: bool = False
     is_asked: bool = False
     is_told: bool = False
+    since: float = field(default_factory=clock.monotonic)
     _sent: int = 0
+
+    @property
+    def is_overdue(self) -> bool:
+        return clock.monotonic() >= self.since + self.job.seconds
 
     @property
     def is_wanted(self) -> bool:
@@ -217,6 +228,9 @@ class RelayPlan:
         self.actions: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._owner = owner
         self.job: Job | None = None
+        self._published: Job | None = None
+        self._chained: Job | None = None
+        """The job that the chain was planned for."""
         self._chain_from = chain_from
         self._chain = Chain()
         self._machines: dict[int, Machine] = {}
@@ -249,12 +263,18 @@ class RelayPlan:
     def _catch_up(self, machine: Machine, waiting: list[Any], latest: Job | None) -> None:
         if latest is None or machine.number >= latest.number:
             return
+        self._published = latest
         if machine.way is not None and machine.way.job.number >= latest.number:
-            self._wait(machine.way, waiting)
+            _join(machine.way.waiting, waiting)
+            return
+        if self._is_busy(machine, latest):
+            _join(machine.behind, waiting)
             return
         if machine.way is not None:  # of something older: the host is stopped, perhaps
             waiting = list(dict.fromkeys([*machine.way.waiting, *waiting]))
+            behind = self._chain.leave(machine.node)
             self._next_host(machine)
+            self._begin_again(behind, self._chained)
         self._bring(machine, latest, waiting)
 
     def leave(self, receiver: Any) -> None:
@@ -264,6 +284,7 @@ class RelayPlan:
             return
         was_host, way = machine.receivers[0] is receiver, machine.way
         machine.receivers.remove(receiver)
+        machine.behind = [other for other in machine.behind if other is not receiver]
         if way is not None:
             way.waiting = [other for other in way.waiting if other is not receiver]
         if was_host:
@@ -271,7 +292,8 @@ class RelayPlan:
             self._appoint(machine)
             if way is not None and way.waiting:
                 self._bring(machine, way.job, way.waiting)
-            self._begin_again(behind, self.job)
+            self._begin_again(behind, self._chained)
+        self._go_further()
 
     def lost(self, receiver: Any, memory: Any, latest: Job) -> None:
         """Brings what was published last to a receiver that cannot open the memory of its host that it was told of."""
@@ -288,6 +310,7 @@ class RelayPlan:
         """Takes out all receivers: they join once more, with memory for payloads of another size."""
         for machine in self._machines.values():
             machine.receivers.clear()
+            machine.behind.clear()
             self._chain.leave(machine.node)
             self._appoint(machine)
 
@@ -326,9 +349,6 @@ class RelayPlan:
             if way.is_asked:
                 self._do(self._owner.say, way.sender, KEEP, way.line)
 
-    def _wait(self, way: Way, receivers: Iterable[Any]) -> None:
-        way.waiting += [receiver for receiver in receivers if receiver not in way.waiting]
-
     def _end(self, way: Way) -> None:
         way.machine.way = None
         way.job.release()
@@ -338,6 +358,8 @@ class RelayPlan:
     def begin(self, job: Job, receivers: Iterable[Any]) -> bool:
         """Has a job leave for these receivers' machines while it is packed.  False if it leaves for none of them."""
         self.job = job
+        if job.may_wait and self._is_chaining():
+            return False
         machines = [self._machines[node] for node in self._by_node(receivers)]
         for machine in self._plan(machines, job):
             self._bring(machine, job, [])
@@ -359,6 +381,7 @@ class RelayPlan:
         else:
             job.sizes = chain_sizes(job.nbytes)
         self._chain.plan(chained, clock.monotonic())
+        self._chained = job
         return able
 
     def packed(self, number: int, nbytes: int) -> None:
@@ -380,24 +403,55 @@ class RelayPlan:
                 self._appoint(way.machine)
                 if way.waiting:
                     self._catch_up(way.machine, way.waiting, latest)
+            self._published = latest
+            self._go_further()
 
     def publish(self, job: Job, receivers: Iterable[Any]) -> None:
         """Sends a job that is packed to these receivers' machines, as far as it has not left."""
         by_node = self._by_node(receivers)
-        if job is not self.job:
-            self.job = job
+        is_new, self.job, self._published = job is not self.job, job, job
+        if is_new and not (job.may_wait and self._is_chaining()):
             self._plan([self._machines[node] for node in by_node] if job.patch is None else (), job)
         for node, waiting in by_node.items():
             machine = self._machines[node]
             way = machine.way
             if way is not None and way.job.number == job.number:
                 # Begun when it was packed, or a receiver that has just come has asked for it.
-                self._wait(way, waiting)
+                _join(way.waiting, waiting)
                 self._go_on(way)
-                continue
-            if way is not None or machine.is_doubted:  # the host is stopped, perhaps
-                self._next_host(machine)
-            self._bring(machine, job, waiting)
+            elif self._is_busy(machine, job):
+                _join(machine.behind, waiting)
+            else:
+                if way is not None or machine.is_doubted:  # the host is stopped, perhaps
+                    self._next_host(machine)
+                self._bring(machine, job, waiting)
+        for way in self._ways(job):  # also to machines whose receivers have left since, and others have come
+            if way.machine.node not in by_node:
+                self._go_on(way)
+
+    def _is_chaining(self) -> bool:
+        """True if machines pass on a job that is not overdue: another one takes its place in the chain afterwards."""
+        ways = [each.way for each in self._machines.values() if each.way is not None]
+        return any(way.sender is not None and not way.is_overdue for way in ways)
+
+    def _is_busy(self, machine: Machine, job: Job) -> bool:
+        """True if a job that may wait does so, for an earlier one that is on its way to that machine."""
+        way = machine.way
+        is_coming = way is not None and not way.is_overdue and not machine.is_doubted
+        return job.may_wait and (is_coming or (self._is_chaining() and self._chained is not job))
+
+    def _go_further(self) -> None:
+        """Bring the latest job to machines for which it has waited."""
+        job = self._published
+        waiting = [each for each in self._machines.values() if each.behind and each.way is None]
+        if not waiting or job is None or not job.is_current or self._is_chaining():
+            return  # it comes once nothing is passed on any more, or the next one comes instead
+        self._plan(waiting if job.patch is None else (), job)
+        for machine in waiting:
+            behind, machine.behind = machine.behind, []
+            if machine.number >= job.number:
+                self._do(self._owner.end, behind, machine.number, machine.memory, None)
+            self._catch_up(machine, behind, job)
 
     # -- to one machine -----------------------------------------------------------------------------------------
 
@@ -405,8 +459,13 @@ class RelayPlan:
         self, machine: Machine, job: Job, waiting: list[Any], *, tried: Sequence[Any] = (), all_of_it: bool = False
     ) -> None:
         error: Exception | None = None
+        _join(waiting, machine.behind)
+        machine.behind = []
         if not machine.receivers:
             error = PeerLost("nobody is left on that machine to receive")
+        elif job.facts is not None and not job.is_current and job.may_wait:
+            machine.behind = waiting
+            return
         elif job.facts is not None and not job.is_current:
             error = TransferFailed(f"version {job.number} is followed by others already")
         if error is not None:
@@ -415,7 +474,7 @@ class RelayPlan:
         patch = job.patch
         if all_of_it or (patch is not None and patch.base != machine.number):
             patch = None
-        node = self._chain.source(machine.node) if job is self.job else None
+        node = self._chain.source(machine.node) if job is self._chained else None
         sender: Any = None if node is None else self._machines[node].receivers[0]
         job.hold()  # until ``_end``: nothing else comes into that memory
         machine.way = way = Way(job, machine, machine.line, waiting, patch, sender, tried)
@@ -464,8 +523,9 @@ class RelayPlan:
         if way.machine.receivers[0] not in tried:
             self._bring(way.machine, way.job, way.waiting, tried=tried)
         else:
-            self._do(self._owner.end, way.waiting, way.job.number, None, error)
+            self._fail(way, error)
         self._begin_again(behind, way.job)
+        self._go_further()
 
     def landed(self, receiver: Any, number: int, error: Exception | None, memory: Any, line: int) -> None:
         """Hears that a host has a payload, or cannot have it."""
@@ -481,6 +541,7 @@ class RelayPlan:
             machine.memory, machine.number, machine.is_doubted = memory, number, False
             self._chain.landed(machine.node)
             self._do(self._owner.end, way.waiting, number, memory, None)
+            self._go_further()
             return
         if way.has_room:
             # Some of it may be under way yet, where nothing awaits it.  That holds its memory here, and would be taken
@@ -493,8 +554,16 @@ class RelayPlan:
             self._bring(machine, way.job, way.waiting, all_of_it=True)
         else:
             behind = self._chain.leave(machine.node)
-            self._do(self._owner.end, way.waiting, number, None, error)
+            self._fail(way, error)
             self._begin_again(behind, way.job)
+        self._go_further()
+
+    def _fail(self, way: Way, error: Exception) -> None:
+        """Tell receivers of a failure; those that wait for what is not published get the payload before it."""
+        if way.job.facts is None and self._published is not None:
+            self._catch_up(way.machine, way.waiting, self._published)
+        else:
+            self._do(self._owner.end, way.waiting, way.job.number, None, error)
 
     # -- along the chain ----------------------------------------------------------------------------------------
 
@@ -513,6 +582,7 @@ class RelayPlan:
         text = f"what was to come to {there} by way of {sender} could not, and comes from here"
         self._do(self._owner.warn, f"{text}; the two are kept apart for {DISTRUST_S:.0f} s: {error}")
         self._begin_again(self._chain.cut(node, clock.monotonic()), way.job)
+        self._go_further()
 
     def _begin_again(self, nodes: Iterable[int], job: Job | None) -> None:
         """Has these machines get all of it once more, each from its sender."""
@@ -527,4 +597,9 @@ class RelayPlan:
         for machine in self._machines.values():
             self._give_up(machine)
         self._machines.clear()
-        self.job = None
+        self.job = self._published = self._chained = None
+
+
+def _join(waiting: list[Any], receivers: Iterable[Any]) -> None:
+    """Add receivers that do not wait yet."""
+    waiting += [receiver for receiver in receivers if receiver not in waiting]

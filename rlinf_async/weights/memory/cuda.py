@@ -159,7 +159,8 @@ class Cuda:
 
     def open(self, handle: Handle, device: torch.device) -> torch.Tensor:
         if handle.allocation in self._exported:  # CUDA opens no handle in the process that has made it
-            return self._exported[handle.allocation]
+            region = DeviceRegion(self._exported[handle.allocation].data_ptr(), handle.nbytes)
+            return torch.as_tensor(region, device=device)  # a storage of its own, whose users can be counted
         memory, users = self._opened.get(handle.allocation, (CudaMemory(), 0))
         opened = memory.open(handle, device)
         self._opened[handle.allocation] = memory, users + 1

@@ -10,7 +10,7 @@ from rlinf_async._core.own_logger import own_logger
 from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.weights.memory.gpus import Gpus
 from rlinf_async.weights.memory.slot import IN_SLOT, ON_GPU, MemoryName, SlotHeader, SlotLayout, Views
-from rlinf_async.weights.memory.slot_reader import SlotReader
+from rlinf_async.weights.memory.slot_reader import Pins, SlotReader
 from rlinf_async.weights.model.manifest import Manifest
 
 logger = own_logger(__name__)
@@ -51,6 +51,8 @@ class Leases:
         self._known: dict[int, SlotReader] = {}
         """By inode, that which was used last at the end."""
         self._kept: SlotReader | None = None
+        self._pins: Pins = []
+        """Finalizers of slots that the receiver has left and that other tensors still look at."""
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -139,7 +141,7 @@ class Leases:
         self._known[name.inode] = reader
         for inode in list(self._known)[: -self._most]:
             if self._known[inode] is not self._kept:
-                self._known.pop(inode).close()
+                self._close(self._known[inode])
         return reader
 
     def release(self, reader: SlotReader) -> None:
@@ -150,8 +152,25 @@ class Leases:
     def keep(self, reader: SlotReader | None) -> None:
         """The receiver's tensors stand in it from now on, and not in the one before any more."""
         before, self._kept = self._kept, reader
-        if before is not None and before is not reader:
+        if before is None or before is reader:
+            return
+        if before.is_looked_at():  # its sender would write the next version over what they show
+            self._close(before)
+        else:
             before.release()
+
+    def pinned(self, standing: int) -> int:
+        """Number of slots that tensors of others look at, that in which the receiver's tensors stand among them.
+
+        Args:
+            standing: number of the receiver's tensors that stand there.
+        """
+        self._pins = [pin for pin in self._pins if pin.alive]
+        return len(self._pins) + (self._kept is not None and self._kept.is_looked_at(standing))
+
+    def _close(self, reader: SlotReader) -> None:
+        self._known.pop(reader.name.inode, None)
+        self._pins += reader.leave()
 
     @property
     def has_unkept(self) -> bool:
@@ -159,11 +178,9 @@ class Leases:
 
     def shed(self) -> None:
         """Gives all of them back that are not kept: nothing more comes into them.  In a thread, as ``close``."""
-        kept, known = self._kept, self._known
-        self._known = {} if kept is None else {kept.name.inode: kept}
-        for reader in known.values():
-            if reader is not kept:
-                reader.close()
+        for reader in list(self._known.values()):
+            if reader is not self._kept:
+                self._close(reader)
 
     def forget(self) -> None:
         """Gives all of them back, because no tensor stands in them any more; of much memory in a thread."""

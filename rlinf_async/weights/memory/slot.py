@@ -46,6 +46,9 @@ IN_SLOT: Final = 1
 ON_GPU: Final = 2
 """Where the leaves of a version are: in the slot itself, in the memory of a GPU that goes with it, or in both."""
 
+PUBLISHED: Final = 4
+"""A version with this may be applied; without, its writer may still withdraw it."""
+
 HEADER_BYTES: Final = 4096
 """Room for the header; the extra begins on a page of its own."""
 
@@ -64,7 +67,8 @@ class SlotHeader(NamedTuple):
         version: of the weights.
         extra: bytes of what the model has beside its tensors.
         checksum: CRC-32 of the leaves and the extra; 0 where none was asked for.
-        places: of the leaves, ``IN_SLOT`` and ``ON_GPU``; where they are in the slot, it has memory for them.
+        places: of the leaves, ``IN_SLOT`` and ``ON_GPU``; where they are in the slot, it has memory for them.  And
+            ``PUBLISHED``.
     """
 
     digest: bytes
@@ -324,7 +328,11 @@ class SlotWriter(Slot):
 
     def filled(self) -> None:
         """The leaves, which were only on a GPU, are in the slot too; those who read them there go on."""
-        self._set(places=IN_SLOT | ON_GPU)
+        self._set(places=self._header.places | IN_SLOT)
+
+    def publish(self) -> None:
+        """Have readers apply the version, also one that was told of an earlier one in this slot."""
+        self._set(places=self._header.places | PUBLISHED)
 
     def _set(self, **fields: Any) -> None:
         self._header = self._header._replace(**fields)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import os
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -65,6 +67,8 @@ class SlotReader(Slot):
         """A descriptor of its own, whose lock it is and goes with it: to close it gives the lease back here, and not in
         a process that was forked meanwhile and looks at the same memory."""
         self._shut: Callable[[], None] | None = None
+        self._own_uses: list[tuple[torch.Tensor, int]] = []
+        """Memory of the leaves, here and on a GPU, with the number of this reader's own tensors that share it."""
         self.views_on_gpu: Views | None = None
 
     def __repr__(self) -> str:
@@ -74,6 +78,13 @@ class SlotReader(Slot):
     def header(self) -> SlotHeader:
         """What is true of it as long as it is leased, and may change at any time otherwise."""
         return SlotHeader.unpack(self._head)
+
+    @property
+    def views(self) -> Views:
+        if self._views is None:
+            _ = super().views
+            self._own_uses.append((self.leaves, _uses(self.leaves)))
+        return super().views
 
     @property
     def is_mapped(self) -> bool:
@@ -100,6 +111,17 @@ class SlotReader(Slot):
         lease, self._lease = self._lease, None
         if lease is not None:
             os.close(lease)
+
+    def is_looked_at(self, standing: int = 0) -> bool:
+        """True if tensors that are not this reader's share the memory of the leaves.
+
+        Args:
+            standing: number of others that are known of, and do not count.
+        """
+        return bool(self._looked_at(standing))
+
+    def _looked_at(self, standing: int = 0) -> list[torch.Tensor]:
+        return [memory for memory, own in self._own_uses if memory.nbytes and _uses(memory) > own + standing]
 
     def extra(self, header: SlotHeader) -> bytes:
         return bytes(self._extra(header.extra))
@@ -137,18 +159,61 @@ class SlotReader(Slot):
                 memory = gpus.open(handle, device)
                 self._shut = functools.partial(gpus.shut, handle, device)
                 self.views_on_gpu = self._manifest.views(memory)
+                self._own_uses.append((memory, _uses(memory)))
         finally:
             if self._shut is None:
                 lock(self._fd, fcntl.F_UNLCK, OPENED_BYTE)
 
     def close(self) -> None:
-        """As of a slot; gives the lease back, and closes the memory of a GPU: no tensor may stand in that any more."""
-        self.release()
-        self.views_on_gpu = None
-        shut, self._shut = self._shut, None
-        if shut is not None:
-            try:
-                shut()
-            except Exception as error:  # the driver has gone away
-                logger.info("memory of the sender's GPU could not be let go of: %s", error)
+        """As of a slot, and ``leave``."""
+        self.leave()
+
+    def leave(self) -> Pins:
+        """Close it: give the lease back, and close the memory of a GPU.
+
+        Tensors of others that look at the leaves keep both until the last of them is gone: no other version comes into
+        that memory meanwhile.
+
+        Returns:
+            The finalizers of such memory.
+        """
+        looked_at = self._looked_at()
+        with contextlib.ExitStack() as ends:
+            if self._lease is not None:
+                ends.callback(os.close, self._lease)
+            if self._shut is not None:
+                if looked_at:
+                    ends.callback(os.close, os.dup(self._fd))  # OPENED_BYTE stays locked as long as this file is open
+                ends.callback(_shut, self._shut)
+            left = [ends.pop_all()] * len(looked_at) if looked_at else []
+            pins = [weakref.finalize(memory.untyped_storage(), _end_one, left) for memory in looked_at]
+        for pin in pins:
+            pin.atexit = False
+        self._lease = self._shut = self.views_on_gpu = None
+        self._own_uses.clear()
         super().close()
+        return pins
+
+
+Pins: TypeAlias = "list[weakref.finalize[Any, Any]]"
+"""Finalizers of memory, each alive as long as tensors of others look at that memory."""
+
+
+def _end_one(left: list[contextlib.ExitStack]) -> None:
+    """One of these stretches of memory is gone; with the last of them, the lease is."""
+    ends = left.pop()
+    if not left:
+        ends.close()
+
+
+def _shut(shut: Callable[[], None]) -> None:
+    try:
+        shut()
+    except Exception as error:  # the driver has gone away
+        logger.info("memory of the sender's GPU could not be let go of: %s", error)
+
+
+def _uses(memory: torch.Tensor) -> int:
+    """Number of tensors, here and in others' hands, that share the memory of this one."""
+    # Nothing public counts them: a storage that Python sees is one of them, whatever it is the storage of.
+    return torch._C._storage_Use_Count(memory.untyped_storage()._cdata)

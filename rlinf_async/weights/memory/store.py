@@ -12,7 +12,7 @@ from rlinf_async._core.own_logger import own_logger
 from rlinf_async.weights.memory.cuda import CUDA
 from rlinf_async.weights.memory.device_leaves import DeviceLeaves, free_retired, retire
 from rlinf_async.weights.memory.gpus import Gpus, Registrar, copy_settled
-from rlinf_async.weights.memory.slot import IN_SLOT, ON_GPU, SlotLayout, SlotWriter
+from rlinf_async.weights.memory.slot import IN_SLOT, ON_GPU, PUBLISHED, SlotLayout, SlotWriter
 from rlinf_async.weights.model.copying import Copy, copy_tensors
 from rlinf_async.weights.model.delta import GPU_PIECE, Delta, encode_within
 from rlinf_async.weights.model.digests import checksum_of
@@ -27,14 +27,15 @@ class Store:
     A slot that is still leased when its turn comes is left to its readers, and another piece of memory takes its place:
     a reader that is stopped holds nothing up.  The kernel frees what was left once its last reader lets go of it.
 
-    Of a source on a GPU, the leaves of a version may lie there, in the slot, or in both places; ``fill`` brings them
-    into the slot when a receiver needs them there.  Memory of the GPU is taken with the first version that lies there.
+    The leaves of a version from a GPU may lie there, in the slot, or in both places; ``fill`` brings them into the slot
+    when a receiver needs them there.  Memory of the GPU is taken with the first version that lies there.
 
     Args:
         slots: two or more: the latest version stays whole until there is another.
         extra: bytes of what the model has beside its tensors at first.
         gpus: in the place of CUDA's.
         reserves: memory for all slots is taken now, and not of each when it is needed: weights may stay on a GPU.
+        most: slots that there may be; above ``slots`` one is added when all others are read or held.
 
     Attributes:
         latest: the slot with the latest version.
@@ -52,10 +53,12 @@ class Store:
         gpus: Gpus = CUDA,
         *,
         reserves: bool = True,
+        most: int = 0,
     ) -> None:
         self.manifest = manifest
         self.extra = extra
         self.slots = slots
+        self.most = max(slots, most)
         self.layout = SlotLayout(manifest.nbytes, extra)
         self.latest: SlotWriter | None = None
         self._label = label
@@ -98,13 +101,17 @@ class Store:
         free_retired()
         others = sorted((slot for slot in self._slots if slot is not self.latest), key=_age)
         taken = next((slot for slot in others if not slot.is_held and slot.claim()), None)
-        if self._before is (taken or others[0]):
+        grows = taken is None and len(self._slots) < self.most
+        if not grows and self._before is (taken or others[0]):
             self._before = None
         if taken is None:
             taken = self._make()
             taken.claim()
-            self._slots[self._slots.index(others[0])] = taken
-            self._close(others[0])  # which may fail, and is in nobody's way then
+            if grows:
+                self._slots.append(taken)
+            else:
+                self._slots[self._slots.index(others[0])] = taken
+                self._close(others[0])  # which may fail, and is in nobody's way then
         return taken
 
     def register(self, slot: SlotWriter, device: torch.device) -> None:
@@ -266,7 +273,7 @@ class Store:
     def received(self, slot: SlotWriter, version: int, extra: bytes, checksum: int) -> SlotWriter:
         """A slot holds a whole version, with the checksum that it had where it came from."""
         try:
-            slot.finish(version, extra, checksum)
+            slot.finish(version, extra, checksum, IN_SLOT | PUBLISHED)
             self._finished(slot, None)
         finally:
             slot.give_back()

@@ -16,12 +16,15 @@ from rlinf_async.weights.model.copying import share, threads_for
 from rlinf_async.weights.model.fit import as_bytes, with_one_nan
 from rlinf_async.weights.model.manifest import Manifest, dtype_name, dtype_of
 from rlinf_async.weights.model.param_tree import name_of
-from rlinf_async.weights.model.places import Part
+from rlinf_async.weights.model.places import Part, piece_of
+from rlinf_async.weights.model.shards import Slice
 
 _DIGEST_BYTES: Final = 32
 _TOGETHER: Final = 64  # tensors that a thread hashes before it takes others
 
-Form: TypeAlias = tuple[int, str, Sequence[Part]]
+Parts: TypeAlias = Sequence[Part | Slice]
+
+Form: TypeAlias = tuple[int, str, Parts]
 """Index of a leaf, dtype of a tensor that holds it, and the part of the leaf that is (empty: all)."""
 
 
@@ -31,7 +34,7 @@ def checksum_of(leaves: torch.Tensor, extra: bytes) -> int:
     return zlib.crc32(extra, zlib.crc32(array)) or 1
 
 
-def digests_of(manifest: Manifest, held: Iterable[tuple[int, Sequence[Part], torch.Tensor]]) -> tuple[bytes, bytes]:
+def digests_of(manifest: Manifest, held: Iterable[tuple[int, Parts, torch.Tensor]]) -> tuple[bytes, bytes]:
     """Forms of what a destination holds, packed (empty: all leaves as they travel), and the digest of each.
 
     Args:
@@ -51,6 +54,12 @@ class ExpectedDigests:
         self._version = 0
         self._known: dict[bytes, bytes] = {}
         self._in_use: set[bytes] = set()
+
+    def following(self) -> ExpectedDigests:
+        """Return digests of the next version, in the forms that this one was asked for in."""
+        others = ExpectedDigests(self._manifest)
+        others._in_use = set(self._in_use or self._known)
+        return others
 
     def begin(self, version: int, leaves: Sequence[torch.Tensor]) -> None:
         """Hashes a version in the forms that the one before was asked for in."""
@@ -79,8 +88,8 @@ class ExpectedDigests:
         forms, tensors = self._forms(packed), []
         for leaf, _, parts in forms:
             tensors.append(leaves[leaf])
-            for dimension, member, _ in parts:
-                tensors[-1] = tensors[-1].select(dimension, member)
+            for part in parts:
+                tensors[-1] = piece_of(tensors[-1], part)
         return _hashed(self._manifest, forms, tensors)
 
 

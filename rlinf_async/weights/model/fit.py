@@ -14,10 +14,12 @@ from torch.nn.parameter import is_lazy
 
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights.model.copying import are_alike, are_contiguous, as_integers
-from rlinf_async.weights.model.manifest import Manifest, dtype_name, dtype_of
+from rlinf_async.weights.model.manifest import Manifest, dtype_name, dtype_of, not_dense
+from rlinf_async.weights.model.naming import Naming, advice
 from rlinf_async.weights.model.overlap import overlaps
 from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, Path, local_part, memory_of, name_of
 from rlinf_async.weights.model.places import Part, Place, Places, Value
+from rlinf_async.weights.model.shards import ShardOption, Slice, is_sharded
 
 _NAMED: Final = 5  # problems that an error names
 _LISTED: Final = 20  # keys that it lists of each side
@@ -31,6 +33,8 @@ class Fit:
         maps: tensors are to stand in the leaves, instead of being overwritten.
         strict_dtype: nothing is cast.
         mapped: tensors that stand in leaves now, and will have memory of their own, each by itself, before a copy.
+        naming: of the destination's tensors; None where they cannot be renamed.
+        shard: mesh and placements of plain tensors that are shards, or a function of name and tensor that gives them.
 
     Attributes:
         targets: tensors that are written, each once.
@@ -39,6 +43,7 @@ class Fit:
         maps: they can stand in the leaves.
         why_copied: the reason where they were to, and cannot.
         kinds: by leaf, the dtype in which it could be mapped; None where it could not, whatever its dtype.
+        wholes: DTensors whose local parts are among the targets.
         is_inference: some were made under ``torch.inference_mode()``.
 
     Raises:
@@ -53,16 +58,19 @@ class Fit:
         maps: bool = False,
         strict_dtype: bool = False,
         mapped: Sequence[torch.Tensor] = (),
+        naming: Naming | None = None,
+        shard: ShardOption = None,
     ) -> None:
         leaves, names = _leaves_of(weights)
         try:
-            places = Places.of(destination)
+            places = Places.of(destination, naming)
         except WeightMismatch as error:
             raise _mismatch([str(error)]) from None
         self._values, self._paths, self._stacks = places.values, frozenset(places.tensors), places.stacks
         self._replaced: list[tuple[Value, int]] = []
         self._pairs: list[tuple[Place, int]] = []
         parts: list[torch.Tensor] = []
+        self._shard = shard
         problems = list(self._match(places, leaves, names, parts))
         self.why_copied = _why_copied(self._pairs, parts) if maps else ""
         self.kinds = _kinds(self._pairs, parts) if maps else None
@@ -76,9 +84,12 @@ class Fit:
         others = [place for path, found in places.tensors.items() if path not in names for place in found]
         problems = problems or self._choose(tensors, others, is_simple, set(map(id, mapped)))
         if problems:
-            raise _mismatch(problems, {*self._paths, *self._values}, names)
+            sides = {*self._paths, *self._values}, names
+            raise _mismatch(problems, *sides, hint=advice(*sides) if naming is not None else "")
         self.is_inference = any(map(torch.Tensor.is_inference, self.targets))
-        self._held = [*places.holders, *((place.owner, place.key, place.tensor) for place, _ in self._pairs)]
+        self._held = [*places.holders, *((place.owner, place.key, place.held) for place, _ in self._pairs)]
+        self._locals = [(place.whole, place.tensor) for place, _ in self._pairs if place.whole is not None]
+        self.wholes = [whole for whole, _ in self._locals]
         self._forms = [(attribute, list(map(attribute, self.targets))) for attribute in _FORM]
         del self._pairs
 
@@ -93,15 +104,16 @@ class Fit:
                 yield f"{name_of(path)!r} {why}"
             elif found is not None:
                 try:
+                    found = [place.sliced(leaf, self._shard) for place in found]
                     own = [place.of(leaf) for place in found]
                 except WeightMismatch as error:
                     yield str(error)
                     continue
-                if found[0].parts and sum(part.numel() for part in own) != leaf.numel():
+                if found[0].parts and not found[0].slices and sum(part.numel() for part in own) != leaf.numel():
                     yield f"{name_of(path)!r} is not in all members of the stack"
                 self._pairs += [(place, index) for place in found]
                 parts += own
-            elif path in places.values:
+            elif path in places.values and path not in places.refused:
                 self._replaced.append((places.values[path], index))
             else:
                 yield f"{name_of(path)!r} {places.refused.get(path, 'is not in the destination')}"
@@ -132,7 +144,9 @@ class Fit:
                 if (first[0].parts, first[1]) != (pair[0].parts, pair[1]):
                     self.ties.append((first, pair))
             tied = [(place, by_memory.get(memory(place))) for place in others]
-            self._pairs += [(place._replace(parts=of[0].parts), of[1]) for place, of in tied if of is not None]
+            self._pairs += [
+                (place._replace(parts=of[0].parts, slices=of[0].slices), of[1]) for place, of in tied if of is not None
+            ]
             others = [place for place, of in tied if of is None]
         chosen = by_memory
         if self.maps:  # a copy to one of two objects in one memory is a copy to both; each stands in its leaf by itself
@@ -141,7 +155,9 @@ class Fit:
                 chosen.setdefault(id(pair[0].tensor), pair)
         self.chosen = list(chosen.values())
         self._indices = [index for _, index in self.chosen]
-        self._members = [(number, place) for number, (place, _) in enumerate(self.chosen) if place.parts]
+        self._members = [
+            (number, place) for number, (place, _) in enumerate(self.chosen) if place.parts or place.slices
+        ]
         self.targets = [place.tensor for place, _ in self.chosen]
         apart = [place for place, _ in by_memory.values() if id(place.tensor) not in mapped]
         others = [place for place in others if id(place.tensor) not in mapped]
@@ -166,6 +182,8 @@ class Fit:
 
     def is_held(self) -> bool:
         """Whether the destination still has the very tensors."""
+        if any(whole._local_tensor is not local for whole, local in self._locals):
+            return False
         return all(starmap(_still_has, self._owners)) and all(starmap(_still_stacks, self._stacks))
 
     def is_current(self) -> bool:
@@ -192,7 +210,10 @@ class Fit:
             if path in self._paths:
                 kind = type(value).__name__
                 problems.append(f"{name_of(path)!r} is a tensor in the destination and {kind} in the weights")
-            elif path not in self._values and not (value is None and path[-1] == EXTRA_STATE):
+            elif path in self._values:
+                if why := self._values[path].problem(value):
+                    problems.append(f"{name_of(path)!r} {why}")
+            elif not (value is None and path[-1] == EXTRA_STATE):
                 problems.append(f"{name_of(path)!r} is not in the destination")
         if problems:
             raise _mismatch(problems)
@@ -204,11 +225,13 @@ class Fit:
             found[number] = place.of(found[number])
         return found
 
-    def held(self) -> list[tuple[int, Sequence[Part], torch.Tensor]]:
+    def held(self) -> list[tuple[int, Sequence[Part | Slice], torch.Tensor]]:
         """What was written: leaves, the parts of them, and the tensors that hold these now."""
         places = [*self.chosen, *(tied for _, tied in self.ties)]
-        replaced = [(index, (), value.get()) for value, index in self._replaced]
-        return [*((index, place.parts, place.tensor) for place, index in places), *replaced]
+        held: list[tuple[int, Sequence[Part | Slice], torch.Tensor]] = [
+            (index, (*place.parts, *place.slices), place.tensor) for place, index in places
+        ]
+        return held + [(index, (), value.get()) for value, index in self._replaced]
 
     def replacements(self, leaves: Sequence[torch.Tensor], extra: Mapping[Path, Any]) -> list[tuple[Value, Any]]:
         """Of values in the destination, what takes their place; tensors as copies."""
@@ -240,6 +263,8 @@ def _why_copied(pairs: Sequence[tuple[Place, int]], parts: Sequence[torch.Tensor
             )
         if any(of.dimension for of in place.parts):
             return f"{place} is stacked along dimension {place.parts[-1].dimension}, where members are not contiguous"
+        if place.slices and not part.is_contiguous():
+            return f"{place} is a shard that is not contiguous in the weights"
         if not is_lazy(place.tensor) and place.tensor.is_inference():
             return f"{place} was made under torch.inference_mode()"
     devices = {place.tensor.device for place, _ in pairs}
@@ -263,8 +288,7 @@ def _without_values(tensor: torch.Tensor, where: str) -> str | None:
         return f"is not initialised {where}: run the model once, which gives lazy layers their shapes"
     if tensor.is_meta:
         return f"is on the meta device {where} and has no memory: give it some, by to_empty() of its module"
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-        kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else tensor.layout
+    if kind := not_dense(tensor):
         return f"is {kind} {where}, and only dense tensors can be written: make it dense"
     return None
 
@@ -274,8 +298,8 @@ def _problem(target: torch.Tensor, source: torch.Tensor, *, maps: bool, strict: 
     why = _without_values(target, "in the destination") or _without_values(source, "in the weights")
     if why is not None:
         return why
-    if hasattr(target, "to_local") is not hasattr(source, "to_local"):
-        return "is a DTensor on one side only: gather it, or distribute the other"
+    if is_sharded(source) and not is_sharded(target):
+        return "is a DTensor in the weights and none in the destination: send its full_tensor()"
     if target.shape != source.shape:
         return f"has shape {list(target.shape)} in the destination and {list(source.shape)} in the weights"
     if not maps and any(step == 0 and size > 1 for step, size in zip(target.stride(), target.shape, strict=True)):
@@ -345,10 +369,10 @@ def _still_stacks(stack: Any, members: list[Any]) -> bool:
     return len(stack.tensordicts) == len(members) and all(map(operator.is_, stack.tensordicts, members))
 
 
-def _mismatch(problems: Sequence[str], *sides: Collection[Path]) -> WeightMismatch:
+def _mismatch(problems: Sequence[str], *sides: Collection[Path], hint: str = "") -> WeightMismatch:
     more = f" and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
     keys = ". Destination keys: {}, weights keys: {}".format(*map(_listed, sides)) if sides else ""
-    return WeightMismatch(f"Error updating destination: {'; '.join(problems[:_NAMED])}{more}{keys}")
+    return WeightMismatch(f"Error updating destination: {'; '.join(problems[:_NAMED])}{more}{hint}{keys}")
 
 
 def _listed(paths: Collection[Path]) -> str:

@@ -21,13 +21,9 @@ import torch.distributed as dist
 
 from rlinf_async.weights.model.gather_calls import GATHERING_RANK, Call, Header, announce, await_headers, received
 from rlinf_async.weights.model.param_tree import ParamTree, Path
+from rlinf_async.weights.model.shards import cut, is_sharded
 
 BUCKET_BYTES: Final = 64 << 20
-
-
-def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether it is a DTensor."""
-    return hasattr(tensor, "to_local") and hasattr(tensor, "placements")
 
 
 def gathers_here() -> bool:
@@ -195,10 +191,7 @@ def _shards(path: Path, tensor: Any) -> list[_Shard] | None:
                 if index != chosen:
                     break
                 continue
-            dim = placement.dim
-            chunk = -(-shape[dim] // count)
-            start = min(index * chunk, shape[dim])
-            begin[dim], shape[dim] = begin[dim] + start, min(chunk, shape[dim] - start)
+            cut(begin, shape, placement, index, count)
         else:
             if math.prod(shape):
                 found.append(_Shard(path, int(mesh[tuple(position)]), tuple(begin), tuple(shape)))

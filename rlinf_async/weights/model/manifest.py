@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -21,8 +22,11 @@ ALIGNMENT: Final = 256
 """Bytes; a multiple of every element's size, of cache lines and of what GPUs read at once."""
 
 _FORMAT: Final = 1
+_STRINGS, _INTEGERS = frozenset({str}), frozenset({int})
 _DIGEST_SIZE: Final = 16
 _NAMED: Final = 5  # keys that an error names
+_DENSE: Final = {"quantized": "dequantize()", "nested": "to_padded_tensor()"}
+"""Methods that give dense tensors of other forms than sparse ones."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +79,9 @@ class Manifest:
         """
         rows = []
         for path, tensor in tree.tensors.items():
-            if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-                raise WeightMismatch(f"{name_of(path)!r} is {tensor.layout} and not dense: it cannot be synchronised")
+            if kind := not_dense(tensor):
+                instead = f"send its {_DENSE.get(kind, 'to_dense()')} in its place, or leave it out by select="
+                raise WeightMismatch(f"{name_of(path)!r} is {kind}, and only dense tensors travel: {instead}")
             if tensor.is_meta:
                 raise WeightMismatch(
                     f"{name_of(path)!r} is on the meta device and has no values: give it some before it is synchronised"
@@ -186,11 +191,20 @@ class Manifest:
         return views
 
 
+def not_dense(tensor: torch.Tensor) -> str:
+    """The form of a tensor that is not dense, in words; empty for a dense one."""
+    if tensor.is_quantized or tensor.is_nested:
+        return "quantized" if tensor.is_quantized else "nested"
+    return "" if tensor.layout is torch.strided else str(tensor.layout)
+
+
+@functools.cache  # asked for each leaf, several times, of which a model may have fifty thousand
 def dtype_name(dtype: torch.dtype) -> str:
     """``torch.float32`` → ``"float32"``."""
     return str(dtype).removeprefix("torch.")
 
 
+@functools.cache
 def dtype_of(name: str) -> torch.dtype:
     """``"float32"`` → ``torch.float32``.
 
@@ -236,7 +250,12 @@ def _encode(leaves: Iterable[Leaf], aliases: Mapping[Path, Path]) -> bytes:
 
 def _checked(path: Any, dtype: str, transport_dtype: str, shape: Any) -> tuple[Path, str, str, tuple[int, ...]]:
     dtype_of(dtype)
-    if not all(isinstance(part, str) for part in path) or not all(isinstance(n, int) and n >= 0 for n in shape):
+    # Sets of types, and no generators, which take longer than all the rest.
+    if (
+        not _STRINGS.issuperset(map(type, path))
+        or not _INTEGERS.issuperset(map(type, shape))
+        or min(shape, default=0) < 0
+    ):
         raise ValueError(f"{path!r} with shape {shape!r}")
     return tuple(path), dtype, transport_dtype, tuple(shape)
 

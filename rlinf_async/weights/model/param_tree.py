@@ -48,7 +48,7 @@ class ParamTree:
         return f"<ParamTree of {', '.join(parts)}>"
 
     @classmethod
-    def of(cls, source: Any, select: Select = "all") -> ParamTree:
+    def of(cls, source: Any, select: Select = "all", rename: Callable[[Mapping[Path, Any]], Any] = dict) -> ParamTree:
         """The weights of a source, without copying any.
 
         Args:
@@ -57,6 +57,7 @@ class ParamTree:
                 tensors.
             select: ``"all"``; ``"trainable"``, which leaves out parameters that do not require a gradient; or a
                 function of (dotted name, value).
+            rename: gives other paths to what was selected, unless the source is a ParamTree.
 
         Raises:
             ValueError: the source is of another type; a lazy layer has no shape yet; torch cannot take an array.
@@ -72,12 +73,13 @@ class ParamTree:
                     raise WeightMismatch(f"{name_of(path)!r} is there twice, once dotted and once nested")
                 found[path] = value
             _refuse_forks(found)
-        if select == "trainable":
-            found = {path: value for path, value in found.items() if not _is_frozen(value)}
-        elif callable(select):
-            found = {path: value for path, value in found.items() if select(name_of(path), value)}
-        elif select != "all":
+        if select not in ("all", "trainable") and not callable(select):
             raise ValueError(f"select= is 'all', 'trainable' or a function of (name, value); got {select!r}")
+        if select != "all":
+            found = {path: value for path, value in found.items() if is_chosen(path, value, select)}
+        if rename is not dict and not isinstance(source, ParamTree):
+            found = rename(found)
+            _refuse_forks(found)
         tensors: dict[Path, torch.Tensor] = {}
         aliases: dict[Path, Path] = {}
         extra: dict[Path, Any] = {}
@@ -203,7 +205,7 @@ def _walk(source: Any, above: Path = ()) -> Iterator[tuple[Path, Any]]:
         )
     for key, value in source.items():
         path = key_path(key, above)
-        if path[-1] == EXTRA_STATE:
+        if path[-1] == EXTRA_STATE or is_non_tensor(value):
             yield path, _unwrapped(value)
         elif isinstance(value, (Mapping, nn.Module)) or is_tensordict(value):
             yield from _walk(value, path)
@@ -230,10 +232,17 @@ def _plain(value: Any, path: Path) -> Any:
     return _unwrapped(value)
 
 
-def _unwrapped(value: Any) -> Any:
-    """What a TensorDict has as NonTensorData."""
+def is_non_tensor(value: Any) -> bool:
+    """True if it is a value that TensorDicts keep as NonTensorData, or a stack of such."""
     library = sys.modules.get("tensordict")
-    return value.data if library is not None and library.is_non_tensor(value) else value
+    return library is not None and bool(library.is_non_tensor(value))
+
+
+def _unwrapped(value: Any) -> Any:
+    """The value that a TensorDict keeps as NonTensorData; nested lists of those that a lazy stack keeps."""
+    if not is_non_tensor(value):
+        return value
+    return value.tolist() if is_tensordict(value) else value.data
 
 
 def _refuse_forks(found: Mapping[Path, Any]) -> None:
@@ -243,6 +252,13 @@ def _refuse_forks(found: Mapping[Path, Any]) -> None:
         if before is not None and path[: len(before)] == before:
             raise WeightMismatch(f"{name_of(before)!r} is a value and cannot also have {name_of(path)!r} below it")
         before = path
+
+
+def is_chosen(path: Path, value: Any, select: Select) -> bool:
+    """True if ``select`` lets that value travel."""
+    if callable(select):
+        return bool(select(name_of(path), value))
+    return select == "all" or not _is_frozen(value)
 
 
 def _is_frozen(value: Any) -> bool:

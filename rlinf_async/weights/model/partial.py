@@ -8,9 +8,9 @@ from typing import Any, Final
 import torch
 
 from rlinf_async.errors import WeightMismatch
-from rlinf_async.weights.model.gather import is_sharded
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import ParamTree, Path, is_tensordict, memory_of, name_of, paths_named
+from rlinf_async.weights.model.shards import is_sharded
 
 TELL_THE_MODEL: Final = "tell init_on_sender() of the model, by source_model= or a context that has it"
 """What to do where only some of the weights come first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,7 +11,17 @@ import torch
 from torch import nn
 
 from rlinf_async.errors import WeightMismatch
-from rlinf_async.weights.model.param_tree import EXTRA_STATE, Path, is_tensordict, key_path, memory_of, name_of
+from rlinf_async.weights.model.naming import Naming
+from rlinf_async.weights.model.param_tree import (
+    EXTRA_STATE,
+    Path,
+    is_non_tensor,
+    is_tensordict,
+    key_path,
+    memory_of,
+    name_of,
+)
+from rlinf_async.weights.model.shards import ShardOption, Slice, Spec, is_sharded, slices_of
 
 
 class Part(NamedTuple):
@@ -28,6 +38,8 @@ class Place(NamedTuple):
     Attributes:
         owner, key: the mapping that holds it, and the key there.
         parts: of each lazy stack around it, the outermost first; empty where the whole leaf goes here.
+        slices: of the leaf, or of that part of it, where ``tensor`` is a shard.
+        whole: the DTensor that the mapping holds, whose local part ``tensor`` is; None where it holds the tensor.
     """
 
     path: Path
@@ -35,6 +47,44 @@ class Place(NamedTuple):
     key: Any
     tensor: torch.Tensor
     parts: tuple[Part, ...] = ()
+    slices: tuple[Slice, ...] = ()
+    whole: Any = None
+
+    @property
+    def held(self) -> Any:
+        """The tensor that the mapping holds."""
+        return self.tensor if self.whole is None else self.whole
+
+    def sliced(self, leaf: torch.Tensor, shard: ShardOption) -> Place:
+        """Return this place with the slices of a leaf that go here.
+
+        Args:
+            shard: mesh and placements of tensors that are shards and no DTensors.
+
+        Raises:
+            WeightMismatch: a shard has another shape than this rank's part of the leaf.
+        """
+        if self.whole is not None and is_sharded(leaf):
+            return self._replace(tensor=self.whole, whole=None)  # torch redistributes it
+        spec: Spec | None
+        if self.whole is not None:
+            spec = self.whole.device_mesh, self.whole.placements
+        else:
+            spec = shard(name_of(self.path), self.tensor) if callable(shard) else shard
+        if spec is None:
+            return self
+        shape = list(self.of(leaf).shape)
+        try:
+            found = self._replace(slices=slices_of(shape, spec))
+        except WeightMismatch as error:
+            raise WeightMismatch(f"{self} {error.args[0]}") from None
+        mine, theirs = list(self.tensor.shape), list(found.of(leaf).shape)
+        if mine != theirs or (self.whole is not None and list(self.whole.shape) != shape):
+            raise WeightMismatch(
+                f"{self} has shape {shape} in the weights, of which this rank's shard has {theirs}, and "
+                f"its shard in the destination has {mine}"
+            )
+        return found
 
     def __str__(self) -> str:
         members = "".join(f" (member {part.member} of the stack)" for part in self.parts)
@@ -54,14 +104,68 @@ class Place(NamedTuple):
                     f"{list(leaf.shape)} in the weights"
                 )
             part = part.select(dimension, member)
+        for each in self.slices:
+            part = piece_of(part, each)
         return part
 
 
+def piece_of(tensor: torch.Tensor, part: Sequence[int]) -> torch.Tensor:
+    """Return the part of a tensor that a ``Part`` or a ``Slice`` says, which may have travelled as plain data."""
+    if len(part) == len(Slice._fields):
+        return tensor.narrow(*part[:3])
+    return tensor.select(*part[:2])
+
+
 class Value(NamedTuple):
-    """One place for what is not a tensor: the extra state of a module, an entry of a mapping."""
+    """One place for what is not a tensor: the extra state of a module, an entry of a mapping.
+
+    Attributes:
+        problem: says why a value cannot be put there, in words; empty if it can.
+    """
 
     get: Callable[[], Any]
     put: Callable[[Any], Any]
+    problem: Callable[[Any], str] = lambda value: ""
+
+
+class _Members(list[Any]):
+    """Values of the members of lazy stacks, in the order in which these were found."""
+
+
+def _stacked(members: list[tuple[tuple[Part, ...], Any, Any]]) -> Value:
+    """One place for the values that the members of lazy stacks have under one key, given as nested lists."""
+
+    def of(value: Any, parts: tuple[Part, ...]) -> Any:
+        for part in parts:
+            value = _member(value, *part)
+        return value
+
+    def put(values: Any) -> None:
+        from tensordict import NonTensorData
+
+        found = values if isinstance(values, _Members) else [of(values, parts) for parts, _, _ in members]
+        for (_, holder, key), value in zip(members, found, strict=True):
+            holder[key] = NonTensorData(value)  # a list would become a stack, and a number a tensor
+
+    def problem(values: Any) -> str:
+        try:
+            for parts, _, _ in members:
+                of(values, parts)
+        except (TypeError, IndexError) as error:
+            return f"is in a lazy stack, whose members each get one of a list of values: {error}"
+        return ""
+
+    return Value(lambda: _Members(holder[key] for _, holder, key in members), put, problem)
+
+
+def _member(values: Any, dimension: int, member: int, size: int) -> Any:
+    if not isinstance(values, list):
+        raise TypeError(f"{type(values).__name__} is no list")
+    if dimension:
+        return [_member(each, dimension - 1, member, size) for each in values]
+    if len(values) != size:
+        raise IndexError(f"there are {len(values)} for {size} members")
+    return values[member]
 
 
 @dataclass(frozen=True)
@@ -80,15 +184,28 @@ class Places:
     refused: dict[Path, str] = field(default_factory=dict)
     holders: list[tuple[Any, Any, Any]] = field(default_factory=list)
     stacks: list[tuple[Any, list[Any]]] = field(default_factory=list)
+    _stacked: dict[Path, list[tuple[tuple[Part, ...], Any, Any]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, destination: Any) -> Places:
-        """
+    def of(cls, destination: Any, naming: Naming | None = None) -> Places:
+        """Find all places.
+
+        Args:
+            naming: gives the paths under which they are known to the sender.
+
         Raises:
             WeightMismatch: a key is not a string, or two keys mean the same path.
         """
         found = cls()
         found._walk(destination, (), ())
+        found.values.update({path: _stacked(members) for path, members in found._stacked.items()})
+        if naming:
+            for each in (found.tensors, found.values, found.refused):
+                renamed = naming.all_of(each)
+                each.clear()
+                each.update(renamed)
+            for path, places in found.tensors.items():
+                found.tensors[path] = [place._replace(path=path) for place in places]
         return found
 
     def _walk(self, holder: Any, above: Path, parts: tuple[Part, ...]) -> None:
@@ -113,7 +230,7 @@ class Places:
         keeps = type(holder) is dict or type(holder) is getattr(sys.modules.get("tensordict"), "TensorDict", None)
         for key, value in holder.items():
             path = key_path(key, above)
-            if path[-1] == EXTRA_STATE:
+            if path[-1] == EXTRA_STATE or is_non_tensor(value):
                 self._add_value(path, holder, key, parts)
             elif isinstance(value, (Mapping, nn.Module)) or is_tensordict(value):
                 self.holders.append((holder, key, value))
@@ -143,6 +260,8 @@ class Places:
                 self._walk(part, (*above, name), parts)
 
     def _add(self, place: Place) -> None:
+        if is_sharded(place.tensor):
+            place = place._replace(tensor=_local(place.tensor), whole=place.tensor)
         there = self.tensors.setdefault(place.path, [])
         if there and there[-1].parts == place.parts:
             raise WeightMismatch(f"{name_of(place.path)!r} is there twice, once dotted and once nested")
@@ -150,6 +269,13 @@ class Places:
 
     def _add_value(self, path: Path, holder: Any, key: Any, parts: tuple[Part, ...]) -> None:
         if parts:
-            self.refused[path] = "is no tensor, and in a lazy stack: only tensors are written there"
+            self.refused[path] = "is no tensor in a lazy stack of the destination, and one in the weights"
+            self._stacked.setdefault(path, []).append((parts, holder, key))
         else:
             self.values[path] = Value(lambda: holder[key], lambda value: holder.__setitem__(key, value))
+
+
+def _local(whole: Any) -> torch.Tensor:
+    """Return the very tensor that a DTensor has, of which ``to_local`` gives a view where gradients are recorded."""
+    local: torch.Tensor = whole._local_tensor
+    return local

@@ -12,11 +12,15 @@ from torch import nn
 
 from rlinf_async._core import codec
 from rlinf_async.errors import ConfigError, WeightMismatch
+from rlinf_async.weights.model.copying import copy_tensors
 from rlinf_async.weights.model.fit import are_equal
-from rlinf_async.weights.model.gather import gather_into, is_sharded
+from rlinf_async.weights.model.gather import gather_into
 from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.manifest import Manifest, TransportDtype, dtype_of
-from rlinf_async.weights.model.param_tree import ParamTree, Path, Select, memory_of, name_of
+from rlinf_async.weights.model.naming import UNCHANGED, Naming
+from rlinf_async.weights.model.param_tree import ParamTree, Path, Select, memory_of, name_of, path_of
+from rlinf_async.weights.model.shards import is_sharded
+from rlinf_async.weights.model.streamed import items_of
 
 _dtype: Final = attrgetter("dtype")
 _shape: Final = attrgetter("shape")
@@ -34,7 +38,9 @@ class Source:
         ConfigError: what is trained is selected, and the weights do not tell what that is.
     """
 
-    def __init__(self, tree: ParamTree, select: Select, transport_dtype: TransportDtype) -> None:
+    def __init__(
+        self, tree: ParamTree, select: Select, transport_dtype: TransportDtype, naming: Naming = UNCHANGED
+    ) -> None:
         if select == "trainable" and tree.tensors and not any(map(_requires_grad, tree.tensors.values())):
             raise ConfigError(
                 f"select='trainable' has nothing to go by: none of the {len(tree)} tensors ({_first(tree)!r} …) "
@@ -43,6 +49,7 @@ class Source:
             )
         self.manifest = Manifest.of(tree, transport_dtype)
         self._select = select
+        self._naming = naming
         self._transport_dtype = transport_dtype
         self._names = [name_of(leaf.path) for leaf in self.manifest.leaves]
         self._expected = [(leaf.shape, dtype_of(leaf.dtype)) for leaf in self.manifest.leaves]
@@ -67,7 +74,7 @@ class Source:
         found = self._take_quickly(source) if given is None else None
         if found is not None:
             return found, b""
-        tree = ParamTree.of(source, self._select)
+        tree = self._naming.tree_of(source, self._select)
         indices = range(len(self._names)) if given is None else given
         if given is None and (len(tree) != len(self._names) or tree.aliases != self.manifest.aliases):
             self.manifest.check(Manifest.of(tree, self._transport_dtype))
@@ -75,16 +82,43 @@ class Source:
         for index in indices:
             path = self.manifest.leaves[index].path
             tensor = tree[path] if path not in self._tied and path in tree else self._tied_tensor(tree, path)
-            shape, dtype = self._expected[index]
-            if tensor.is_meta:
-                raise WeightMismatch(f"{name_of(path)!r} has gone to the meta device and has no values any more")
-            if tensor.shape != shape or tensor.dtype is not dtype:
-                raise WeightMismatch(
-                    f"{name_of(path)!r} has become {tensor.dtype} of shape {tuple(tensor.shape)}; the receivers were "
-                    f"told of {dtype} of shape {shape}: close both sides and connect again"
-                )
+            self._check(index, tensor)
             tensors.append(tensor)
         return tensors, pack_extra(tree) if given is None else None
+
+    def _check(self, index: int, tensor: torch.Tensor) -> None:
+        """
+        Raises:
+            WeightMismatch: it is not what the receivers were told of.
+        """
+        path, (shape, dtype) = self.manifest.leaves[index].path, self._expected[index]
+        if tensor.is_meta:
+            raise WeightMismatch(f"{name_of(path)!r} has gone to the meta device and has no values any more")
+        if tensor.shape != shape or tensor.dtype is not dtype:
+            raise WeightMismatch(
+                f"{name_of(path)!r} has become {tensor.dtype} of shape {tuple(tensor.shape)}; the receivers were "
+                f"told of {dtype} of shape {shape}: close both sides and connect again"
+            )
+
+    def stream(self, source: Any, targets: Sequence[torch.Tensor]) -> None:
+        """Copy each tensor that a function yields to its place before the next one is asked for.
+
+        Raises:
+            WeightMismatch: they are not those that the receivers were told of; names the first.
+        """
+        left = {leaf.path: index for index, leaf in enumerate(self.manifest.leaves)}
+        for path, tensor in items_of(source, self._select, self._naming):
+            index = left.pop(path, None)
+            if index is None:
+                why = "a second time" if path in self.manifest.indices else "of which the receivers were not told"
+                raise WeightMismatch(f"the function of the weights has yielded {name_of(path)!r}, {why}")
+            self._check(index, tensor)
+            copy_tensors([targets[index]], [tensor])
+        if left:
+            raise WeightMismatch(
+                f"the function of the weights has not yielded {name_of(next(iter(left)))!r}, of which the receivers "
+                "were told"
+            )
 
     def _tied_tensor(self, tree: ParamTree, owner: Path) -> torch.Tensor:
         """The one value of a tensor that has several names, of which some may be missing.
@@ -112,6 +146,8 @@ class Source:
             source = source.state_dict(keep_vars=True)
         if not isinstance(source, dict) or len(source) != len(self._names) + len(self._ties):
             return None
+        if self._naming:
+            source = {name_of(self._naming.of(path_of(name))): tensor for name, tensor in source.items()}
         found: list[Any] = [source.get(name) for name in self._names]
         if not all(issubclass(kind, torch.Tensor) for kind in set(map(type, found))):
             return None

@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import increment_version
 
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights.model.copying import Copy, as_integers, copy_tensors
 from rlinf_async.weights.model.fit import Fit
-from rlinf_async.weights.model.gather import is_sharded
 from rlinf_async.weights.model.overlap import meeting_in_memory
 from rlinf_async.weights.model.param_tree import ParamTree, Path, is_tensordict, local_part, memory_of
 from rlinf_async.weights.model.places import Value
+from rlinf_async.weights.model.shards import is_sharded
 
 
 def copy_in_turn(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
@@ -36,9 +37,12 @@ def copy_in_turn(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor
 
 
 def stand_in(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Has tensors stand in the memory of others."""
+    """Have tensors stand in the memory of others."""
     for target, source in zip(targets, sources, strict=True):
         target.data = source
+    # Assigning .data raises no version, so that a backward pass would take these values for those of its forward pass:
+    # tests/weights/contract/kept.py::a_backward_pass_over_other_weights_is_refused
+    increment_version(targets)
 
 
 @dataclass

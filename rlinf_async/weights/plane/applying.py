@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from rlinf_async._core import clock
 from rlinf_async._core.own_logger import own_logger
@@ -22,6 +22,9 @@ from rlinf_async.weights.waiting.aside import Aside
 from rlinf_async.weights.waiting.gate import ReadingGate
 
 logger = own_logger(__name__)
+
+MAX_PINNED: Final = 2
+"""Versions that tensors of others keep in the sender's memory before this receiver gets copies."""
 
 
 class Applying:
@@ -56,6 +59,7 @@ class Applying:
         self._writing = threading.Lock()
         """Held by who writes what is leased: the leases are given back before that or after it."""
         self._is_closed = False
+        self._is_told = False
 
     def _look(self) -> int:
         if not self.reception.is_whole:
@@ -195,6 +199,22 @@ class Applying:
             self._is_closed = True
         give_back(self.destination, self.leases)
 
+    def _is_pinned(self) -> bool:
+        """True if so many versions are looked at besides that the next one is copied; the log says so once."""
+        is_pinned = self.leases.pinned(self.destination.standing) >= MAX_PINNED
+        if is_pinned and not self._is_told:
+            self._is_told = True
+            logger.warning(
+                "weights of '%s' are copied here and not mapped, from version %d on and as long as something keeps "
+                "tensors of %d earlier versions, whose memory no other version can use: clone what is kept, as in "
+                "{name: tensor.detach().clone() for name, tensor in model.state_dict().items()}, and run or drop "
+                "backward passes before the next version",
+                self._model_id,
+                self.reception.version + 1,
+                MAX_PINNED,
+            )
+        return is_pinned
+
     def _register(self, leased: Leased) -> None:
         leased.reader.register(self._registrar, min(self.destination.places, key=str))
 
@@ -205,7 +225,7 @@ class Applying:
             assert leased.views is not None
             self.digests = None
             try:
-                self.destination.write(leased.views, extra)
+                self.destination.write(leased.views, extra, copies=self._maps and self._is_pinned())
             except BaseException:
                 if not self.destination.is_whole:
                     self.reception.torn()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.autograd.graph import increment_version
 
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async.weights.memory.cuda import CUDA
@@ -15,7 +17,9 @@ from rlinf_async.weights.model.copying import copy_tensors
 from rlinf_async.weights.model.digests import digests_of
 from rlinf_async.weights.model.fit import Fit
 from rlinf_async.weights.model.manifest import Manifest
+from rlinf_async.weights.model.naming import UNCHANGED, Naming
 from rlinf_async.weights.model.param_tree import Path
+from rlinf_async.weights.model.shards import ShardOption
 from rlinf_async.weights.model.writing import Update, copy_in_turn, stand_in
 
 logger = own_logger(__name__)
@@ -34,6 +38,8 @@ class Destination:
         find: gives it, which may be another object from version to version, or raises why there is none.
         maps: tensors come to stand in the sender's memory, instead of being overwritten.
         strict_dtype: nothing is cast.
+        naming: gives the names under which the sender knows its tensors.
+        shard: mesh and placements of plain tensors that are shards; see ``Fit``.
 
     Attributes:
         places: the GPUs that some of it is on, once it is checked.
@@ -42,9 +48,23 @@ class Destination:
         is_whole: no write has broken off half way since one has ended.
     """
 
-    def __init__(self, find: Callable[[], Any], *, maps: bool, strict_dtype: bool = False, gpus: Gpus = CUDA) -> None:
+    def __init__(
+        self,
+        find: Callable[[], Any],
+        *,
+        maps: bool,
+        strict_dtype: bool = False,
+        naming: Naming = UNCHANGED,
+        shard: ShardOption = None,
+        gpus: Gpus = CUDA,
+    ) -> None:
         self._find = find
-        self._options = {"maps": maps, "strict_dtype": strict_dtype}
+        self._options: dict[str, Any] = {
+            "maps": maps,
+            "strict_dtype": strict_dtype,
+            "naming": naming,
+            "shard": shard,
+        }
         self._gpus = gpus
         self.places: set[torch.device] = set()
         self.device: torch.device | None = None
@@ -103,12 +123,18 @@ class Destination:
         if self._fit is not None:
             self._fit.check(list(views.values()), extra)
 
-    def write(self, views: Views, extra: Mapping[Path, Any]) -> None:
+    @property
+    def standing(self) -> int:
+        """Number of its tensors that stand in the sender's memory."""
+        return len(self._mapped)
+
+    def write(self, views: Views, extra: Mapping[Path, Any], *, copies: bool = False) -> None:
         """Applies a version that was compared; nobody reads meanwhile.  The views are only lent, unless it maps.
 
         Args:
             views: of all leaves, in the order of the manifest.
             extra: what there is beside tensors.
+            copies: this version is not mapped, but copied into memory that nothing else looks at.
 
         Raises:
             Exception: what a function of the user's raises, or ``set_extra_state``, after which nothing is written.
@@ -121,13 +147,13 @@ class Destination:
             return
         if not self._fit.is_held():
             self.compare(views, extra)  # somebody has replaced some of them just now
-        Update.of(self._fit, list(views.values()), extra).write(self._place)
+        Update.of(self._fit, list(views.values()), extra).write(functools.partial(self._place, copies=copies))
 
-    def _place(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    def _place(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], *, copies: bool) -> None:
         assert self._fit is not None
         self.is_whole = False
         is_far = self._fit.maps and self._gpus.only_place(sources) != self.device
-        if self._fit.maps and not is_far:
+        if self._fit.maps and not is_far and not copies:
             if self._mapped is not targets:
                 self._let_go(targets, lambda data: data)
             if self.device is not None:
@@ -141,12 +167,16 @@ class Destination:
                 self._tell(why)
             self._is_first = False
             self._let_go(targets, torch.empty_like)
+            if copies:  # whoever keeps tensors of mapped versions may keep those of this one too
+                for target in targets:
+                    target.data = torch.empty_like(target.data)
             if self._fit.is_inference:
                 copy_in_turn(targets, sources)
             elif self.places or is_far:
                 self._gpus.copy(targets, sources)  # after all that readers have begun
             else:
                 copy_tensors(targets, sources)
+        increment_version(self._fit.wholes)  # a DTensor does not see what becomes of its local part
         self.is_whole = True
 
     def digests(self, views: Views) -> tuple[bytes, bytes]:

@@ -12,17 +12,21 @@ class Outgoing(Job):
 
     Args:
         seconds: that its receivers have for it.
+        may_wait: it leaves for a machine once what is on its way there has landed.
     """
 
-    def __init__(self, version: int, store: Store, writer: SlotWriter, seconds: float = 0.0) -> None:
+    def __init__(
+        self, version: int, store: Store, writer: SlotWriter, seconds: float, *, may_wait: bool = False
+    ) -> None:
         super().__init__(version, writer.nbytes, seconds)
+        self.may_wait = may_wait
         self.writer = writer
         self.body = None
         self._store = store
 
     @property
     def is_current(self) -> bool:  # type: ignore[override]
-        return self._store.latest is self.writer
+        return self._store.latest is self.writer and self.writer.version == self.number  # and not a later one
 
     def publish(self) -> Outgoing:
         self.packed = self.nbytes

@@ -25,7 +25,9 @@ class Outlet:
         is_behind: it has refused, and gets the latest version when it does not any more.
         is_asked: somebody waits for it to say whether it still does.
         lost: memory on its machine that it was told of, and cannot open.
-        verifying: the version whose digests it has sent last; they are being compared, or have been.
+        owed: versions that it was told of and has not answered.
+        lags: it owes so many that it hears of no more until it answers; then of the latest.
+        verifying: versions whose digests it has sent, which are being compared.
     """
 
     def __init__(
@@ -44,7 +46,9 @@ class Outlet:
         self.refusal: Exception | None = None
         self.is_behind = False
         self.is_asked = False
-        self.verifying = 0
+        self.owed: set[int] = set()
+        self.lags = False
+        self.verifying: set[int] = set()
         self.lost: Any = None
         self._heard = heard
         self._ended = ended

@@ -7,6 +7,7 @@ HELLO ──► REFUSE          each later version asks again:  PUBLISH of nothi
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -30,6 +31,9 @@ from rlinf_async.weights.state.versions import Ledger
 REFUSAL_GRACE_S: Final = 1.0
 """For which a version waits for what a receiver that has refused before says of it."""
 
+_MOST_OWED: Final = 64
+"""Versions that a receiver is told of and does not answer: the next ones would only fill memory."""
+
 
 class Outlets:
     """All of them.  Links may be heard in any thread.
@@ -40,9 +44,10 @@ class Outlets:
         fill: called when somebody needs the latest version where it is not yet: in its slot; then ``filled``.
         chain_from: bytes from which on other machines pass a version on to each other.
         verify: called with a receiver that has applied a version, and the digests that it gives; then ``verified``.
+        ahead: versions are published while others are under way.
 
     Attributes:
-        seconds: that receivers have for the version under way.
+        seconds: that receivers have for the version published last.
     """
 
     def __init__(
@@ -53,8 +58,11 @@ class Outlets:
         fill: Callable[[], None],
         chain_from: int = CHAIN_FROM_BYTES,
         verify: Callable[[Outlet, Ack, Any], None] | None = None,
+        *,
+        ahead: bool = False,
     ) -> None:
         self.ledger = Ledger()
+        self._ahead = ahead
         self.seconds = 60.0
         self._model_id = model_id
         self._complete = complete
@@ -195,7 +203,9 @@ class Outlets:
         """Tells a receiver what comes, and what is in the memory of its machine."""
         store = self._store
         assert store is not None
-        outlet.say(say.HELLO, store.manifest.to_bytes(), store.extra, store.slots, memory, version)
+        if memory is not None:
+            outlet.owed.add(version)
+        outlet.say(say.HELLO, store.manifest.to_bytes(), store.extra, store.most, memory, version)
 
     def appoint(self, outlet: Outlet, line: int) -> None:
         """Tells a receiver what comes to all receivers of its machine by it."""
@@ -213,12 +223,20 @@ class Outlets:
                     complete += self._tell(outlet, self.ledger.version, None, None)
         self._finish(complete)
 
-    def close(self) -> None:
+    def close(self, reason: str = "") -> None:
+        """Close all links.
+
+        Args:
+            reason: told to the receivers first, in words; empty where the sender has not failed.
+        """
         with self._lock:
             outlets, self._outlets = list(self._outlets.values()), {}
             self._newcomers.clear()
             self._relay.act(self._plan.close)
         for outlet in outlets:
+            if reason and outlet.link.error is None:
+                with contextlib.suppress(TransferFailed):  # that receiver does not listen, and hears of the end only
+                    outlet.say(say.LEAVE, reason)
             outlet.link.close()
 
     # -- on a GPU -----------------------------------------------------------------------------------------------
@@ -293,7 +311,7 @@ class Outlets:
             there = [self._outlets[name] for name in names if name in self._outlets]
             there = [outlet for outlet in there if outlet.refusal is None and outlet.link.error is None]
             far = [outlet for outlet in there if outlet.link.node is not None]
-            job = Outgoing(version, store, writer, self.seconds)
+            job = Outgoing(version, store, writer, self.seconds, may_wait=self._ahead)
             return bool(far) and self._relay.act(self._plan.begin, job, far)
 
     def packed(self, version: int, nbytes: int) -> None:
@@ -324,7 +342,10 @@ class Outlets:
         far: list[Outlet] = []
         with self._lock:
             there = [self._outlets[name] for name in names if name in self._outlets]
-            late = [each for each in self._newcomers if each.is_greeted and self._outlets.get(each.name) is each]
+            # A receiver that lacks an earlier version may find its memory written to again: it gets this one instead.
+            owing = (each for each in self._outlets.values() if each.owed and each.refusal is None)
+            late = {*self._newcomers, *owing} if self._ahead else set(self._newcomers)
+            late = {each for each in late if each.is_greeted and self._outlets.get(each.name) is each}
             gone = {name: self._removed(name, version) for name in names if name not in self._outlets}
             for name in called:
                 if name not in self.ledger.targets:
@@ -334,6 +355,7 @@ class Outlets:
             if store is None or writer is None:
                 there = []
             else:
+                writer.publish()
                 self.greet(store)
             for outlet in there:
                 assert writer is not None
@@ -354,6 +376,10 @@ class Outlets:
         self._finish(complete)
         return far
 
+    def has_begun(self, version: int) -> bool:
+        """True if that version has been leaving for other machines since it was packed."""
+        return self._plan.job is not None and self._plan.job.number == version
+
     def bring(
         self,
         version: int,
@@ -367,11 +393,16 @@ class Outlets:
             there = [outlet for outlet in far if self._outlets.get(outlet.name) is outlet and outlet.link.error is None]
             job = self._plan.job
             if not isinstance(job, Outgoing) or job.number != version or job.writer is not writer:
-                job = Outgoing(version, store, writer, self.seconds)
+                job = Outgoing(version, store, writer, self.seconds, may_wait=self._ahead)
             job.patch = None if delta is None else Patch(delta[0], delta[1].head, delta[1].body)
             self._relay.act(self._plan.publish, job.publish(), there)
 
     def _tell(self, outlet: Outlet, version: int, memory: Any, moment: float | None) -> list[int]:
+        outlet.lags = len(outlet.owed) >= _MOST_OWED
+        if outlet.lags:
+            return []
+        if memory is not None:
+            outlet.owed.add(version)
         try:
             outlet.say(say.PUBLISH, version, memory, moment)
         except TransferFailed as error:
@@ -411,6 +442,7 @@ class Outlets:
             elif what == say.REFUSE:
                 outlet.refusal = unpack_error(facts[0])
                 outlet.is_ready, outlet.is_asked, outlet.is_behind = False, False, True
+                outlet.owed.clear()
                 complete = self._gone(outlet, outlet.refusal)
             elif what == say.ACK:
                 complete = self._acked(outlet, *facts)
@@ -444,7 +476,10 @@ class Outlets:
 
     def _outgoing(self, store: Store) -> Outgoing | None:
         """What was published last, for receivers on other machines that lack it."""
-        return None if store.latest is None else Outgoing(store.latest.version, store, store.latest).publish()
+        latest = store.latest
+        if latest is None:
+            return None
+        return Outgoing(latest.version, store, latest, self.seconds, may_wait=self._ahead).publish()
 
     def hear_end(self, outlet: Outlet, error: Exception) -> None:
         with self._lock:
@@ -460,12 +495,20 @@ class Outlets:
         self._changed()
 
     def _acked(self, outlet: Outlet, version: int, failure: bytes | None, *facts: Any) -> list[int]:
+        outlet.owed.discard(version)
+        store = self._store
+        if outlet.lags and store is not None and store.latest is not None and self.is_published(store.latest):
+            outlet.lags = False
+            return [*self._answer(outlet, version, failure, *facts), *self._show(outlet, store, store.latest)]
+        return self._answer(outlet, version, failure, *facts)
+
+    def _answer(self, outlet: Outlet, version: int, failure: bytes | None, *facts: Any) -> list[int]:
         if failure is not None:
             return self._failed(outlet.name, version, unpack_error(failure))
         *seconds, digests = facts
         ack = Ack("applied", version, None, *seconds)
         if self._verify is not None:
-            outlet.verifying = version
+            outlet.verifying.add(version)
             self._verify(outlet, ack, digests)
             return []
         return self._answered(outlet.name, ack)
@@ -473,6 +516,7 @@ class Outlets:
     def verified(self, outlet: Outlet, ack: Ack) -> None:
         """What a receiver holds has been compared with what was sent."""
         with self._lock:
+            outlet.verifying.discard(ack.version)
             complete = self._answered(outlet.name, ack) if self._outlets.get(outlet.name) is outlet else []
         self._finish(complete)
         self._changed()
@@ -480,15 +524,19 @@ class Outlets:
     def _failed(self, name: Hashable, version: int, error: Exception) -> list[int]:
         return self._answered(name, Ack("failed", version, error))
 
+    def _failed_alone(self, name: Hashable, version: int, error: Exception) -> list[int]:
+        trouble = f"{type(error).__name__}: {error}"
+        return [version] if self.ledger.settle(name, version, Ack("failed", version, error), trouble) else []
+
     def _answered(self, name: Hashable, ack: Ack) -> list[int]:
+        compared = self._outlets[name].verifying if name in self._outlets else ()
         trouble = None if ack.error is None else f"{type(ack.error).__name__}: {ack.error}"
-        return [ack.version] if self.ledger.answer(name, ack.version, ack, trouble) else []
+        return self.ledger.answer(name, ack.version, ack, trouble, compared=compared)
 
     def _gone(self, outlet: Outlet, error: Exception) -> list[int]:
-        if outlet.verifying == self.ledger.version:  # it has answered; what it says is being compared
-            return []
-        ack = Ack("failed", self.ledger.version, error)
-        return self.ledger.gone(outlet.name, ack, f"{type(error).__name__}: {error}")
+        # Of a version that is being compared it has answered.
+        pending = [version for version in self.ledger.pending if version not in outlet.verifying]
+        return [each for version in pending for each in self._failed_alone(outlet.name, version, error)]
 
     def answered(self, name: Hashable, version: int, error: Exception | None) -> None:
         """What has become of a message."""
@@ -496,11 +544,11 @@ class Outlets:
             complete = self._answered(name, Ack("applied" if error is None else "failed", version, error))
         self._finish(complete)
 
-    def fail(self, name: Hashable, version: int, error: Exception) -> None:
-        """Its time is over."""
+    def fail(self, name: Hashable, version: int, error: Exception, *, is_late: bool = True) -> None:
+        """Its time is over, or later versions than it may be behind are published."""
         with self._lock:
-            complete = self._failed(name, version, error)
-            if (outlet := self._outlets.get(name)) is not None:
+            complete = self._failed_alone(name, version, error)
+            if is_late and (outlet := self._outlets.get(name)) is not None:
                 self._relay.act(self._plan.doubt, outlet)
         self._finish(complete)
 
@@ -510,7 +558,7 @@ class Outlets:
             refusals, complete = self.refusals, []
             for name in self.waiting_for(version):
                 if name in refusals:
-                    complete += self._failed(name, version, refusals[name])
+                    complete += self._failed_alone(name, version, refusals[name])
         self._finish(complete)
 
     def forget(self, version: int) -> None:

@@ -15,6 +15,7 @@ from rlinf_async.weights.model.copying import Copy, copy_in_order, copy_tensors
 from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.param_tree import ParamTree
 from rlinf_async.weights.model.source import Source
+from rlinf_async.weights.model.streamed import is_streamed
 from rlinf_async.weights.plane.comparing import Comparing
 from rlinf_async.weights.plane.verifying import Verifying
 
@@ -92,8 +93,8 @@ class Packing:
         """
         if self.taker.is_sharded and self._places:
             self._gpus.follow(marks)  # shards are put together, and sent, in the streams of this thread
-        tensors, extra = self.taker.take(source, given)
-        store = self.store
+        store, streams = self.store, is_streamed(source)
+        tensors, extra = ([], b"") if streams else self.taker.take(source, given)
         if store is None:
             self.taker.gather((), tensors, given, call)
             for device in self._places:
@@ -101,7 +102,9 @@ class Packing:
             return None
         slot = store.take()
         how: dict[str, Any] = {"extra": extra, "with_checksum": self._with_checksum}
-        if self.taker.is_sharded:
+        if streams:
+            how["copy"] = lambda targets, _: self.taker.stream(source, targets)
+        elif self.taker.is_sharded:
             for device in self._places:
                 store.register(slot, device)
             how["copy"] = functools.partial(self.taker.gather, given=given, call=call)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -21,9 +22,11 @@ from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.gather import gathers_here
 from rlinf_async.weights.model.gather_calls import Call, Calls
 from rlinf_async.weights.model.manifest import Manifest
-from rlinf_async.weights.model.param_tree import ParamTree, name_of
+from rlinf_async.weights.model.naming import UNCHANGED, Naming
+from rlinf_async.weights.model.param_tree import name_of
 from rlinf_async.weights.model.partial import chosen
 from rlinf_async.weights.model.source import Source, pack_extra
+from rlinf_async.weights.model.streamed import is_streamed, layout_of
 from rlinf_async.weights.plane.comparing import Comparing
 from rlinf_async.weights.plane.delivery import Delivery, Parcel
 from rlinf_async.weights.plane.outlet import Outlet
@@ -57,9 +60,9 @@ class Publisher:
 
     Weights of a GPU are packed once the caller's current streams have come as far as they were when ``publish`` was
     called: there, if receivers of this machine have theirs on the same GPU, and in shared memory for everybody else.
-    What CUDA refuses is logged once, and goes by way of the CPU.
+    A refusal by CUDA is logged once, and the weights go by way of the CPU.
 
-    Of weights that are sharded (FSDP, DTensor) every rank has a publisher, that of rank 0 all receivers.  They publish
+    With sharded weights (FSDP, DTensor), every rank has a publisher, and rank 0's has all receivers.  They publish
     together: shards go straight to their places in rank 0's shared memory, and no other rank ever has them whole.  A
     rank that does not take part keeps the others waiting for as long as torch's process group lets them.
 
@@ -76,7 +79,10 @@ class Publisher:
         verify: ``"crc"``: with a checksum, which the receivers check.  ``"sha256"``: what each tensor of a receiver
             holds once a version is applied is compared with what was packed.
         select: ``"all"``, ``"trainable"``, or a function of (name, tensor).
+        naming: gives the names under which the source's tensors travel.
         chain_from: bytes from which on receivers' machines pass a version on to each other.
+        behind: earlier versions that may be under way when one is published.  A receiver that lacks more of them has
+            failed for the oldest, and is named once in the log.  0: one version is under way at a time.
         gpus: in the place of CUDA's.
     """
 
@@ -92,7 +98,9 @@ class Publisher:
         ack_timeout: float = 60.0,
         verify: str = "off",
         select: Any = "all",
+        naming: Naming = UNCHANGED,
         chain_from: int = CHAIN_FROM_BYTES,
+        behind: int = 0,
         gpus: Gpus = CUDA,
     ) -> None:
         self._pid = process.pid
@@ -105,15 +113,19 @@ class Publisher:
         self._gpus = gpus
         self._verify = verify
         self._select = select
+        self.naming = naming
         self._changes = Changes(model_id)
         verifies = self._verify_aside if verify == "sha256" else None
-        self._outlets = Outlets(model_id, self._complete, self._changes.notify, self._fill, chain_from, verifies)
+        told = self._complete, self._changes.notify, self._fill
+        self._outlets = Outlets(model_id, *told, chain_from=chain_from, verify=verifies, ahead=behind > 0)
+        self._behind = behind
+        self._named: dict[Hashable, float] = {}
+        """Receivers that were too far behind, and when the log has named them."""
         self._may_lay_anew = apply == "map" and transport_dtype is None and delta == "off"
         self._packing: Packing | None = None
         self.aside = Aside(f"weights of {model_id}")
-        self._handle: SyncHandle | None = None
-        self._facts: tuple[float, float] = (0.0, 0.0)
-        """Of the version under way: when it was begun, seconds until it was staged."""
+        self._handles: dict[int, SyncHandle] = {}
+        """Versions under way, the oldest first."""
         self._stores: list[Store] = []
         """That which is packed into, and before it those that somebody may be about to open."""
         self._keep: Callable[[], object] = lambda: None
@@ -231,7 +243,7 @@ class Publisher:
             To be awaited until all have applied it; where there are deliveries, after ``collect``.
 
         Raises:
-            RuntimeError: another version is under way.
+            RuntimeError: another version is under way, or with ``behind`` is being packed.
             ValueError: there is no such receiver, or the version is not after the last one.
             WeightMismatch: there are other weights, shapes or dtypes than at first.  Nothing was sent to anyone.
             KeyError: ``keys`` names something that the weights do not have.
@@ -243,7 +255,7 @@ class Publisher:
         if packing is not None and packing.taker.is_sharded and not (packing.store is None and self.worker_ids):
             call.found_sharded()
         self._check_open()
-        self._refuse_second()
+        self._make_way()
         begun = clock.monotonic()
         names = self._outlets.meant(worker_ids)
         number = self._outlets.ledger.check(version)
@@ -266,8 +278,9 @@ class Publisher:
             if laid is not None:
                 self._lay_over(laid, number)
                 laid = None
-            self._facts = (begun, clock.monotonic() - begun)
-            self._handle = handle = SyncHandle(number, seconds, self._expire, self._outlets.forget, parcels)
+            handle = SyncHandle(number, seconds, self._expire, self._forget_version, parcels)
+            handle.begun, handle.staged = begun, clock.monotonic() - begun
+            self._handles[number] = handle
             handle.model, handle.nbytes = self._model_id, packed
             handle._event = recording.begin(EventKind.WEIGHTS, self._model_id, number)
             called = [name for delivery in parcels for name in delivery.names]
@@ -275,11 +288,12 @@ class Publisher:
             recording.version(self._model_id, "published", number)
             if self._outlets.refusals:
                 asyncio.get_running_loop().call_later(REFUSAL_GRACE_S, self._outlets.fail_refused, number)
-            if far and writer is not None and self._store is not None:
+            if (far or self._outlets.has_begun(number)) and writer is not None and self._store is not None:
                 near = packed if len(far) < len(names) else 0
                 self.aside.start(self._bring, handle, far, self._store, writer, near, nbytes=writer.leaves.nbytes)
+            self._leave_behind()
             if self._packing is not None and self._packing.verifying is not None:
-                self.aside.start(self._packing.verifying.begin, number, nbytes=None)
+                self.aside.start(self._packing.verifying.begin, number, list(self._handles), nbytes=None)
             return handle
         except BaseException:  # also where whoever waited was cancelled, and all is packed
             if laid is not None and laid.store is not None:
@@ -312,7 +326,8 @@ class Publisher:
 
     def _take_back(self, version: int) -> None:
         """What is not published after all is in the store no more, and nobody waits for it."""
-        self._handle, store = None, self._store
+        self._handles.pop(version, None)
+        store = self._store
         if store is not None and version > self.version:
             store.withdraw(version)
         self._outlets.forget(version)
@@ -334,16 +349,37 @@ class Publisher:
         self._check_open()
         return {name: ack or Ack("failed", version, self._late(name, version)) for name, ack in find().items()}
 
-    def _refuse_second(self) -> None:
-        handle = self._handle
-        if handle is not None and not handle.done() and handle._remaining() == 0:
-            handle._expire()  # nobody has waited for it
-        if self._is_packing or (handle is not None and not handle.done()):
-            version = self.version + 1 if handle is None or handle.done() else handle.version
+    def _make_way(self) -> None:
+        """
+        Raises:
+            RuntimeError: another version is under way, and ``behind`` does not allow it.
+        """
+        for handle in list(self._handles.values()):
+            if handle._remaining() == 0:
+                handle._expire()  # nobody has waited for it
+        if self._is_packing or (self._handles and not self._behind):
+            version = next(iter(self._handles), self.version + 1)
             waiting = ", ".join(map(repr, self._outlets.waiting_for(version))) or "the packing"
             raise RuntimeError(
                 f"version {version} of '{self._model_id}' is pending at {waiting}: await its handle, or cancel it"
             )
+
+    def _leave_behind(self) -> None:
+        """End the oldest versions under way, of which there are too many, for the receivers that lack them."""
+        for version in self._outlets.ledger.excess(self._behind):
+            for name in self._outlets.waiting_for(version):
+                who = f"receiver {name!r} ({self._outlets.label(name)})"
+                lag = f"is more than {self._behind} versions of '{self._model_id}' behind"
+                if (now := clock.monotonic()) >= self._named.get(name, -math.inf) + self._ack_timeout:
+                    self._named[name] = now
+                    logger.warning("%s %s; nobody waits for it, and once it goes on it gets the latest one", who, lag)
+                error = DeadlineExceeded(f"{who} {lag}: version {self.version} is published, and it lacks {version}")
+                self._outlets.fail(name, version, error, is_late=False)
+
+    def _forget_version(self, version: int) -> None:
+        """Forget a version for which nobody waits any more."""
+        self._handles.pop(version, None)
+        self._outlets.forget(version)
 
     async def _stage(
         self,
@@ -367,24 +403,31 @@ class Publisher:
         if packing.store is None:
             self._refuse_receivers()
         given = packing.taker.manifest.select(keys_of(keys))
+        streams = is_streamed(source)
+        if streams and given is not None:
+            raise ValueError("keys= names some of a model's tensors, and a function yields all of them")
         # Receivers on other machines have no memory yet for another layout: they get it when all is packed.
         at_once = () if laid is not None else names
         wanted = (source, version, given, at_once, packing.marks(), call)
-        writer = await self.aside.do(packing.pack, *wanted, nbytes=packing.nbytes)
+        writer = await self.aside.do(packing.pack, *wanted, nbytes=None if streams else packing.nbytes)
         return writer, packing.taker.manifest.nbytes_of(given)
 
     async def _lay_out(self, source: Any, transport_dtype: Any, wish: Mapping[int, str] | None = None) -> Packing:
         """Finds out what comes, and makes room for it where it is packed."""
-        tree = ParamTree.of(source, self._select)
-        taker = Source(tree, self._select, transport_dtype)
+        if is_streamed(source):  # other ranks may have to be waited for, and what is yielded is computed
+            tree = await self.aside.do(layout_of, source, self._select, self.naming, nbytes=None)
+        else:
+            tree = self.naming.tree_of(source, self._select)
+        taker = Source(tree, self._select, transport_dtype, self.naming)
         made: list[Store] = []
         if gathers_here() or not taker.is_sharded:
             extra = len(pack_extra(tree))
             facts = (taker.manifest, self._slots, extra, self._model_id, self._gpus)
-            may_stay_on_gpu = self._gpus.only_place(list(tree.tensors.values())) is not None
+            most = self._behind + 2
+            on_gpu = bool(self._gpus.places(tree.tensors.values()))  # may stay there, and is packed slot by slot
 
             def make() -> None:
-                made.append(Store(*facts, reserves=not may_stay_on_gpu))
+                made.append(Store(*facts, reserves=not on_gpu, most=most))
 
             try:
                 await self.aside.do(make, nbytes=taker.manifest.nbytes)
@@ -407,7 +450,15 @@ class Publisher:
     async def _lay_anew(self, source: Any, keys: Any, names: Sequence[Hashable]) -> Packing | None:
         """A layout in the dtype that all receivers map, or else in the sender's own, where it is another than this."""
         packing = self._packing
-        if packing is None or not self._may_lay_anew or keys is not None or set(names) != set(self.worker_ids):
+        if (
+            packing is None
+            or not self._may_lay_anew
+            or is_streamed(source)
+            or keys is not None
+            or set(names) != set(self.worker_ids)
+        ):
+            return None
+        if self._handles:  # which would not be verified, and whose memory would have to stay
             return None
         wish = self._outlets.wish
         if wish is None or wish == packing.wish or packing.taker.is_sharded:
@@ -472,8 +523,7 @@ class Publisher:
         self._outlets.fail_refused(version)
         for name in self._outlets.waiting_for(version):
             self._outlets.fail(name, version, self._late(name, version))
-        handle = self._handle
-        if handle is not None and handle.version == version:
+        if (handle := self._handles.get(version)) is not None:
             for delivery in handle.deliveries:
                 delivery.give_up()
 
@@ -486,14 +536,13 @@ class Publisher:
     def _complete(self, version: int) -> None:
         """All have answered."""
         answers = self._outlets.answers(version)
-        handle = self._handle
-        if answers is not None and handle is not None and handle.version == version:
+        handle = self._handles.pop(version, None)
+        if answers is not None and handle is not None:
             handle.finish(self._report(handle, answers))
 
     def _report(self, handle: SyncHandle, answers: Any) -> SyncReport:
-        begun, staged = self._facts
         nbytes = max((handle.nbytes, *(delivery.nbytes for delivery in handle.deliveries)))
-        return SyncReport(handle.version, dict(answers), nbytes, staged, clock.monotonic() - begun)
+        return SyncReport(handle.version, dict(answers), nbytes, handle.staged, clock.monotonic() - handle.begun)
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -503,26 +552,30 @@ class Publisher:
         if self._is_closed:
             raise ClosedError(f"the publisher of '{self._model_id}' is closed")
 
-    async def close(self) -> None:
-        """Closes the links and gives the memory back; receivers keep their last version.  Idempotent.
+    async def close(self, reason: str = "") -> None:
+        """Close the links and give the memory back; receivers keep their last version.  Idempotent.
 
-        Whoever is cancelled while it waits is told so at the end.
+        A caller that is cancelled while it waits is told so at the end.
+
+        Args:
+            reason: told to the receivers, where the sender has failed.
         """
         self._is_closed = True
-        handle, self._handle = self._handle, None
-        if handle is not None and not handle.done() and self._pid == process.pid:
+        for handle in list(self._handles.values()) if self._pid == process.pid else ():
             handle.give_up(ClosedError(f"the publisher of '{self._model_id}' is closed"))
         try:
             await self.aside.wait()
         finally:
-            await self._let_go()
+            await self._let_go(reason)
 
-    async def _let_go(self) -> None:
+    async def _let_go(self, reason: str) -> None:
         # Packing has gigabytes, for which a cycle would have to be found.
-        store, self._packing, self._source = self._store, None, None
+        store, packing, self._packing, self._source = self._store, self._packing, None, None
+        if packing is not None and packing.verifying is not None:
+            packing.verifying.end()
         try:
             if self._pid == process.pid:  # in a forked one, a thread that is not there may have had their lock
-                self._outlets.close()
+                self._outlets.close(reason)
                 self._changes.notify()  # whoever waits for receivers hears that it is closed
             if store is not None:  # nothing is packed there, or sent from there, any more
                 await self.aside.do(_close_all, self._stores, nbytes=store.layout.size)

@@ -17,9 +17,11 @@ from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost, Transfer
 from rlinf_async.weights.links.weight_link import Link, Words
 from rlinf_async.weights.memory.cuda import CUDA
 from rlinf_async.weights.memory.gpus import Gpus
-from rlinf_async.weights.memory.slot import MemoryName
+from rlinf_async.weights.memory.slot import PUBLISHED, MemoryName
 from rlinf_async.weights.memory.slot_reader import MemoryGone
+from rlinf_async.weights.model.naming import UNCHANGED, Naming
 from rlinf_async.weights.model.param_tree import Path
+from rlinf_async.weights.model.shards import ShardOption
 from rlinf_async.weights.plane.applying import Applying, give_back
 from rlinf_async.weights.plane.destination import Destination
 from rlinf_async.weights.plane.host_memory import HostMemory
@@ -57,13 +59,13 @@ class Subscriber:
             that is called with ``{path: tensor}`` and must not keep them; None: the weights are only looked at.
         apply: ``"copy"``: the tensors are overwritten.  ``"map"``: they come to stand in the sender's memory, and to
             write to them then is a fault that ends the process; on a GPU it is none, and other receivers see it.
-        policy: ``"latest"``: versions that are late are skipped.  ``"all"``: those that the sender has given up, when
-            their time was over or nobody waited, may be: it uses their memory again.
         verify: ``"crc"``: checksums are checked, where the sender makes them.  ``"sha256"``: the sender hears digests
             of what the destination holds.
         ack_timeout: seconds that readers have to leave when a version is to be applied.
         find: gives the destination, which may be another one from version to version, or raises why there is none.
         strict_dtype: weights in another dtype than the destination's are refused, and not cast.
+        naming: gives the names under which the sender knows the destination's tensors.
+        shard: mesh and placements of plain tensors that are shards; see ``Fit``.
         gpus: in the place of CUDA's.
 
     Attributes:
@@ -77,21 +79,28 @@ class Subscriber:
         *,
         model_id: str = "policy",
         apply: str = "copy",
-        policy: str = "latest",
         verify: str = "off",
         ack_timeout: float = 60.0,
         find: Callable[[], Any] | None = None,
         strict_dtype: bool = False,
+        naming: Naming = UNCHANGED,
+        shard: ShardOption = None,
         gpus: Gpus = CUDA,
     ) -> None:
         self.link = link
         self._pid: int | None = None
         """Of the process that listens to the link."""
         self._model_id = model_id
-        self._skips = policy == "latest"
         self._maps = apply == "map"
         self._applying = Applying(
-            Destination(find or (lambda: destination), maps=apply == "map", strict_dtype=strict_dtype, gpus=gpus),
+            Destination(
+                find or (lambda: destination),
+                maps=apply == "map",
+                strict_dtype=strict_dtype,
+                naming=naming,
+                shard=shard,
+                gpus=gpus,
+            ),
             model_id,
             gpus,
             maps=apply == "map",
@@ -105,6 +114,8 @@ class Subscriber:
         self._owed: list[int] = []
         """Versions that were heard of and not acknowledged."""
         self._end: Exception | None = None
+        self._why = ""
+        """The sender's last word, where it has failed."""
         self._host: HostMemory | None = None
         self._keep: Callable[[], object] | None = None
         """Prevents that what is leased is given back a second time, when this is dropped."""
@@ -209,6 +220,9 @@ class Subscriber:
         what, *facts = words
         if what == say.PUBLISH:
             self._reception.heard(facts[0])
+        elif what == say.LEAVE:
+            self._why = facts[0]
+            return
         elif what in TO_HOSTS:
             if self._host is not None:  # or it is the host no more, which the sender may not have known
                 self._host.host.hear(what, *facts)
@@ -220,6 +234,8 @@ class Subscriber:
 
     def hear_end(self, error: Exception) -> None:
         """Notes that the link has ended, and why, and wakes all waiters."""
+        if self._why:
+            error = ClosedError(f"the sender of '{self._model_id}' has left by an error: {self._why}")
         self._end = error
         if self._host is not None:
             self._host.host.close(error)
@@ -306,7 +322,7 @@ class Subscriber:
         """
         news = self._news
         words = [news.popleft()]
-        while self._skips and _is_there(words[-1]) and news and _is_there(news[0]):
+        while _is_there(words[-1]) and news and _is_there(news[0]):
             words.append(news.popleft())
         return words
 
@@ -377,12 +393,16 @@ class Subscriber:
                 return
             if leased is None:  # it is being written again: that version comes next
                 return
+            is_published = leased.header.places & PUBLISHED
             if leased.views is None:
-                self._say(say.LACK, leased.header.version, None)
+                if is_published:
+                    self._say(say.LACK, leased.header.version, None)
                 return
             try:
-                if not self._skips and leased.header.version > versions[-1] and self._news:
-                    return  # others come before that one
+                # It has been written again and may be withdrawn before it is published; another version is on its way.
+                # tests/weights/plane/test_behind.py::test_what_is_packed_and_not_published_is_not_applied
+                if not is_published:
+                    return
                 pause = await applying.apply(leased)
             finally:
                 applying.leases.release(leased.reader)

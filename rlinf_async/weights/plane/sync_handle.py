@@ -26,6 +26,8 @@ class SyncHandle(Work[SyncReport]):
         report: who has it; None until all have answered.
         nbytes: the largest part of it that goes to a receiver.
         deliveries: those of its receivers that get it as a message.
+        begun: when its publishing was begun.
+        staged: seconds until the source could change.
     """
 
     _kind = "weights"
@@ -42,6 +44,7 @@ class SyncHandle(Work[SyncReport]):
         super().__init__()
         self.version = version
         self.nbytes = 0
+        self.begun = self.staged = 0.0
         self.deliveries = deliveries
         self.report: SyncReport | None = None
         self._limit(timeout)

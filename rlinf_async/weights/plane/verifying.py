@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Hashable, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Hashable, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
 
 from rlinf_async.errors import ConfigError, WeightMismatch
+from rlinf_async.weights.memory.slot import SlotWriter
 from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.digests import ExpectedDigests
 from rlinf_async.weights.state.sync_report import Ack
@@ -15,18 +18,34 @@ from rlinf_async.weights.state.sync_report import Ack
 _NAMED: Final = 5  # tensors that an error names
 
 
+class _Held(NamedTuple):
+    slot: SlotWriter
+    leaves: list[torch.Tensor]
+    expected: ExpectedDigests
+
+
 class Verifying:
-    """In the thread that packs: no slot is written to meanwhile that the store has as its latest."""
+    """In the thread that packs: holds the slots of the versions that receivers may still answer."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._expected = ExpectedDigests(store.manifest)
+        self._held: dict[int, _Held] = {}
 
-    def begin(self, version: int) -> None:
-        """Hashes a version that has been published, before the first receiver has answered."""
+    def begin(self, version: int, pending: Collection[int]) -> None:
+        """Hash a version that has been published, before the first receiver has answered.
+
+        Args:
+            pending: earlier versions that receivers may still answer; the slots of all others may be written again.
+        """
+        for each in self._held.keys() - set(pending):
+            self._held.pop(each).slot.let_go()
         latest = self._store.latest
         if latest is not None and latest.version == version and latest.is_in_slot:
-            self._expected.begin(version, list(latest.views.values()))
+            self._expected = self._expected.following()
+            latest.hold()
+            self._held[version] = held = _Held(latest, list(latest.views.values()), self._expected)
+            self._expected.begin(version, held.leaves)
 
     def judge(self, name: Hashable, ack: Ack, digests: Sequence[Any] | None) -> Ack:
         """A receiver's answer with the digest of what it holds; a failure, if that is not what was sent."""
@@ -42,14 +61,18 @@ class Verifying:
                 "weights that come in another way have none"
             )
         version, forms, found = digests
-        latest = self._store.latest
-        if latest is None or version != latest.version:
+        held = self._held.get(version)
+        if held is None:
             return ack  # nobody waits for it any more
-        differing = self._expected.differing(version, list(latest.views.values()), forms, found)
-        if differing and self._store.latest is latest:  # otherwise a later one may have been packed there meanwhile
+        differing = held.expected.differing(version, held.leaves, forms, found)
+        if differing:
             more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
             raise WeightMismatch(
                 f"{', '.join(map(repr, differing[:_NAMED]))}{more} of version {version} is not what was sent, once it "
                 f"was applied at receiver {name!r}: something else writes to that model, or its memory is damaged"
             )
         return dataclasses.replace(ack, digest=hashlib.sha256(found).hexdigest())
+
+    def end(self) -> None:
+        """Let go of all memory; nothing is compared any more."""
+        self._held.clear()

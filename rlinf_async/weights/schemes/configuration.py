@@ -25,7 +25,11 @@ class Configuration(metaclass=abc.ABCMeta):
 
     def __init__(self, strategy: Any, options: Mapping[str, Any]) -> None:
         self.strategy: str = _get_strategy(strategy).extract_as
-        self.options = SyncOptions.of(options, type(self).__name__)
+        owner = type(self).__name__
+        self.options = SyncOptions.of(options, owner)
+        self.options.refuse(
+            "behind", owner=owner, why="a send is over once its workers have answered: publish() takes it"
+        )
 
     @abc.abstractmethod
     def create_transport(self, pipe_or_context: Any) -> TransportBackend:

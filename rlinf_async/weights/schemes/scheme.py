@@ -42,8 +42,8 @@ class WeightSyncScheme(Configuration):
 
     Args:
         strategy: what weights are extracted as: ``"state_dict"`` or ``"tensordict"``.
-        options: see ``SyncOptions``; ``apply``, ``slots``, ``transport_dtype``, ``delta``, ``policy``, ``ack_timeout``,
-            ``verify``, ``select``.
+        options: see ``SyncOptions``; ``apply``, ``slots``, ``transport_dtype``, ``delta``, ``ack_timeout``, ``verify``,
+            ``select``.
 
     Raises:
         ConfigError: an option is not known, or has a value that it cannot have.
@@ -189,7 +189,9 @@ class WeightSyncScheme(Configuration):
             raise
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
+    async def __aexit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if kind is not None and self._sender is not None:
+            self._sender._failure = f"{kind.__name__}: {error}"
         await self.close()
 
     # -- pickling -----------------------------------------------------------------------------------------------

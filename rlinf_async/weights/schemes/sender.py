@@ -13,8 +13,8 @@ from rlinf_async._core import clock
 from rlinf_async.errors import ClosedError, DeadlineExceeded, WeightMismatch
 from rlinf_async.weights.model.gather import gathers_here
 from rlinf_async.weights.model.gather_calls import Call, Calls
-from rlinf_async.weights.model.param_tree import ParamTree
 from rlinf_async.weights.model.partial import chosen, completed, fitted
+from rlinf_async.weights.model.streamed import is_streamed
 from rlinf_async.weights.plane.delivery import Delivery
 from rlinf_async.weights.plane.publisher import Publisher
 from rlinf_async.weights.plane.sync_handle import SyncHandle
@@ -82,6 +82,8 @@ class WeightSender(Roster):
     def _forget(self) -> None:
         """What belongs to this process."""
         self._is_closed = False
+        self._failure = ""
+        """The error by which the scheme is left, in words."""
         self._pending: SyncHandle | None = None
         self._current: Any = None
         self._made: Publisher | None = None
@@ -243,6 +245,8 @@ class WeightSender(Roster):
     def _weights(self, weights: Any) -> Any:
         context = self._context_ref() if self._context_ref is not None else None
         prepared = self._scheme.prepare_weights(weights, self._model_id, self._strategy, context)
+        if prepared is None and is_streamed(self._source_model):
+            return self._source_model
         if prepared is None and self._source_model is not None:
             return self._strategy.extract_weights(self._source_model)
         return prepared
@@ -280,14 +284,15 @@ class WeightSender(Roster):
         facts: dict[str, Any] = {"version": version, "timeout": timeout, "call": call, "deliveries": deliveries}
         if not self._publishes and are_sharded(weights):
             weights, keys = await publisher.aside.do(gather_whole, chosen(weights, keys), call, nbytes=None), None
-        if publisher.manifest is None and (links or deliveries is None):
+        streams = is_streamed(weights)
+        if publisher.manifest is None and (links or deliveries is None) and not streams:
             weights, keys = completed(weights, keys, self._model_weights(), self._model_id, select), None
         try:
             handle = await publisher.publish(weights, list(links), keys=keys, **facts)
         except WeightMismatch:
-            if publisher.manifest is None or keys is not None or isinstance(weights, nn.Module) or not links:
+            if publisher.manifest is None or keys is not None or isinstance(weights, nn.Module) or streams or not links:
                 raise
-            weights, keys = fitted(ParamTree.of(weights, select), publisher.manifest)
+            weights, keys = fitted(publisher.naming.tree_of(weights, select), publisher.manifest)
             handle = await publisher.publish(weights, list(links), keys=keys, **facts)
         for transport in links.values():
             transport.announce(handle.version)
@@ -451,14 +456,14 @@ class WeightSender(Roster):
 
     async def _close(self) -> None:
         if self._made is not None:
-            await self._made.close()
+            await self._made.close(self._failure)
         await close_all([*self._transports.values(), *([self._transport] if self._transport else [])])
 
     # -- pickling -----------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the context, and without what is pending."""
-        own = ("_bridge", "_calls", "_made", "_current", "_pending", "_is_closed")
+        own = ("_bridge", "_calls", "_made", "_current", "_pending", "_is_closed", "_failure")
         state = {name: value for name, value in self.__dict__.items() if name not in own}
         return {**state, "_context_ref": None}
 

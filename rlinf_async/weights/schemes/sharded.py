@@ -12,9 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlinf_async.weights.model.gather import gather_buckets, gathers_here, is_sharded
+from rlinf_async.weights.model.gather import gather_buckets, gathers_here
 from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.param_tree import ParamTree, Path, is_tensordict
+from rlinf_async.weights.model.shards import is_sharded
 
 
 def are_sharded(weights: Any) -> bool:

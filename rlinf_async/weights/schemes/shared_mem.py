@@ -118,6 +118,9 @@ class SharedMemWeightSyncScheme(PipeScheme):
         if cached is not None and self.transport.buffer(model_id) is None:
             self.transport.register_weights(model_id, cached)
         super().init_on_sender(model_id, context, **kwargs)
+        for transport in self.get_sender()._transports.values():
+            if isinstance(transport, MPTransport) and model_id in self.transport.registered:
+                transport.register(model_id)
 
     def create_sender(self) -> WeightSender:
         return _SharedSender(self)

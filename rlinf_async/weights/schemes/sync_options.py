@@ -1,4 +1,4 @@
-"""Options of every scheme: apply, policy, dtypes, delta, verification, deadlines; checked, and refused by name."""
+"""Options of every scheme: apply, dtypes, delta, verification, deadlines; checked, and refused by name."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any, Final
 import torch
 
 from rlinf_async.errors import ConfigError
+from rlinf_async.weights.model.naming import Naming, Rename
+from rlinf_async.weights.model.shards import ShardOption
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "delta": ("off", "auto", "on"),
     "apply": ("copy", "map"),
-    "policy": ("latest", "all"),
     "verify": ("off", "crc", "sha256"),
     "strict_dtype": (False, True),
 }
@@ -41,8 +42,7 @@ class SyncOptions:
         transport_dtype: what floating-point tensors travel as: a dtype, its name, or a function of (name, dtype);
             None: as they are.
         delta: whether between machines only what has changed travels; ``"auto"``: where that is less.
-        policy: ``"latest"``: a receiver that is late may skip versions.  ``"all"``: it applies every one, but for those
-            whose send has failed for it, because their time was over, or was cancelled: their memory is used again.
+        behind: of ``publish``: earlier versions that may be under way when one is sent, at most 62; 2 by default.
         ack_timeout: seconds that a receiver has to apply an update.
         verify: ``"crc"``: checksums over everything, which receivers check.  ``"sha256"``: receivers hash what their
             models hold once a version is applied, and the sender compares that with what it has sent; at both ends.
@@ -50,17 +50,24 @@ class SyncOptions:
             tensor), which gets a module's parameters themselves.
         strict_dtype: a receiver whose tensors have another dtype than the weights travel in refuses them; by default it
             casts them, as ``copy_`` does, where ``torch.can_cast`` allows it.
+        strip_prefix: taken off the names of this side's tensors that begin with it: ``"module."``.
+        rename: names under which the tensors of this side's model travel, by their own; or a function of these.
+        shard: ``(mesh, placements)`` of a receiver's tensors that are shards and no DTensors; or a function of (name,
+            tensor) that gives them, or None for a whole tensor.
     """
 
     apply: str = "copy"
     slots: int | None = None
     transport_dtype: Any = None
     delta: str = "off"
-    policy: str = "latest"
+    behind: int | None = None
     ack_timeout: float = 60.0
     verify: str = "off"
     select: str | Callable[..., bool] = "all"
     strict_dtype: bool = False
+    strip_prefix: str = ""
+    rename: Rename = None
+    shard: ShardOption = None
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -72,12 +79,24 @@ class SyncOptions:
                 f"slots= is at least 2, because one is read while the other is written, and at most {MOST_SLOTS}; each "
                 f"takes as much memory as the weights; got {self.slots!r}"
             )
+        if self.behind is not None and not (type(self.behind) is int and 0 <= self.behind <= MOST_SLOTS - 2):
+            raise ConfigError(
+                f"behind= is a number of versions, from 0 to {MOST_SLOTS - 2}, because each may take as much memory as "
+                f"the weights; got {self.behind!r}"
+            )
         if not isinstance(self.ack_timeout, (int, float)) or not self.ack_timeout > 0:
             raise ConfigError(f"ack_timeout= takes seconds, more than 0; got {self.ack_timeout!r}")
         if not callable(self.select) and self.select not in ("all", "trainable"):
             raise ConfigError(f"select= is 'all', 'trainable' or a function of (name, tensor); got {self.select!r}")
 
         self._check_transport_dtype()
+        if not isinstance(self.strip_prefix, str):
+            raise ConfigError(f"strip_prefix= is the beginning of names, as 'module.'; got {self.strip_prefix!r}")
+        is_names = isinstance(self.rename, Mapping) and all(isinstance(each, str) for each in self.rename.values())
+        if self.rename is not None and not is_names and not callable(self.rename):
+            raise ConfigError(f"rename= is a dict of names, or a function of a name; got {self.rename!r}")
+        if self.shard is not None and not callable(self.shard) and len(self.shard) != 2:
+            raise ConfigError(f"shard= is (mesh, placements), or a function of (name, tensor); got {self.shard!r}")
 
     def _check_transport_dtype(self) -> None:
         wish = self.transport_dtype
@@ -130,8 +149,12 @@ class SyncOptions:
     def for_publisher(self) -> dict[str, Any]:
         """What the sender's side of shared memory takes."""
         names = ("apply", "slots", "transport_dtype", "delta", "ack_timeout", "verify", "select")
-        return {name: getattr(self, name) for name in names}
+        return {**{name: getattr(self, name) for name in names}, "behind": self.behind or 0} | self._named()
+
+    def _named(self) -> dict[str, Naming]:
+        return {"naming": Naming(self.strip_prefix, self.rename)}
 
     def for_subscriber(self) -> dict[str, Any]:
         """What the receivers' side takes."""
-        return {name: getattr(self, name) for name in ("apply", "policy", "verify", "ack_timeout", "strict_dtype")}
+        names = ("apply", "verify", "ack_timeout", "strict_dtype", "shard")
+        return {name: getattr(self, name) for name in names} | self._named()

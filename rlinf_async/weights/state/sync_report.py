@@ -43,6 +43,7 @@ class SyncReport:
             those.  To another machine all of them travel, or what has changed (``delta=``).  The most that went to one.
         t_stage: seconds until the source could change.
         t_total: seconds until the last worker had answered.
+        is_known: False on ranks that send nothing, and do not know who has it.
     """
 
     version: int
@@ -50,6 +51,7 @@ class SyncReport:
     bytes: int = 0
     t_stage: float = 0.0
     t_total: float = 0.0
+    is_known: bool = True
 
     @property
     def failed(self) -> dict[int, BaseException]:
@@ -58,6 +60,8 @@ class SyncReport:
 
     def __str__(self) -> str:
         """For people: ``version 3, 1.2 MiB: rollout:0, rollout:1 have it, after 4.1 ms, of which staging ...``."""
+        if not self.is_known:
+            return f"version {self.version}: rank 0 sends it, and knows who has it"
         failed = self.failed
         having = [str(worker_id) for worker_id in self.per_worker if worker_id not in failed]
         named = ", ".join(having[:_MOST_NAMED]) + f" and {len(having) - _MOST_NAMED} more" * (len(having) > _MOST_NAMED)

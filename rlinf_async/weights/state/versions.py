@@ -165,12 +165,27 @@ class Ledger:
         self._sendings[version] = _Sending(waiting, dict(answers))
         return not waiting
 
-    def answer(self, target: Any, version: int, answer: Any, trouble: str | None = None) -> bool:
-        """A target has answered; returns whether the version is now complete, so that ``finish`` is due.
+    def excess(self, behind: int) -> list[int]:
+        """Return the oldest versions under way, if there are more than the latest and ``behind`` others."""
+        return list(self._sendings)[: -behind - 1]
+
+    def answer(
+        self, target: Any, version: int, answer: Any, trouble: str | None = None, *, compared: Collection[int] = ()
+    ) -> list[int]:
+        """Note a target's answer, also to the earlier versions, which it has skipped.
 
         Args:
             trouble: why it does not have the version.
+            compared: versions that it has applied itself and that are being compared.
+
+        Returns:
+            The versions that are complete now, so that ``finish`` is due.
         """
+        earlier = [each for each in self._sendings if each < version and each not in compared]
+        return [each for each in (version, *earlier) if self.settle(target, each, answer, trouble)]
+
+    def settle(self, target: Any, version: int, answer: Any, trouble: str | None = None) -> bool:
+        """Note what has become of that version alone at a target; True if it is complete now."""
         known = self.targets.get(target)
         if known is None:
             return False
@@ -189,7 +204,7 @@ class Ledger:
 
     def gone(self, target: Any, answer: Any, trouble: str) -> list[int]:
         """Nothing more will come from a target; returns the versions that are complete now."""
-        return [version for version in list(self._sendings) if self.answer(target, version, answer, trouble)]
+        return [version for version in list(self._sendings) if self.settle(target, version, answer, trouble)]
 
     def finish(self, version: int) -> Mapping[Any, Any] | None:
         """All answers to a version, which is then forgotten; None of one that is forgotten already."""

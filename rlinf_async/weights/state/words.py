@@ -4,6 +4,7 @@
       HELLO    manifest, extra, slots, memory, version     what will come; the version that is there already, or 0
       PUBLISH  version, memory, moment                     a version is there, in memory of this machine; without
                                                            memory, to one that has refused: does it fit by now?
+      LEAVE    reason                                      nothing more comes, because the sender has failed
       HOST     …, line                                     as HELLO, and: have memory for all receivers on your machine
       BRING, WHOLE, PASS, KEEP                             a version for that memory, as of ``RelayPlan``; the facts of
                                                            WHOLE are its extra and its checksum
@@ -31,6 +32,7 @@ from typing import Final
 HELLO: Final = "hello"
 PUBLISH: Final = "publish"
 HOST: Final = "host"
+LEAVE: Final = "leave"
 JOIN: Final = "join"
 READY: Final = "ready"
 REFUSE: Final = "refuse"

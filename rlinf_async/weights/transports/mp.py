@@ -52,7 +52,7 @@ class MPTransport(LinkTransport):
         self._invites = False
         self._posts: list[tuple[Notice, str]] = []
         """Notices that are to be written yet."""
-        self._has_posted = self._awaits_answer = False
+        self._has_posted = self._has_announced = self._awaits_answer = False
         self._named: set[bytes] = set()
 
     def __repr__(self) -> str:
@@ -141,12 +141,19 @@ class MPTransport(LinkTransport):
             self._link = SocketLink(name)
         return self._link
 
+    def register(self, name: str) -> None:
+        """Tell the receiver's loop at once of a model whose buffer was registered, before there is a version."""
+        link = self.invite(name)
+        if name in self._registered and not self._has_posted:
+            self._posts = [(link.notice(0), _REGISTER)]
+            self._look()
+
     def announce(self, version: int) -> None:
         """By a notice in the pipe, unless one lies there unread, or the receiver waits at the link by itself."""
         link = self._link
         if link is None or link.error is not None or link.mode == OWN:
             return
-        if link.mode is None and self._has_posted and not self.pipe.closed and not self._mail.is_all_read():
+        if link.mode is None and self._has_announced and not self.pipe.closed and not self._mail.is_all_read():
             return
         registers = link.name in self._registered and not self._has_posted
         self._posts = [(link.notice(version), text) for text in ([_REGISTER, UPDATE] if registers else [UPDATE])]
@@ -176,7 +183,9 @@ class MPTransport(LinkTransport):
 
     def _post(self, link: SocketLink) -> None:
         while self._posts and self._mail.post(*self._posts[0]):
-            self._awaits_answer |= self._posts.pop(0)[1] == _REGISTER
+            text = self._posts.pop(0)[1]
+            self._awaits_answer |= text == _REGISTER
+            self._has_announced |= text == UPDATE
             self._has_posted = True
         if self._awaits_answer and link.mode != OWN:
             self._awaits_answer = not self._mail.take((None, "registered"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -17,8 +18,9 @@ NBYTES = 20 * MEBI
 
 
 class Payload(Job):
-    def __init__(self, number: int) -> None:
-        super().__init__(number, NBYTES, 60.0)
+    def __init__(self, number: int, may_wait: bool = False) -> None:
+        super().__init__(number, NBYTES, 3600.0)
+        self.may_wait = may_wait
         self.body = range(NBYTES)
         self.holds = 0
 
@@ -52,7 +54,7 @@ class Member:
             self.line, self.bring, self.passes = 0, None, set()
         elif what == BRING:
             assert self.line, "only hosts hear of what comes"
-            self.bring, self.here, self.is_whole = facts, 0, False
+            self.bring, self.here, self.is_whole, self.passes = facts, 0, False, set()
         elif what == WHOLE:
             self.is_whole = True
         elif what == PASS:
@@ -66,8 +68,9 @@ class Member:
 class Distributions(RuleBasedStateMachine):
     """A source and its machines, of which any may be slow, dead, deaf or liars."""
 
-    @initialize(nodes=st.lists(st.integers(1, 4), min_size=1, max_size=6))
-    def begin(self, nodes: list[int]) -> None:
+    @initialize(nodes=st.lists(st.integers(1, 4), min_size=1, max_size=6), may_wait=st.booleans())
+    def begin(self, nodes: list[int], may_wait: bool) -> None:
+        self.may_wait = may_wait
         self.plan = RelayPlan(self, chain_from=1)
         self.members: list[Member] = []
         self.leaving: list[tuple[Way, Member, Any]] = []
@@ -145,7 +148,7 @@ class Distributions(RuleBasedStateMachine):
         assert {job.number: job.holds for job in self.jobs if job.holds} == held, "for each, and for each piece"
         assert all(way.is_wanted for way, *_ in self.leaving)
         for way in ways:
-            if way.sender is not None and way.job is self.plan.job:
+            if way.sender is not None and way.job is self.plan._chained:
                 before, number = self.machine_of(way.sender), way.job.number
                 assert before.receivers[0] is way.sender
                 assert before.number == number or (before.way is not None and before.way.job.number == number)
@@ -155,9 +158,10 @@ class Distributions(RuleBasedStateMachine):
                 and member.address in self.due
                 and not self.told[self.latest.number, member.address]
             ):
-                way = self.machine_of(member).way
-                assert way is not None
-                assert member in way.waiting, "it would never hear of it"
+                machine = self.machine_of(member)
+                assert (machine.way is not None and member in machine.way.waiting) or (
+                    member in machine.behind and (ways or self.begun is not None)
+                ), "it would never hear of it"
 
     # -- the source ---------------------------------------------------------------------------------------------
 
@@ -186,7 +190,7 @@ class Distributions(RuleBasedStateMachine):
     @precondition(lambda self: self.begun is None)
     @rule(numbers=st.sets(st.integers(0, 7), min_size=1))
     def pack(self, numbers: set[int]) -> None:
-        self.begun = Payload(1 + max([job.number for job in self.jobs], default=0))
+        self.begun = Payload(1 + max([job.number for job in self.jobs], default=0), self.may_wait)
         self.jobs.append(self.begun)
         self.plan.begin(self.begun, [self.members[number] for number in numbers if number < len(self.members)])
         self.carry_out()
@@ -209,7 +213,7 @@ class Distributions(RuleBasedStateMachine):
     @rule(numbers=st.sets(st.integers(0, 7), min_size=1))
     def publish(self, numbers: set[int]) -> None:
         if self.begun is None:
-            self.begun = Payload(1 + max([job.number for job in self.jobs], default=0))
+            self.begun = Payload(1 + max([job.number for job in self.jobs], default=0), self.may_wait)
             self.jobs.append(self.begun)
         if self.latest is not None:
             self.latest.is_current = False
@@ -241,6 +245,13 @@ class Distributions(RuleBasedStateMachine):
             member = data.draw(st.sampled_from(self.members))
             self.plan.doubt(member)
             assert self.machine_of(member).is_doubted or self.machine_of(member).receivers[0] is not member
+
+    @rule(data=st.data())
+    def be_overdue(self, data: st.DataObject) -> None:
+        """The time is over for what is on its way to a machine."""
+        ways = [machine.way for machine in self.plan._machines.values() if machine.way is not None]
+        if ways:
+            data.draw(st.sampled_from(ways)).since = -math.inf
 
     @rule(data=st.data())
     def lose_a_piece(self, data: st.DataObject) -> None:

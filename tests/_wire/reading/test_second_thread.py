@@ -15,6 +15,7 @@ import pytest
 from rlinf_async._core import frames
 from rlinf_async._wire import unix
 from rlinf_async._wire.reading import idle_reader
+from rlinf_async._wire.reading.arbiter import ReadArbiter
 from rlinf_async._wire.reading.idle_reader import IdleReader
 from rlinf_async._wire.reading.shared_selector import SharedSelector
 from rlinf_async._wire.send_buffer import close_all
@@ -69,6 +70,19 @@ def ends() -> Iterator[Ends]:
 def last_for(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     for module in idle_reader, unix:
         monkeypatch.setattr(module, "RECENT_POLL_S", seconds)
+
+
+def test_the_other_loop_reads_again_only_once_it_has_run_what_was_handed_over_last() -> None:
+    arbiter, loop = ReadArbiter(), asyncio.new_event_loop()
+    arbiter.idle_loop = loop
+    may_read: list[bool] = []
+    arbiter.handled()
+    arbiter.handled()  # wakes coroutines by calls that stand behind the one of the first time
+    loop.call_soon(lambda: may_read.append(arbiter.may_read))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    assert (may_read, arbiter.may_read) == ([False], True)
 
 
 def test_who_has_just_looked_has_what_comes_before_it_looks_again(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import resource
@@ -16,6 +17,8 @@ import pytest
 from rlinf_async import Cluster, settings
 from rlinf_async._core import frames
 from rlinf_async._wire.local_socket import connect
+from rlinf_launcher.daemon.admission import Admission
+from rlinf_launcher.daemon.endpoint import Endpoint
 from tests._support.unauthenticated_clients import hello, node_directory, read_to_the_end
 
 pytestmark = pytest.mark.shared_cluster
@@ -138,6 +141,27 @@ def test_a_daemon_without_descriptors_does_not_spin_and_goes_on(cluster: Cluster
                 assert is_heard(late)
         finally:
             resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("said", [b"", b"\x97"], ids=["nothing", "something"])
+def test_a_connection_that_ends_here_is_not_watched_any_more(said: bytes) -> None:
+    """The next connection gets its descriptor, which the loop would take for one that it watches already."""
+
+    def refuse(sock: socket.socket) -> Endpoint:
+        raise OSError("no descriptor is left")
+
+    loop = asyncio.new_event_loop()
+    admission = Admission(loop, refuse, lambda endpoint: None)
+    near, far = socket.socketpair()
+    fd = near.fileno()
+    admission.add(near)
+    far.sendall(said)
+    far.close()
+    for _ in range(3):
+        loop.run_until_complete(asyncio.sleep(0))
+    assert near.fileno() == -1
+    assert not loop.remove_reader(fd)
+    loop.close()
 
 
 def cpu_seconds(pid: int) -> float:

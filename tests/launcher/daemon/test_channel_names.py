@@ -109,7 +109,7 @@ async def test_a_promise_is_redeemed_when_it_is_kept(node0: Node0) -> None:
     await node0.ask("promise_channel", promise=1)
     assert await node0.ask("redeem_promise", B, 8, maker=A, promise=1) is LATER
     known = await node0.make("obs")
-    await node0.ask("keep_promise", promise=1, number=known["number"])
+    await node0.ask("keep_promise", promise=1, number=known["number"], why="")
     assert node0.told == [(B, 7, known), (B, 8, known)]
     assert await node0.ask("redeem_promise", B, 9, maker=A, promise=1) == known
 
@@ -117,7 +117,7 @@ async def test_a_promise_is_redeemed_when_it_is_kept(node0: Node0) -> None:
 async def test_a_promise_of_a_channel_that_has_ended_is_none_of_another_one_of_its_name(node0: Node0) -> None:
     await node0.ask("promise_channel", promise=1)
     await node0.make("obs")
-    await node0.ask("keep_promise", promise=1, number=1)
+    await node0.ask("keep_promise", promise=1, number=1, why="")
     await node0.ask("unname_channel", number=1)
     assert (await node0.ask("redeem_promise", B, maker=A, promise=1))["number"] == 1, "it may have something yet"
     await node0.ask("queue_ended", DAEMON, number=1)
@@ -129,18 +129,29 @@ async def test_a_promise_of_a_channel_that_has_ended_is_none_of_another_one_of_i
 async def test_a_promise_that_comes_to_nothing_is_told(node0: Node0) -> None:
     await node0.ask("promise_channel", promise=1)
     assert await node0.ask("redeem_promise", B, 7, maker=A, promise=1) is LATER
-    await node0.ask("keep_promise", promise=1, number=None)
+    await node0.ask("keep_promise", promise=1, number=None, why="")
     await node0.ask("promise_channel", promise=2)
     assert await node0.ask("redeem_promise", B, 8, maker=A, promise=2) is LATER
-    await node0.ask("keep_promise", promise=2, number=77)  # which has ended meanwhile
+    await node0.ask("keep_promise", promise=2, number=77, why="")  # which has ended meanwhile
     assert node0.told == [(B, 7, None), (B, 8, None)]
+
+
+async def test_why_a_promised_channel_could_not_be_made_is_told_early_and_late(node0: Node0) -> None:
+    await node0.ask("promise_channel", promise=1)
+    assert await node0.ask("redeem_promise", B, 7, maker=A, promise=1) is LATER
+    await node0.ask("keep_promise", promise=1, number=None, why="node 1 is lost")
+    assert node0.told == [(B, 7, "node 1 is lost")]
+    assert await node0.ask("redeem_promise", B, 8, maker=A, promise=1) == "node 1 is lost"
+    node0.die(A)
+    assert await node0.ask("redeem_promise", B, 9, maker=A, promise=1) is None
+    assert not node0.names.table._failed
 
 
 async def test_the_promises_of_a_process_that_is_gone_are_broken_but_for_those_that_were_kept(node0: Node0) -> None:
     for promise in (1, 2):
         await node0.ask("promise_channel", promise=promise)
     known = await node0.make("obs", owner=B)
-    await node0.ask("keep_promise", promise=1, number=1)
+    await node0.ask("keep_promise", promise=1, number=1, why="")
     for ask, promise in ((7, 2), (8, 3)):
         assert await node0.ask("redeem_promise", B, ask, maker=A, promise=promise) is LATER
     node0.die(A)

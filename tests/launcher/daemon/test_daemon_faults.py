@@ -372,8 +372,10 @@ class Forker:
         self.may = asyncio.Event()
         self.pids: list[int] = []
         self.fail_after = fail_after
+        self.specs: list[Any] = []
 
     async def fork(self, spec: Any, fds: Any) -> int:
+        self.specs.append(spec)
         await self.may.wait()
         if len(self.pids) == self.fail_after:
             raise LaunchError("no more workers")
@@ -381,28 +383,44 @@ class Forker:
         return self.pids[-1]
 
 
-def request(workers: int = 3) -> operations.Spawn:
-    return operations.Spawn(
-        group="g",
-        workers=[{"rank": rank, "env": {}, "info": {}, "address": f"g:{rank}"} for rank in range(workers)],
-        env={"OMP_NUM_THREADS": "4,2"},
-        script_env={},
-        node_env={},
-        python=None,
-        config="",
-        seed=None,
-        world_size=workers,
-        max_concurrency=1,
-        quiet=True,
-        cwd="/",
-        sys_path=[],
-        script=None,
-        module=None,
-        supervised=False,
-        close_grace=2.0,
-        preload=[],
-        own_modules=[],
-    )
+def request(workers: int = 3, **changed: Any) -> operations.Spawn:
+    fields: dict[str, Any] = {
+        "group": "g",
+        "workers": [{"rank": rank, "env": {}, "info": {}, "address": f"g:{rank}"} for rank in range(workers)],
+        "env": {"OMP_NUM_THREADS": "4,2"},
+        "script_env": {},
+        "node_env": {},
+        "python": None,
+        "config": "",
+        "seed": None,
+        "world_size": workers,
+        "max_concurrency": 1,
+        "quiet": True,
+        "cwd": "/",
+        "sys_path": [],
+        "script": None,
+        "module": None,
+        "supervised": False,
+        "close_grace": 2.0,
+        "preload": [],
+        "own_modules": [],
+    }
+    return operations.Spawn(**{**fields, **changed})
+
+
+@pytest.mark.parametrize(
+    ("variable", "threads"), [({}, 4), ({"OMP_NUM_THREADS": "many"}, 4), ({"OMP_NUM_THREADS": "0"}, 1)], ids=repr
+)
+@pytest.mark.parametrize("script", [None, "/of/the/driver/train.py"])
+async def test_a_worker_is_born_with_the_script_and_the_threads_of_its_launch(
+    tmp_path: Path, script: str | None, variable: dict[str, str], threads: int
+) -> None:
+    to, forker = new_router(), Forker(fail_after=0)
+    forker.may.set()
+    with pytest.raises(LaunchError, match="no more workers"):
+        await new_service(tmp_path, to, forker).spawn(Requester(9, 1), request(1, script=script, env=variable))
+    (spec,) = forker.specs
+    assert (spec["script"], spec["threads"]) == (script, threads)
 
 
 @pytest.mark.parametrize("end", ["close", "owner"])
@@ -434,6 +452,7 @@ async def test_of_a_failed_spawn_no_worker_is_left(tmp_path: Path) -> None:
     assert len(forker.pids) == 2
     assert not any(psutil.pid_exists(pid) for pid in forker.pids)
     assert service.groups == {}
+    assert list(to.endpoints) == [owner.number]
 
 
 # -- whole runs -------------------------------------------------------------------------------------------------------

@@ -376,7 +376,8 @@ async def test_a_driver_whose_loop_is_blocked_is_woken_and_answers_all_that_ask(
         asked = [daemon.ask("activities") for _ in range(2)]
         woken = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(reader, lambda: woken.done() or woken.set_result(os.read(reader, 1)))
-        await woken
+        async with asyncio.timeout(5):
+            await woken
         await daemon.inspection.inspected(
             Requester(driver.id, 1), operations.Inspected(operations.ALL_ROUNDS, [to_data(ACTIVITY)])
         )
@@ -397,6 +398,19 @@ async def test_a_descriptor_that_is_no_pipe_is_not_written_to(daemon: Daemon, tm
         (report,) = reports(await daemon.inspect("activities"))
     assert (report.answered, report.trouble) == (False, "does not answer: it has no pipe for its stacks")
     assert (tmp_path / "users").read_bytes() == b""
+
+
+@pytest.mark.usefixtures("short")
+async def test_a_descriptor_that_is_closed_is_not_waited_for(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspection, "_WITNESS_S", 60.0)
+    driver = daemon.driver()
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.close(writer)
+    driver.note_hello({"witness": writer})
+    async with asyncio.timeout(10):
+        (report,) = reports(await daemon.inspect("activities"))
+    assert (report.answered, report.trouble) == (False, "does not answer: it has no pipe for its stacks")
 
 
 @pytest.mark.usefixtures("short")

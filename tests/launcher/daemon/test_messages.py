@@ -96,6 +96,17 @@ async def test_a_message_to_many_crosses_to_another_node_once_and_each_gets_the_
     assert [len(wire.fds) for wire in (one, two, house.neighbour)] == [1, 1, 1]
 
 
+async def test_the_arguments_of_a_call_to_many_cross_to_another_node_once_too(house: House) -> None:
+    driver, _ = house.worker("driver")
+    (first, one), (second, two) = house.worker(), house.worker()
+    fd = write_segment([b"x" * 50_000], 50_000)
+    route = frames.route_to([first.id, frames.endpoint(1, 4), second.id])
+    house.router.from_endpoint(driver, [frames.CALL, 1, driver.id, route, 7, "step", 1, 50_000], [fd])
+    assert [frame[3] for frame in one.sent + two.sent + house.neighbour.sent] == [0, 2, [[1, [4, 1]]]]
+    assert [len(wire.fds) for wire in (one, two, house.neighbour)] == [1, 1, 1]
+    assert len({os.fstat(fd).st_ino for wire in (one, two, house.neighbour) for fd in wire.fds}) == 1
+
+
 async def test_a_message_from_another_node_is_shared_there(house: House) -> None:
     (first, one), (second, two) = house.worker(), house.worker()
     fd = write_segment([b"x" * 50_000], 50_000)

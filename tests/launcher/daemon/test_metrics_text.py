@@ -30,7 +30,7 @@ def answers() -> Answers:
     for family in (metric_table.NODE_UP, metric_table.WEIGHTS, metric_table.STALENESS, metric_table.SKIPPED):
         del samples[family.name]
     cells = {
-        version("policy", "published"): (GAUGE, [["actor", "0", 7.0]]),
+        version("policy", "published"): (GAUGE, [["actor", "0", 7.0], ["actor", "1", 6.0]]),
         version("policy", "applied"): (GAUGE, [["rollout", "0", 7.0]]),
         cell_name("return", {"task": 'the "best"\n'}): (GAUGE, [["rollout", "0", 1.0]]),
         "episodes": (COUNTER, [["rollout", "0", 8.0]]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,3 +91,12 @@ async def test_a_node_serves_a_bounded_number_of_cells_and_says_so(
     assert {cell: len(rows) for cell, (_, rows) in told["cells"].items()} == {"a": 2, "b": 1}
     assert "of this node's processes 3 metrics are served, and no others" in caplog.text
     assert len(told["samples"][table.MEMORY.name]) == 2
+
+
+async def test_a_link_counts_while_it_is_up_and_neither_silent_nor_over(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    links: Any = [(None, 0.0), (None, 2.5), ("closed", 0.0)]
+    node.router.neighbours.update(
+        (number, SimpleNamespace(over=over, seconds_down=down)) for number, (over, down) in enumerate(links)
+    )
+    assert (await node.told())["samples"][table.NODE_LINKS.name] == [[1]]

@@ -14,6 +14,7 @@ from rlinf_async import settings
 from rlinf_async._core import codec, operations
 from rlinf_async.errors import ConfigError, LaunchError
 from rlinf_launcher.daemon.handlers import Requester
+from rlinf_launcher.daemon.probe_process import ProbeProcess
 from rlinf_launcher.daemon.probes import Probes
 
 GPUS = {"accelerator_type": "NV_GPU", "rehearsed": False, "gpus": [{"id": "0", "model": "H200"}]}
@@ -111,3 +112,11 @@ async def test_a_search_that_ends_its_process_or_never_ends_is_an_error(
     monkeypatch.setenv(settings.HARDWARE_PROBE_TIMEOUT_S.variable, "0.5")
     with pytest.raises(LaunchError, match=r"no answer about the hardware of node0 within 0.5 s"):
         await asked.inventory(Requester(0, 0), inventory(tmp_path, "endless"))
+
+
+async def test_a_probe_has_its_own_session_so_that_signals_of_a_terminal_do_not_reach_it() -> None:
+    probe = ProbeProcess([sys.executable, "-Sc", "import os; print(os.getsid(0) == os.getpid())"], "", dict(os.environ))
+    try:
+        assert await probe.answer() == ("True\n", "", 0)
+    finally:
+        probe.close()

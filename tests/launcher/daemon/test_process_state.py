@@ -11,7 +11,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlinf_launcher.daemon.process_state import catches, image_of, is_stopped, state_of
+from rlinf_launcher.daemon.leftovers import session_of
+from rlinf_launcher.daemon.process_state import (
+    catches,
+    image_of,
+    is_stopped,
+    private_bytes,
+    resident_bytes,
+    state_of,
+)
 
 
 @pytest.fixture
@@ -30,6 +38,10 @@ def test_a_process_that_waits_is_nothing_unusual(child: subprocess.Popen[bytes])
     assert state_of(child.pid, None) == ""
 
 
+def test_a_part_of_the_memory_is_a_processs_own(child: subprocess.Popen[bytes]) -> None:
+    assert 0 < private_bytes(child.pid) < resident_bytes(child.pid)
+
+
 def test_a_stopped_process_is_told_from_one_that_has_ended(child: subprocess.Popen[bytes]) -> None:
     child.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED)
@@ -37,7 +49,9 @@ def test_a_stopped_process_is_told_from_one_that_has_ended(child: subprocess.Pop
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert (state_of(child.pid, None), is_stopped(child.pid)) == ("ended (Z)", False)
+    assert session_of(child.pid) == os.getsid(0), "a daemon finds by it what a dead worker has left"
     child.wait()
+    assert session_of(child.pid) == 0
     assert (state_of(child.pid, None), is_stopped(child.pid)) == ("ended", False)
     assert image_of(child.pid) is None
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from rlinf_async._core import frames
-from rlinf_async._core.frames import Status
+from rlinf_async._core.frames import FrameError, Status
 from rlinf_async._core.operations import NodeMetrics
 from rlinf_async.errors import LaunchError
 from rlinf_launcher.daemon import router as routers
 from rlinf_launcher.daemon.endpoint import Endpoint
+from rlinf_launcher.daemon.handlers import Handlers
 from rlinf_launcher.daemon.router import Router
 
 
@@ -34,6 +38,11 @@ class Sent:
 
     def __init__(self) -> None:
         self.frames: list[Any] = []
+        self.writes: list[list[Any]] = []
+        """The slots of the answers that left together."""
+
+    def send_all(self, sent: Any) -> None:
+        self.writes.append([frame[5] for frame, _ in sent])
 
     def send(self, frame: Any, fds: Any = (), **how: Any) -> None:
         self.frames.append(frame)
@@ -96,12 +105,85 @@ def test_the_endpoint_of_a_worker_that_has_ended_keeps_no_buffers(router: Router
     assert worker.connection is None
 
 
-def test_a_call_reaches_each_of_its_targets_with_its_own_slot(router: Router) -> None:
+def test_a_call_and_its_cancel_reach_each_of_their_targets_with_its_own_slot(router: Router) -> None:
     driver, _ = attach(router, "driver")
     workers = [attach(router, "worker") for _ in range(3)]
     route = frames.route_to([worker.id for worker, _ in workers])
     router.from_endpoint(driver, [frames.CALL, 0, driver.id, route, 7, "step", 0, b""], [])
-    assert [[frame[3] for frame in sent.frames] for _, sent in workers] == [[0], [1], [2]]
+    router.from_endpoint(driver, [frames.CANCEL, 0, driver.id, route, 7], [])
+    assert [[frame[3] for frame in sent.frames] for _, sent in workers] == [[0, 0], [1, 1], [2, 2]]
+
+
+def test_the_calls_of_a_caller_that_is_gone_are_cancelled_and_those_of_others_go_on(router: Router) -> None:
+    (gone, _), (driver, _) = attach(router, "driver"), attach(router, "driver")
+    worker, sent = attach(router, "worker")
+    for caller in (gone, driver):
+        call = [frames.CALL, 0, caller.id, frames.route_to([worker.id]), 7, "step", 0, b""]
+        router.from_endpoint(caller, call, [])
+    router.drop_caller(gone.id)
+    assert [frame[2] for frame in sent.frames if frame[0] == frames.CANCEL] == [gone.id]
+
+
+def test_an_answer_that_cannot_travel_becomes_an_error_that_can(router: Router) -> None:
+    driver, heard = attach(router, "driver")
+    heard.send = lambda frame, fds=(), **how: heard.frames.append(frames.unpack(frames.pack(frame)))  # type: ignore[method-assign]
+    Handlers(router, ()).answer((driver.id, 7), object())
+    ((*answer, (kind, text)),) = heard.frames
+    assert answer == [frames.ANSWER, 0, frames.endpoint(0, 0), driver.id, 7, False]
+    assert (kind, "object" in text) == ("LaunchError", True)
+
+
+@pytest.mark.parametrize("nbytes", [8, 9])
+def test_a_content_for_which_no_memory_is_left_rides_on_its_frame_or_says_why_it_is_missing(
+    router: Router, monkeypatch: pytest.MonkeyPatch, nbytes: int
+) -> None:
+    def fail(*_: Any) -> int:
+        raise OSError(errno.EMFILE, "no descriptor is free")
+
+    monkeypatch.setattr(routers, "write_segment", fail)
+    monkeypatch.setattr(routers, "_MAX_INLINE_BYTES", 8)
+    (driver, _), (worker, sent) = attach(router, "driver"), attach(router, "worker")
+    route, content = frames.route_to([worker.id]), memoryview(bytes(nbytes))
+    router.from_endpoint(driver, [frames.CALL, 0, driver.id, route, 7, "step", 0, content], [])
+    ((*_, body),) = sent.frames
+    if nbytes == 8:
+        assert body == bytes(8)
+    else:
+        assert "the daemon of node 0 cannot pass it on: [Errno 24] no descriptor is free" in body
+
+
+@pytest.mark.parametrize(
+    ("words", "makes_sense"),
+    [
+        ([frames.GET, 1, 0, frames.endpoint(0, 0), 7], False),
+        ([frames.CALL, 1, 0, frames.route_to([1]), 7, "step", 0, 8], False),
+        ([frames.REQUEST, 1, 0, 0, 1, "NodeMetrics", {}], True),
+        ([frames.SETTLED, 1, 0, []], True),
+        ([frames.HELLO, 1, 0, {}], True),
+        ([frames.RESTART, 1, 0], True),
+    ],
+)
+def test_a_descriptor_that_nothing_asked_for_is_closed(router: Router, words: list[Any], makes_sense: bool) -> None:
+    driver, _ = attach(router, "driver")
+    ours, theirs = os.pipe()
+    with nullcontext() if makes_sense else pytest.raises(FrameError, match="makes no sense"):
+        router.from_endpoint(driver, words, [theirs])
+    os.set_blocking(ours, False)
+    try:
+        assert os.read(ours, 1) == b""  # its other end is closed
+    finally:
+        os.close(ours)
+
+
+def test_the_answers_to_one_call_leave_in_one_write(router: Router) -> None:
+    driver, heard = attach(router, "driver")
+    workers = [attach(router, "worker")[0] for _ in range(3)]
+    route = frames.route_to([worker.id for worker in workers])
+    router.from_endpoint(driver, [frames.CALL, 0, driver.id, route, 7, "step", 0, b""], [])
+    for slot in (1, 0, 2):
+        answer = [frames.REPLY, 0, workers[slot].id, driver.id, 7, slot, int(Status.OK), b"found"]
+        router.from_endpoint(workers[slot], answer, [])
+    assert (heard.frames, heard.writes) == ([], [[1, 0, 2]])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -11,12 +12,12 @@ from typing import Any
 import pytest
 
 from rlinf_async import settings
-from rlinf_async._core import operations
+from rlinf_async._core import frames, operations
 from rlinf_async.configuration import RESTARTS
 from rlinf_async.errors import LaunchError
-from rlinf_launcher.daemon import templates
-from rlinf_launcher.daemon.fork_server import MARKER
-from rlinf_launcher.daemon.preloads import Wanted, wanted_by
+from rlinf_launcher.daemon import preloads as preloads_module, templates
+from rlinf_launcher.daemon.fork_server import MARKER, PACKET_BYTES, ForkServer, control_pair
+from rlinf_launcher.daemon.preloads import Preloads, Refusal, Wanted, wanted_by
 from rlinf_launcher.daemon.templates import Template, Templates, template_command
 
 NODE = {"HOME": "/root", "OMP_NUM_THREADS": "2", "LD_LIBRARY_PATH": "/lib"}
@@ -25,13 +26,13 @@ NODE = {"HOME": "/root", "OMP_NUM_THREADS": "2", "LD_LIBRARY_PATH": "/lib"}
 class Made:
     """A template that only tells which environment it was given."""
 
-    dead = False
+    dead = is_closed = False
 
     def __init__(self, python: str, environment: Mapping[str, str], *rest: Any) -> None:
         self.environment = dict(environment)
 
     def close(self) -> None:
-        pass
+        self.is_closed = True
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,10 @@ def test_only_variables_that_are_read_at_a_start_and_differ_need_another_templat
         assert (found is usual) == (own is None)
         assert found.environment == (own or NODE)
         assert kept.get(wanted) is found
+        preloaded = kept._preloads._made[(), None] = Made("python", {})  # type: ignore[index, assignment]
+    assert usual.is_closed
+    assert found.is_closed
+    assert preloaded.is_closed
 
 
 @pytest.fixture
@@ -71,6 +76,25 @@ async def test_a_description_that_the_kernel_takes_in_no_packet_names_its_larges
         await idle.fork({"env": {"A": "\udcff", "BIG": "x" * 100_000}, "script_env": {b"\xff": b"\xff"}}, [])
     assert not idle.dead
     assert idle._patience is None
+
+
+async def test_an_order_that_nobody_awaits_any_more_is_not_sent_and_holds_up_no_other_one() -> None:
+    near, far = control_pair()
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
+    sleeper = subprocess.Popen(["sleep", "600"])
+    with closing(far), closing(ForkServer("python", near, sleeper.pid, 1024, None)) as server:
+        server.watch(asyncio.get_running_loop())
+        asked = [asyncio.ensure_future(server.ask({"order": number, "of": bytes(9000)})) for number in range(5)]
+        await asyncio.sleep(0)
+        assert len(server._to_send) > 2, "the socket takes no more"
+        asked[-2].cancel()
+        orders = []
+        while orders[-1:] != [4]:
+            orders.append(frames.unpack(await asyncio.to_thread(far.recv, PACKET_BYTES))["order"])
+    sleeper.returncode = 0  # reaped above
+    outcomes = await asyncio.gather(*asked, return_exceptions=True)
+    assert orders == [0, 1, 2, 4]
+    assert [type(outcome) for outcome in outcomes] == [LaunchError] * 3 + [asyncio.CancelledError, LaunchError]
 
 
 def test_an_isolated_interpreter_finds_this_package() -> None:
@@ -149,3 +173,50 @@ def test_launches_share_imports_where_these_see_the_same(
     assert (wanted(spawn(**fields), variables, python).surroundings == usual) == shared
     assert usual.sys_path == ("/own", "/far/job", "/lib")
     assert usual.own_variables == {"RANK", RESTARTS, MARKER}
+
+
+class Importer:
+    """Stands in for a template that has imported modules, or has refused to."""
+
+    dead = False
+    users = 0
+
+    def __init__(self, refusal: Refusal | None = None) -> None:
+        self.outcome = asyncio.get_running_loop().create_future()
+        self.outcome.set_result(refusal)
+        self.has_ended = self.is_old = False
+
+    async def ask(self, order: Any) -> dict[str, bool]:
+        return {"changed_files": self.is_old}
+
+    def end(self) -> None:
+        self.has_ended = True
+
+
+async def test_a_template_is_used_until_its_modules_change_and_one_that_refuses_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    preloads = Preloads(lambda: None)
+    plain: Any = object()
+    told: list[Refusal] = []
+    made = [Importer(), Importer(), Importer(Refusal("vllm", "it starts a thread")), Importer()]
+    to_make = iter(made)
+
+    async def fork(*_: Any) -> Any:
+        return next(to_make)  # one more is an error
+
+    async def used(**fields: Any) -> Any:
+        async with preloads.use(plain, wanted(spawn(own_modules=["vllm"], **fields)), told.append) as template:
+            return template
+
+    monkeypatch.setattr(preloads, "_fork", fork)
+    assert [await used(), await used()] == [made[0], made[0]]
+    made[0].is_old = True
+    assert [await used(), await used()] == [made[1], made[1]]
+    assert [each.has_ended for each in made] == [True, False, False, False]
+    assert [await used(cwd="/near/elsewhere"), await used(cwd="/near/elsewhere")] == [plain, plain]
+    assert [refusal.reason for refusal in told] == ["it starts a thread"]
+    assert (made[1].has_ended, made[2].has_ended) == (False, True)
+    monkeypatch.setattr(preloads_module, "MOST_KEPT", 1)
+    assert [await used(cwd="/near/third"), await used(cwd="/near/third")] == [made[3], made[3]]
+    assert (made[1].has_ended, made[3].has_ended) == (True, False)  # of many the oldest ends

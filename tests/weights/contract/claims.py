@@ -63,6 +63,7 @@ class Receiving:
         self.receiver = scheme.get_receiver()
         self.failures: list[str] = []
         self.reading: Any = None
+        self.kept: list[dict[str, torch.Tensor]] = []
         self.serving: asyncio.Task[None] | None = None
 
     async def connect(self) -> None:
@@ -101,6 +102,41 @@ class Receiving:
     async def errors(self) -> list[str]:
         return self.failures
 
+    async def forward(self) -> None:
+        """Begins a training step, which saves parameters and views of them for its backward pass."""
+        inputs = torch.ones(2, self.model.head.in_features, requires_grad=True)
+        self.loss = self.model.head(self.model.layers(inputs)).sum() + (self.model.head.weight**2).sum()
+
+    async def backward(self) -> str:
+        """End that step; the error in words."""
+        try:
+            self.loss.backward()
+        except RuntimeError as error:
+            return str(error)
+        finally:
+            del self.loss
+            torch.ones(1, requires_grad=True).sum().backward()  # until then torch keeps the rest of a pass that failed
+        return "none"
+
+    async def keep_snapshot(self) -> None:
+        """Keep what the model has, as users do it, with the versions kept before."""
+        self.kept = [*self.kept, {name: tensor.detach() for name, tensor in self.model.state_dict().items()}]
+
+    async def drop_snapshots(self) -> None:
+        self.kept.clear()
+
+    async def snapshots(self) -> list[set[float]]:
+        """The values of each."""
+        return [shown(each) for each in self.kept]
+
+    async def names_in_stack(self) -> list[str]:
+        """The value ``name`` of each member of the model's lazy stack."""
+        return [member["name"] for member in self.model["s"].tensordicts]
+
+    async def is_mapped(self) -> bool:
+        """True if the model stands in the sender's memory."""
+        return not self.receiver._standing._applying.destination.is_copied
+
     async def hold(self) -> int:
         """Begins to read; the version."""
         self.reading = self.receiver.reading()
@@ -118,6 +154,14 @@ class Receiving:
 
     async def wait_version(self, version: int, timeout: float = ANY) -> None:
         await self.receiver.wait_version(version, timeout)
+
+    async def end_of_waiting(self) -> str:
+        """Wait for a version that never comes; the error in words."""
+        try:
+            await self.receiver.wait_version(99, ANY)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return "none"
 
     async def wait_fresh(self, max_lag: int) -> None:
         await self.receiver.wait_fresh(max_lag, ANY)

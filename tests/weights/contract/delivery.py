@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import pickle
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from rlinf_async.errors import ConfigError
+from rlinf_async.errors import ConfigError, WeightMismatch
 from tests.weights.contract.claims import Make, claim
 from tests.weights.ends import CALLED, Tied
 
@@ -145,3 +147,45 @@ async def nothing_is_sent_and_every_model_keeps_its_own(make: Make) -> None:
             await ends.scheme.close()
             await ends.receivers.close_ends()
         assert await ends.receivers.values() == [{5.0}] * ends.size
+
+
+class Exported:
+    """Weights that are made one by one; counts those that are alive."""
+
+    def __init__(self, value: float) -> None:
+        self.value, self.most = value, 0
+        self.names = list(Tied().state_dict())
+        self._alive: list[weakref.ref[torch.Tensor]] = []
+
+    def __call__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        shapes = {name: tensor.shape for name, tensor in Tied().state_dict().items()}
+        for name in reversed(self.names):
+            tensor = torch.full(shapes[name], self.value)
+            self._alive.append(weakref.ref(tensor))
+            self.most = max(self.most, sum(each() is not None for each in self._alive))
+            yield name, tensor
+            del tensor
+
+
+@claim(only=lambda way: way.kind in ("multiprocess", "linked"))
+async def what_a_function_yields_is_sent_and_is_never_there_as_a_whole(make: Make) -> None:
+    source = Exported(1.0)
+    async with make(source) as ends:
+        for version in (1, 2, 3):
+            source.value = float(version)
+            await ends.deliver()
+            await ends.expect(version, float(version))
+        assert source.most <= 2, "the last one, and the one that is made"
+        with pytest.raises(ValueError, match=r"keys= names some of .* a function yields all of them"):
+            await ends.sender.send(keys=["steps"])
+        for names, words in (
+            (source.names[:-1], f"has not yielded '{source.names[-1]}'"),
+            ([*source.names, source.names[0]], f"has yielded '{source.names[0]}', a second time"),
+        ):
+            kept, source.names = source.names, names
+            with pytest.raises(WeightMismatch, match=words):
+                await ends.sender.send()
+            source.names = kept
+        source.value = 9.0
+        await ends.deliver()
+        await ends.expect(4, 9.0)

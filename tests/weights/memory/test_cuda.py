@@ -235,7 +235,9 @@ def test_what_this_process_has_exported_it_sees_without_opening_it(recorder: Rec
     memory = own.allocate(MiB, GPU)
     handle = own.export(memory)
     assert handle.nbytes == MiB
-    assert own.open(handle, GPU) is memory
+    opened = own.open(handle, GPU)
+    assert (opened.data_ptr(), opened.nbytes) == (memory.data_ptr(), memory.nbytes)
+    assert opened.untyped_storage()._cdata != memory.untyped_storage()._cdata, "each has users of its own"
     own.shut(handle, GPU)
     own.free(memory)
     assert [call[0] for call in recorder.calls] == [

@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 
 from rlinf_async.weights import ParamTree
-from rlinf_async.weights.model.gather import gather_buckets, is_sharded
+from rlinf_async.weights.model.gather import gather_buckets
 from rlinf_async.weights.model.gather_calls import Calls
+from rlinf_async.weights.model.shards import is_sharded
 from tests.weights.scripts import run
 
 

@@ -136,7 +136,7 @@ def test_memory_that_does_not_do_is_refused() -> None:
 
 
 def test_a_sparse_tensor_is_refused_by_name() -> None:
-    with pytest.raises(WeightMismatch, match=r"'a' is torch\.sparse_coo and not dense"):
+    with pytest.raises(WeightMismatch, match=r"'a' is torch\.sparse_coo, and only dense tensors travel"):
         Manifest.of(tree_of(a=torch.ones(2).to_sparse()))
 
 

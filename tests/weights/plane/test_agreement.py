@@ -15,7 +15,7 @@ from rlinf_async.weights import Publisher, Subscriber
 from tests._support.fake_gpus import FakeGpus
 from tests._support.recording_listener import Ear
 from tests._support.weight_parts import Leases, LocalLink, words
-from tests.weights.plane.test_publisher import Net, filled, pair, shown, weights
+from tests.weights.plane.test_publisher import Net, filled, shown, weights
 
 
 @contextlib.asynccontextmanager
@@ -129,11 +129,10 @@ async def test_a_model_that_is_mended_gets_what_it_has_refused_and_all_that_come
         assert (await taken(publisher, subscriber, weights(5))).per_worker["it"].status == "applied"
 
 
-@pytest.mark.parametrize("policy", ["latest", "all"])
-async def test_a_version_that_a_mended_model_takes_is_delivered(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_version_that_a_mended_model_takes_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlinf_async.weights.plane.publisher.REFUSAL_GRACE_S", 30)
     destination, other = {"a": torch.zeros(3, 5)}, weights(0)
-    async with refused(destination, other, policy=policy) as (publisher, _):
+    async with refused(destination, other) as (publisher, _):
         async with asyncio.timeout(10):  # who answers is not waited for until the grace is over
             for value in (2, 3):
                 with pytest.raises(WeightMismatch, match=r"'b\.c'") as raised:
@@ -336,12 +335,3 @@ async def test_a_worker_that_finds_the_same_again_checks_nothing_anew() -> None:
             await (await publisher.publish(weights(value)))
         assert place.looks == looks + 3
         assert subscriber._applying.destination._fit is destination
-
-
-async def test_versions_that_the_sender_has_given_up_may_be_skipped_by_who_applies_all_and_no_others() -> None:
-    """One that is awaited is there until it was applied: the sender has no other under way."""
-    seen: list[float] = []
-    async with pair(weights(0), lambda views: seen.append(float(views["a",].max())), policy="all") as (publisher, _):
-        for value in range(1, 9):
-            await (await publisher.publish(weights(value)))
-    assert seen == [float(value) for value in range(1, 9)]

@@ -101,33 +101,3 @@ async def test_memory_is_not_given_back_while_somebody_writes_from_it(monkeypatc
             await asyncio.to_thread(receiving.join, 20)
         assert subscriber.version == 1
     assert order == ["written 1.0", "given back"]
-
-
-async def test_a_version_is_known_before_the_next_one_has_waited_for_its_readers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    destination = weights(0.0)
-    async with pair(weights(0.0), destination, serves=False, policy="all") as (publisher, (subscriber,)):
-        for value in (1.0, 2.0):
-            (await publisher.publish(weights(value))).cancel()
-        compare, reading, compared = subscriber._applying.destination.compare, subscriber.reading(), []
-
-        def read_meanwhile(views: Any, extra: Any) -> None:
-            compare(views, extra)
-            compared.append(views)
-            if len(compared) == 2:
-                reading.__enter__()
-
-        monkeypatch.setattr(subscriber._applying.destination, "compare", read_meanwhile)
-        subscriber.serve()
-        try:
-            async with asyncio.timeout(5):
-                await subscriber.wait_version(1)
-            assert (subscriber.version, shown(destination)) == (1, {1.0})
-        finally:
-            async with asyncio.timeout(20):
-                while not reading.is_open:
-                    await asyncio.sleep(0)
-            reading.__exit__()
-        await subscriber.wait_version(2, 20)
-        assert shown(destination) == {2.0}

@@ -14,7 +14,7 @@ from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights import Manifest, ParamTree
 from rlinf_async.weights.plane.destination import Destination
 from tests._support.fake_gpus import FakeGpus
-from tests.weights.ends import Tied, both
+from tests.weights.ends import Tied, both, shown
 
 every_apply = pytest.mark.parametrize("apply", ["copy", "map"])
 
@@ -99,6 +99,32 @@ async def test_a_model_of_another_dtype_is_copied_to_and_map_says_so_once(
     assert (model.head.weight.dtype, model.head.weight.data_ptr()) == (torch.bfloat16, memory)
     (told,) = (message for message in caplog.messages if "not mapped" in message)
     assert "'head.weight' travels as torch.float32 and is torch.bfloat16 here: transport_dtype=" in told
+
+
+@pytest.mark.parametrize("kind", ["multiprocess", "shared memory"])
+async def test_from_two_versions_that_are_kept_on_the_next_are_copied_and_the_log_says_so_once(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, kept = Tied(), []
+    async with both(kind, source=source, apply="map") as ends:
+        standing = []
+        for value in range(1, 7):
+            source.fill(float(value))
+            await ends.deliver()
+            standing.append(ends.receiver._subscriber._applying.destination.standing > 0)
+            kept.append({name: tensor.detach() for name, tensor in ends.model.state_dict().items()})
+        assert standing == [True, True, False, False, False, False]
+        assert [shown(each) for each in kept] == [{float(value)} for value in range(1, 7)]
+        (told,) = caplog.messages
+        assert told.startswith("weights of 'policy' are copied here and not mapped, from version 3 on")
+        assert "tensor.detach().clone()" in told
+        kept.clear()
+        for value in (7.0, 8.0):
+            source.fill(value)
+            await ends.deliver()
+            assert ends.sees == {value}
+        assert ends.receiver._subscriber._applying.destination.standing > 0, "nothing is kept any more"
+        assert len(caplog.messages) == 1
 
 
 def reshaped(model: Tied) -> None:

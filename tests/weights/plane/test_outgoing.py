@@ -15,7 +15,7 @@ def test_what_is_being_sent_stays_as_it_is_although_its_slot_is_replaced() -> No
     for version in range(1, 5):
         slot = store.pack(store.take(), version, [torch.full((64,), version, dtype=torch.uint8)])
         if version == 1:
-            sent = Outgoing(1, store, slot).publish()
+            sent = Outgoing(1, store, slot, 1.0).publish()
             sent.hold()
     assert sent is not None
     sent.hold()

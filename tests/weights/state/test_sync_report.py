@@ -56,5 +56,6 @@ def test_a_report_reads_as_a_sentence() -> None:
         "2 lacks it: PeerLost: worker rollout:2 has ended"
     )
     assert str(SyncReport(1)).startswith("version 1, 0 B: nobody has it")
+    assert str(SyncReport(1, is_known=False)) == "version 1: rank 0 sends it, and knows who has it"
     many = str(SyncReport(1, dict.fromkeys(range(11), had), 5 << 30))
     assert many.startswith("version 1, 5.0 GiB: 0, 1, 2, 3, 4, 5, 6, 7 and 3 more have it")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rlinf_async.weights.state.versions import Ledger, Reception, Verdict
 
@@ -181,7 +182,7 @@ def test_every_version_is_completed_exactly_once_whatever_is_answered(data: st.D
         for _ in range(data.draw(st.integers(0, 6))):
             name, about = data.draw(st.sampled_from(names)), data.draw(NUMBERS)
             if data.draw(st.booleans()):
-                complete = [about] if ledger.answer(name, about, "word") else []
+                complete = ledger.answer(name, about, "word")
             else:
                 complete = ledger.gone(name, "dead", "gone")
             done += complete
@@ -194,3 +195,100 @@ def test_every_version_is_completed_exactly_once_whatever_is_answered(data: st.D
             ledger.finish(each)
     assert sorted(done) == [1, 2, 3, 4]
     assert ledger.pending == {}
+
+
+def test_an_answer_is_also_that_to_earlier_versions_which_were_skipped() -> None:
+    ledger = two()
+    for version in range(1, 5):
+        ledger.begin(version, ["a", "b"] if version < 4 else ["b"])
+    assert ledger.answer("b", 4, "yes") == [4]
+    assert ledger.answer("a", 3, "no", "it would not", compared=[2]) == [3, 1]
+    assert ledger.finish(1) == {"a": "no", "b": "yes"}
+    assert ledger.pending[2] == ["a"], "it is being compared"
+
+
+def test_a_version_under_way_is_in_excess_if_more_are_than_receivers_may_be_behind() -> None:
+    ledger = two()
+    for version in (1, 3, 4, 7):
+        ledger.begin(version, ["a"])
+    assert [ledger.excess(behind) for behind in range(4)] == [[1, 3, 4], [1, 3], [1], []]
+
+
+class Synchronisation(RuleBasedStateMachine):
+    """A sender that is ``behind`` versions ahead at most, and receivers that are quick, slow, mended, gone and back."""
+
+    @initialize(behind=st.integers(0, 3))
+    def begin(self, behind: int) -> None:
+        self.behind, self.ledger = behind, Ledger()
+        self.receivers: dict[str, Reception] = {}
+        self.told: dict[str, list[int]] = {}
+        self.published: list[int] = []
+        self.ended: list[int] = []
+
+    def end(self, versions: list[int]) -> None:
+        for version in versions:
+            answers = self.ledger.finish(version)
+            assert answers is not None, "each ends once"
+            self.ended.append(version)
+
+    @rule(name=st.sampled_from("abc"))
+    def add(self, name: str) -> None:
+        if name not in self.receivers:
+            self.ledger.add(name)
+            self.receivers[name], self.told[name] = Reception(), self.published[-1:]
+
+    @rule(name=st.sampled_from("abc"))
+    def leave(self, name: str) -> None:
+        if self.receivers.pop(name, None) is not None:
+            self.end(self.ledger.remove(name, "left"))
+
+    @precondition(lambda self: len(self.published) < 12)
+    @rule(by=st.integers(1, 3))
+    def publish(self, by: int) -> None:
+        self.published.append(version := self.ledger.version + by)
+        if self.ledger.begin(version, self.receivers):
+            self.end([version])
+        for name in self.receivers:
+            self.told[name].append(version)
+        for late in self.ledger.excess(self.behind):
+            for name in self.ledger.pending[late]:
+                self.end([late] if self.ledger.settle(name, late, "behind", "it is behind") else [])
+
+    @rule(name=st.sampled_from("abc"), count=st.integers(1, 3), fails=st.booleans())
+    def take(self, name: str, count: int, fails: bool) -> None:
+        """A receiver reads some of what it was told, and takes the newest of that."""
+        if name not in self.receivers or not self.told[name]:
+            return
+        version, self.told[name] = self.told[name][:count][-1], self.told[name][count:]
+        reception = self.receivers[name]
+        if not fails and reception.judge(version) is Verdict.APPLY:
+            reception.applied(version)
+        self.end(self.ledger.answer(name, version, "answer", "no" if fails else None))
+
+    @rule(data=st.data())
+    def run_out_of_time(self, data: st.DataObject) -> None:
+        if pending := self.ledger.pending:
+            version = data.draw(st.sampled_from(list(pending)))
+            for name in pending[version]:
+                self.end([version] if self.ledger.settle(name, version, "late", "it is late") else [])
+
+    @invariant()
+    def what_is_promised_holds(self) -> None:
+        if hasattr(self, "ledger"):
+            assert len(self.ledger.pending) <= self.behind + 1
+            assert {reception.version for reception in self.receivers.values()} <= {0, *self.published}
+            assert sorted([*self.ended, *self.ledger.pending]) == self.published
+
+    def teardown(self) -> None:
+        if not hasattr(self, "ledger"):
+            return
+        for name in list(self.receivers):
+            self.take(name, 99, fails=False)
+            assert self.receivers[name].version == max([0, *self.published[-1:]]) or not self.told[name]
+            self.leave(name)
+        assert self.ledger.pending == {}
+        assert sorted(self.ended) == self.published
+
+
+TestSynchronisation = Synchronisation.TestCase
+TestSynchronisation.settings = settings(max_examples=150, stateful_step_count=30, deadline=None, derandomize=True)

@@ -1,0 +1,127 @@
+"""Stand-ins for how a process looks at itself, and the kernel at it: a simulated one has its own tasks and threads.
+
+A report of a run, and with it each verdict, is made of these.  In one real process they would be those of all simulated
+processes, and the processor time that of the simulation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from types import FrameType
+from typing import Any, Final
+
+from rlinf_async._inspection import own_activities, own_threads
+from rlinf_async._inspection.activity_states import States
+from rlinf_async._inspection.system_calls import SystemCall
+from rlinf_async._simulation.scheduler import Process, Scheduler, ThreadActor
+from rlinf_launcher.daemon import inspection, process_state
+
+_FOLDER: Final = os.path.dirname(__file__) + os.sep  # noqa: PTH120  compared with names of files as strings
+
+_FOREVER: Final = SystemCall("futex", (0, 128, 0, 0, 0, 0))
+_FOR_A_TIME: Final = SystemCall("clock_nanosleep")
+
+_NUM_FIELDS: Final = 50
+
+
+@dataclass(frozen=True)
+class SimThread:
+    """A thread as its simulated process sees it."""
+
+    name: str
+    ident: int
+    native_id: int | None
+    daemon: bool = True
+
+
+def places(scheduler: Scheduler) -> list[tuple[Any, str, Any]]:
+    """Return where each stand-in goes, its name and itself."""
+    current_frames, enumerate_threads, main_thread = sys._current_frames, threading.enumerate, threading.main_thread
+
+    def actors() -> list[ThreadActor]:
+        process = scheduler.current
+        assert process is not None
+        return [each for each in process.actors if isinstance(each, ThreadActor) and _is_alive(each)]
+
+    def frames() -> Mapping[int, FrameType]:
+        found = current_frames()
+        if not scheduler.is_here():
+            return found
+        idents = [each._thread.ident or 0 for each in actors()]
+        return {ident: _outside(found[ident]) for ident in idents if ident in found}
+
+    def enumerated() -> list[Any]:
+        return [_seen(each) for each in actors()] if scheduler.is_here() else enumerate_threads()
+
+    def main() -> Any:
+        if not scheduler.is_here():
+            return main_thread()
+        process = scheduler.current
+        assert process is not None
+        first = process.actors[0] if process.actors else None
+        # The scheduler's own thread turns a driver's loop, whose tasks no thread of the driver has.
+        return _seen(first) if isinstance(first, ThreadActor) else SimThread("MainThread", scheduler._thread, None)
+
+    def system_call_of(native_id: int | None) -> SystemCall:
+        waiting = next((each._waiting for each in actors() if each._thread.native_id == native_id), None)
+        if waiting is None or waiting.watched() or waiting.due() == -inf:
+            return SystemCall()
+        return _FOREVER if waiting.due() == inf else _FOR_A_TIME
+
+    def stat_of(pid: int) -> list[str]:
+        process = _process(scheduler, pid)
+        if process is None:
+            raise FileNotFoundError(f"no simulated process has pid {pid}")
+        state = "T" if process.stopped_until - scheduler.now > process.turn_s else "S"
+        return [state, *["0"] * _NUM_FIELDS]
+
+    return [
+        (sys, "_current_frames", frames),
+        (threading, "enumerate", enumerated),
+        (threading, "main_thread", main),
+        (own_activities, "all_tasks", lambda: _tasks(scheduler)),
+        (own_threads, "system_call_of", system_call_of),
+        (States, "_native_id", lambda states, ident: states._threads[ident].native_id),
+        (process_state, "stat_of", stat_of),
+        (inspection, "children_of", lambda known: {}),
+        (inspection, "_wake_witness", lambda endpoint: False),
+    ]
+
+
+def _is_alive(actor: ThreadActor) -> bool:
+    return actor._has_begun and not actor.has_ended
+
+
+def _seen(actor: ThreadActor) -> SimThread:
+    thread, given = actor._thread, actor._stands_for
+    name = "MainThread" if actor is actor.process.actors[0] else actor.name if given is None else given.name
+    return SimThread(name, thread.ident or 0, thread.native_id)
+
+
+def _outside(frame: FrameType) -> FrameType:
+    """Return the innermost frame that is not the simulation's: a parked thread waits there."""
+    found: FrameType | None = frame
+    while found is not None and found.f_code.co_filename.startswith(_FOLDER):
+        found = found.f_back
+    return found or frame
+
+
+def _tasks(scheduler: Scheduler) -> list[asyncio.Task[Any]]:
+    process = scheduler.current
+    assert process is not None
+    found = [task for loop in process.loops for task in asyncio.all_tasks(loop) if not task.done()]
+    return sorted(found, key=hash)
+
+
+def _process(scheduler: Scheduler, pid: int) -> Process | None:
+    """Return the living process with that pid; the kernel says that a driver has the pid of the simulation."""
+    for actor in scheduler._actors:
+        if pid == (os.getpid() if actor.process.name == "driver" else actor.process.pid):
+            return actor.process
+    return None

@@ -1,0 +1,41 @@
+"""The end of a launch that has failed, and paths that belong to an interpreter."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlinf_async import NodeLost
+from rlinf_async._cluster.launch import _belongs_to_python, _undo
+from rlinf_async._core.operations import CloseGroup, ReleaseGroup
+from rlinf_async.work import Work
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_a_launch_that_had_its_name_is_closed_on_each_node_that_is_there(named: bool) -> None:
+    asked: list[tuple[int, type]] = []
+
+    def request(operation: Any, *, node: int) -> Work[None]:
+        asked.append((node, type(operation)))
+        work: Work[None] = Work()
+        work._settle(error=NodeLost("lost meanwhile") if node == 0 else None)
+        return work
+
+    client: Any = SimpleNamespace(closed=None, lost_nodes={2: NodeLost("lost")}, request=request)
+    placements = [SimpleNamespace(cluster_node_rank=node) for node in (0, 1, 1, 2)]
+    plan: Any = SimpleNamespace(placements=placements, name="group", close_grace=1.0)
+    members: Any = SimpleNamespace(has_name=named)
+    await _undo(client, members, plan)
+    assert sorted(asked, key=str) == [(0, CloseGroup), (0, ReleaseGroup), (1, CloseGroup)] * named
+
+
+def test_what_belongs_to_an_interpreter_is_its_library_zipped_or_not_and_its_packages(tmp_path: Path) -> None:
+    library = Path(sysconfig.get_path("stdlib"))
+    zipped = library.with_name(f"python{sys.version_info.major}{sys.version_info.minor}.zip")
+    own = [zipped, library, library / "lib-dynload", Path(sysconfig.get_path("purelib"))]
+    assert [_belongs_to_python(str(entry)) for entry in (*own, tmp_path)] == [True, True, True, True, False]

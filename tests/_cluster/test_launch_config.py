@@ -1,0 +1,31 @@
+"""What a script and a configuration together want of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlinf_async._cluster.launch_config import wanted_nodes
+from rlinf_async.configuration import ClusterConfig
+from rlinf_async.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("asked", "configured", "wanted"),
+    [(None, None, None), (0, None, None), (3, None, 3), (None, 2, 2), (0, 2, 2), (2, 2, 2), (3, 0, 3), (0, 0, None)],
+)
+def test_no_number_of_nodes_and_zero_leave_it_to_the_other_and_mean_all(
+    asked: int | None, configured: int | None, wanted: int | None
+) -> None:
+    config = None if configured is None else ClusterConfig(num_nodes=configured)
+    assert wanted_nodes(asked, config) == wanted
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [(3, "num_nodes=3, but cluster_cfg says num_nodes: 2"), (-1, "got -1"), (True, "got True"), ("2", "got '2'")],
+)
+def test_a_number_that_is_none_or_that_the_configuration_contradicts_is_an_error(asked: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        wanted_nodes(asked, ClusterConfig(num_nodes=2))

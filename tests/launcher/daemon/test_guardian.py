@@ -1,0 +1,59 @@
+"""The guardian: ends a daemon that does not do its part, and the scripts of its node, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlinf_launcher.daemon import guardian
+
+PROGRAM = """
+import os, sys, time
+from rlinf_launcher.daemon import guardian
+guardian._ORDERLY_END_S = 0.1
+guardian.end_scripts = lambda paths: print("scripts of", paths, flush=True)  # it looks at all processes there are
+def daemon(line, tell):
+    print(os.getpid(), flush=True)
+    time.sleep(600) if sys.argv[1] == "hangs" else sys.stdin.read()
+    return 7
+guardian.guard(daemon)
+"""
+
+
+@pytest.mark.parametrize(("daemon", "code"), [("hangs", 128 + 9), ("ends", 7)])
+def test_a_lifeline_that_is_cut_ends_a_daemon_that_hangs_as_well(daemon: str, code: int) -> None:
+    command = [sys.executable, "-c", PROGRAM, daemon]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(b'{"run_dir": "/nowhere/run", "node": 3}\n')
+            process.stdin.flush()
+            process.stdout.readline()
+            process.stdin.close()
+            process.stdin = None
+            assert process.wait(20) == code
+            assert process.stdout.read() == b"scripts of ['/nowhere/run/node-3']\n"
+        finally:
+            process.kill()
+
+
+def test_scripts_of_the_node_are_ended_but_for_what_removes_shared_memory_after_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[tuple[int, int]] = []
+    environment = {**os.environ, "RLINF_NODE_SOCKET": f"{tmp_path}/node.sock"}
+    tracker = [sys.executable, "-c", "input()", "torch_shm_manager"]
+    with (
+        subprocess.Popen(["cat"], env=environment, stdin=subprocess.PIPE) as script,
+        subprocess.Popen(tracker, env=environment, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL),
+        monkeypatch.context() as patch,
+    ):
+        patch.setattr(os, "kill", lambda *how: killed.append(how))
+        guardian.end_scripts([str(tmp_path)])
+    assert killed == [(script.pid, signal.SIGKILL)]

@@ -1,0 +1,49 @@
+"""Processes that a dead worker has left, told from those of others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from rlinf_launcher.daemon.fork_server import MARKER
+from rlinf_launcher.daemon.leftovers import Leftovers
+
+
+@contextmanager
+def started(environment: dict[str, str], *command: str) -> Iterator[int]:
+    """A process in a session of its own, which runs its program already: before that it has no environment."""
+    pipe = subprocess.PIPE
+    command = command or ("/bin/cat",)
+    with subprocess.Popen(command, env=environment, start_new_session=True, stdin=pipe, stdout=pipe) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        os.write(process.stdin.fileno(), b".")
+        assert os.read(process.stdout.fileno(), 1) == b"."
+        yield process.pid
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_left"), [({MARKER: "mine"}, True), ({MARKER: "another"}, False), ({}, True)], ids=str
+)
+async def test_a_process_in_a_session_of_its_own_is_left_if_the_marker_is_the_workers_or_is_overwritten(
+    environment: dict[str, str], is_left: bool
+) -> None:
+    with started({MARKER: "mine"}) as worker:
+        leftovers = Leftovers(asyncio.get_running_loop(), worker, "mine", lambda: None)
+        with started(environment) as pid:
+            assert leftovers._is_left(pid) == is_left
+        leftovers.release()
+
+
+async def test_a_process_of_the_workers_session_is_left_whatever_its_environment_is() -> None:
+    with started({MARKER: "mine"}, "/bin/sh", "-c", f"{MARKER}=another /bin/cat; exit") as worker:
+        leftovers = Leftovers(asyncio.get_running_loop(), worker, "mine", lambda: None)
+        (child,) = psutil.Process(worker).children()
+        assert leftovers._is_left(child.pid)
+        leftovers.release()

@@ -1,0 +1,68 @@
+"""A worker as the daemon's child, which sleeps."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlinf_launcher.daemon import service
+from rlinf_launcher.daemon.fork_server import MARKER
+from rlinf_launcher.daemon.worker_process import WorkerProcess, WorkerSetup
+
+
+class Sleeper:
+    """Stands in for a template."""
+
+    async def fork(self, spec: Mapping[str, Any], fds: Sequence[int]) -> int:
+        return os.posix_spawn("/bin/sleep", ["sleep", "600"], spec["env"], setpgroup=0)
+
+
+class Ending:
+    """Stands in for a process that ends only when it is killed; a stopped one has an odd pid."""
+
+    setup = SimpleNamespace(name="g:0")
+    exit_status: str | None = None
+
+    def __init__(self, pid: int, killed: list[int]) -> None:
+        self.pid = pid
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._killed = killed
+
+    def kill(self) -> None:
+        self._killed.append(self.pid)
+        self.exit_status = "killed"
+        self.ended.set_result(None)
+
+
+async def test_a_stopped_worker_is_killed_when_calls_have_had_their_time_and_all_others_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(service, "is_stopped", lambda pid: pid % 2 == 1)
+    monkeypatch.setattr(service, "state_of", lambda pid, _: f"state of {pid}")
+    async with asyncio.timeout(10):
+        await service._end([Ending(2, killed), Ending(3, killed)], 0.05)  # type: ignore[list-item]
+    assert killed == [3, 2]
+
+
+async def test_a_worker_has_ended_once_it_is_dead_and_not_before(tmp_path: Path) -> None:
+    spec = {"env": {MARKER: "token"}, "token": "token"}
+    process = WorkerProcess(asyncio.get_running_loop(), WorkerSetup("g", 0, "g:0", spec), "here", tmp_path)
+    deaths: list[str] = []
+    near = await process.start(Sleeper(), lambda: deaths.append(str(process.exit_status)))
+    try:
+        process._died(lambda: deaths.append("it was woken for nothing"))
+        assert (deaths, process.exit_status) == ([], None)
+    finally:
+        process.kill()
+        async with asyncio.timeout(10):
+            exit_status = await process.ended
+        near.close()
+    assert exit_status.signal == "SIGKILL"
+    assert deaths == [str(exit_status)]

@@ -1,0 +1,242 @@
+"""Acts of whole clusters: relayed broadcasts, weights, a group with few restarts, and questions about the run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlinf_async import ClosedError, NodePlacementStrategy, each
+from tests.faults.journal import Operation
+from tests.faults.judgement import Violation
+from tests.simulation import crew, fleet, subject
+from tests.simulation.cluster_families import TRAINER
+from tests.simulation.families import CREW
+from tests.simulation.stage import Stage
+
+ANSWER_S = 7.0
+"""Seconds beyond a deadline within which its error comes: daemons have five to say what its ranks do."""
+
+
+@dataclass
+class Invitation:
+    """The group of guests.
+
+    Attributes:
+        deaths: ranks that were killed once all had been constructed.
+        by_hand: restarts that the driver has asked for.
+        born_by: when its constructors had ended, by the driver's clock; None before.
+    """
+
+    group: Any
+    size: int
+    restart: str | None
+    max_restarts: int
+    window: float
+    call_timeout: float
+    frail: int
+    deaths: list[int] = field(default_factory=list)
+    by_hand: int = 0
+    born_by: float | None = None
+    is_closed: bool = False
+
+    @property
+    def lives_on(self) -> bool:
+        """True if each rank that dies is started again."""
+        return bool(self.restart) and self.max_restarts > 1 and not self.frail
+
+
+class ClusterActs(Stage):
+    """Relays, weights, guests and looks."""
+
+    # -- relays and weights -------------------------------------------------------------------------------------
+
+    async def do_r_cast(self, source: int, sizes: Sequence[int], gives_up: int | None, patience: float | None) -> None:
+        nonce = next(self.nonces)
+        for rank in range(len(self.program.placement[CREW])):
+            facts = (source, nonce, sizes, patience if rank == gives_up else None)
+            self.script(f"{rank} in broadcast {nonce}", (CREW, rank), "relay_all", *facts, meets="message")
+
+    async def do_w_train(self, versions: int, pause: float, numbers: int, options: Any) -> None:
+        run = fleet.RUN_STEP * (1 + next(self.nonces))
+        self.script(f"trainer {run}", (TRAINER, 0), "publish_weights", run, versions, pause, numbers, dict(options))
+
+    async def do_w_follow(self, rank: int, numbers: int, reads: int, pause: float, options: Any) -> None:
+        nonce = next(self.nonces)
+        name = f"follower {nonce} at rank {rank}"
+        self.script(name, (CREW, rank), "follow_weights", nonce, numbers, reads, pause, dict(options))
+
+    async def do_r_self(self, rank: int, size: int) -> None:
+        nonce = next(self.nonces)
+        self.script(f"{rank} sends itself {nonce}", (CREW, rank), "send_self", nonce, size, meets="message")
+
+    async def do_r_tensor(self, one: int, other: int, size: int, fits: str) -> None:
+        if "looks" in self.program.families or one == other:  # whose talks go the same way
+            return
+        facts = (next(self.nonces), size, fits)
+        self.script(f"{one} sends {other} a tensor", (CREW, one), "give_tensor", other, *facts, meets="message")
+        self.script(f"{other} takes a tensor of {one}", (CREW, other), "take_tensor", one, *facts, meets="message")
+
+    # -- a group with few restarts ------------------------------------------------------------------------------
+
+    async def do_guest_open(
+        self, nodes: Sequence[int], restart: str | None, order: str | None, budget: tuple[int, float],
+        call_timeout: float, frail: int, hook_s: float | None,
+    ) -> None:  # fmt: skip
+        options: dict[str, Any] = {"order": order} if order else {}
+        if restart:
+            options |= {"restart": restart, "max_restarts": budget[0], "restart_window": budget[1]}
+        spec = fleet.Guest.create_group(frail) if hook_s is None else fleet.HookedGuest.create_group(frail, hook_s)
+        group = spec.launch(
+            self.cluster, NodePlacementStrategy(list(nodes)), name=fleet.GUEST, call_timeout=call_timeout, **options
+        )
+        guests = self.guests = Invitation(group, len(nodes), restart, *budget, call_timeout, frail)
+        group.on_death(lambda death: subject.begin("driver", "guest_death", death.rank, death.pid, death.returns))
+        crew.note_returns(group, fleet.GUEST)
+
+        async def wait() -> None:
+            with contextlib.suppress(Exception):
+                await group
+            guests.born_by = asyncio.get_running_loop().time()
+
+        self.start("the launch of the guests", wait())
+
+    async def do_guest_call(self, how: str, rank: int | None, size: int, seconds: float) -> None:
+        guests = self.guests
+        ranks = list(range(guests.size)) if rank is None else [rank]
+        nonces = [next(self.nonces) for _ in range(len(ranks) * (3 if how == "crowd" else 1))]
+        operation = subject.begin("driver", "guest_call", how, nonces, ranks)
+        self.start(
+            f"call {nonces} of guests ({how})", self.call_guests(operation, how, ranks, nonces, bytes(size), seconds)
+        )
+
+    async def call_guests(
+        self, operation: Operation, how: str, ranks: list[int], nonces: list[int], content: bytes, seconds: float
+    ) -> None:
+        guests, loop = self.guests, asyncio.get_running_loop()
+        view = guests.group if len(ranks) == guests.size else guests.group[ranks[0]]
+        began = loop.time()
+        if how == "each":
+            await subject.follow(operation, view.answer(each(nonces), content, seconds), list)
+        elif how in ("all", "later", "again", "beside"):
+            methods = {"all": "answer", "later": "answer_later", "again": "answer_again", "beside": "stay_beside"}
+            method = getattr(view, methods[how])
+            await subject.follow(operation, method(nonces[0], content, seconds), list)
+        elif how == "any":
+            answer = view.any(in_flight=1).answer_again(nonces[0], content, seconds)
+            await subject.follow(operation, answer, lambda value: [value])
+        elif how == "crowd":
+            pool = view.any(in_flight=1 if seconds else None)
+            methods = (pool.answer_again, pool.answer_later)
+            calls = [methods[nonce % 2](nonce, content, seconds) for nonce in nonces]
+            await subject.follow(operation, asyncio.gather(*calls), list)
+            with contextlib.suppress(Exception):  # the group may be closed by now
+                await pool.answer_again(next(self.nonces), content, 0.0)
+        elif how == "leave":
+            staying = view.stay_beside(nonces[0], content, 3.0)
+            await asyncio.sleep(seconds / 10)
+            staying.cancel()
+            await subject.follow(operation, staying)
+            crew.excuse(operation, "ClosedError")
+        elif how == "refuse":
+            await subject.follow(operation, view.refuse(nonces[0], content, seconds))
+        else:
+            await subject.follow(operation, self.read_guests(view, nonces[0], content, seconds))
+        crew.excuse(operation, *self.expected(how))
+        took = loop.time() - max(began, began if guests.born_by is None else guests.born_by)
+        if guests.call_timeout and guests.born_by is not None and how != "stream":
+            most = guests.call_timeout + ANSWER_S
+            if took > most and not self.node_died and not self.away_s:
+                self.hung.append(Violation("deadline", f"{operation} took {took:.3g} s of {guests.call_timeout:g}"))
+
+    def expected(self, how: str) -> list[str]:
+        """Return the errors that a call of guests may have by what else the program does."""
+        guests = self.guests
+        closes = any(step.kind == "guest_close" for step in self.program.steps)
+        dies = guests.deaths or guests.by_hand or any(step.kind == "guest_kill" for step in self.program.steps)
+        may_die = how != "again" or not guests.lives_on or closes
+        found = ["ClosedError"] if closes else []
+        if how == "refuse" or guests.frail:
+            found.append("LookupError")
+        if guests.frail:  # a rank whose constructor was given up has not been constructed
+            found += ["WorkerDied", "RuntimeError"]
+        return [*found, "WorkerDied"] if dies and may_die else found
+
+    async def read_guests(self, view: Any, nonce: int, content: bytes, seconds: float) -> None:
+        numbers: dict[int, int] = {}
+        async for rank, number in view.answers(nonce, content, seconds):
+            assert number == numbers.get(rank, 0), f"rank {rank}: item {number}, not {numbers.get(rank, 0)}"
+            numbers[rank] = number + 1
+        assert set(numbers.values()) == {4}, f"items by rank: {numbers}"
+
+    async def do_guest_talk(self, rank: int, guest: int) -> None:
+        nonce = next(self.nonces)
+        self.script(f"{rank} listens to guest {guest}", (CREW, rank), "hear_guest", guest, nonce)
+        with contextlib.suppress(ClosedError):
+            self.start(f"guest {guest} talks to {rank}", self.guests.group[guest].say(rank, nonce).async_wait())
+
+    async def do_guest_kill(self, rank: int) -> None:
+        if self.sim.kill(fleet.GUEST, rank) and self.guests.born_by is not None and not self.guests.is_closed:
+            self.guests.deaths.append(rank)
+
+    async def do_guest_restart(self, rank: int) -> None:
+        guests = self.guests
+        if guests.restart and self.sim.find(fleet.GUEST, rank) is not None:
+            guests.by_hand += 1
+            self.start(f"a restart of guest {rank}", guests.group.restart(rank))
+
+    async def do_guest_close(self) -> None:
+        self.guests.is_closed = True
+        self.start(
+            "the close of the guests", subject.follow(subject.begin("driver", "guest_close"), self.guests.group.close())
+        )
+
+    # -- questions ----------------------------------------------------------------------------------------------
+
+    async def do_look(self, what: str) -> None:
+        self.start(f"a look at {what}", self.look_at(what))
+
+    async def look_at(self, what: str) -> None:
+        """An answer comes, whatever happens meanwhile."""
+        try:
+            async with asyncio.timeout(60):
+                if what == "status":
+                    await self.cluster.status()
+                elif what == "why":
+                    await self.cluster.why()
+                else:
+                    await self.look_at_queue()
+        except TimeoutError:
+            self.hung.append(Violation("hang", f"{what} is not told within a minute"))
+        except Exception as error:
+            if self.program.is_calm:
+                self.hung.append(Violation("error", f"{what}: {type(error).__name__}: {error}"))
+
+    async def look_at_queue(self) -> None:
+        for queue in self.queues.values():
+            size = await queue.channel.qsize()
+            is_full, shown = await queue.channel.full(), await queue.channel.peek_all()
+            most = queue.maxsize
+            if self.program.is_calm and most and not max(size, len(shown)) <= most:
+                self.hung.append(Violation("bound", f"{size} items, {len(shown)} shown of {most}, full: {is_full}"))
+
+    async def do_look_nobody(self, rank: int) -> None:
+        self.script(f"{rank} listens to nobody", (CREW, rank), "hear_nobody")
+
+    async def do_nest(self, rank: int, node: int, seconds: float) -> None:
+        self.start(f"a group of rank {rank}'s own", self.have_nest(rank, node, seconds))
+
+    async def have_nest(self, rank: int, node: int, seconds: float) -> None:
+        """It ends with the process that has launched it."""
+        with contextlib.suppress(Exception):
+            await self.groups[CREW][rank].nest(next(self.nonces), node, seconds)
+        await asyncio.sleep(60)
+        if self.sim.find(fleet.NEST, 0) is not None and not self.node_died:
+            self.hung.append(Violation("left", f"the group of rank {rank} is there, and its rank has left it"))
+
+    async def do_look_ports(self, rank: int, most: int | None) -> None:
+        operation = subject.begin("driver", "port", rank)
+        work = subject.follow(operation, self.groups[CREW][rank].find_port(most), lambda ports: ports[0])
+        self.start(f"a port for rank {rank}", work)
