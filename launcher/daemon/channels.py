@@ -91,7 +91,9 @@ class Channels:
             carried: Any = Segment(fds[0], body) if fds else body
             self._put(hosted, source, put, key, weight, mode, carried)
         elif kind == frames.GET:
-            _, _, _, _, _, get, key, target = frame
+            _, _, _, _, _, get, key, target, taken = frame
+            if taken:
+                self._taken(hosted, source, taken)
             self._get(hosted, source, get, key, target)
         else:
             close_fds(fds)
@@ -130,15 +132,18 @@ class Channels:
         self._replies.send(source, hosted.number, "failed", [number, "ValueError", text])
         raise TypeError(text)
 
-    def _taken(self, hosted: HostedChannel, source: int, numbers: Sequence[int]) -> None:
-        steps = hosted.queue.taken(source, numbers)
+    def _taken(self, hosted: HostedChannel, source: int, taken: Sequence[Sequence[int]]) -> None:
+        for each in taken:  # all of them, before any of them counts
+            if len(each) != 2 or type(each[0]) is not int or type(each[1]) is not int:
+                raise TypeError(f"a get and how many of its items are taken were expected, got {each!r}")
+        steps = hosted.queue.taken(source, taken)
         if steps or hosted.queue.closed:
             self._follow(hosted, steps)
 
     def _on_queue_frame(self, hosted: HostedChannel, source: int, what: str, facts: Any) -> None:
         queue = hosted.queue
         if what == "requests":
-            puts, gets = facts
+            puts, gets, taken = facts
             nonsense: TypeError | None = None
             for ask, requests in ((self._put, puts), (self._get, gets)):
                 for request in requests:
@@ -146,6 +151,8 @@ class Channels:
                         ask(hosted, source, *request)
                     except TypeError as error:
                         nonsense = nonsense or error  # the other requests are carried out
+            if taken:
+                self._taken(hosted, source, taken)
             if nonsense is not None:
                 raise nonsense
         elif what == "taken":

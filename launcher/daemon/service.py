@@ -21,6 +21,7 @@ from rlinf_async._core.closing import seconds_for_calls, seconds_until_kill
 from rlinf_async._core.descriptors import explained_shortage
 from rlinf_async._core.ended_endpoints import EndedEndpoints
 from rlinf_async._core.own_logger import own_logger
+from rlinf_async._core.taken_page import TakenPage
 from rlinf_async._recorder.recording import journal_in
 from rlinf_async._wire.unix import Connection
 from rlinf_async.errors import AuthError, LaunchError
@@ -141,6 +142,7 @@ class DaemonService:
         self.closing = False
         self.groups: dict[tuple[int, str], Group] = {}
         self._stores: dict[tuple[int, str], socket.socket] = {}
+        self._pages: dict[int, TakenPage] = {}
         self.gone = EndedEndpoints()
         self.handlers = Handlers(router, self.gone)
         answer = self.handlers.answer
@@ -244,7 +246,10 @@ class DaemonService:
         """The first that a process hears; a subprocess of a worker also hears of that."""
         facts = {"endpoint": endpoint.id, "node": self._site.node, **self.welcome, "lost": self.lost, "parent": parent}
         facts["in_debugger"] = list(self.debugging.stopped)
-        endpoint.send((frames.HELLO, 0, frames.endpoint(self._site.node, 0), facts))
+        page, fds = TakenPage.make()
+        if page is not None:
+            self._pages[endpoint.id] = page
+        endpoint.send((frames.HELLO, len(fds), frames.endpoint(self._site.node, 0), facts), fds)
 
     # -- groups -------------------------------------------------------------------------------------------------
 
@@ -558,8 +563,19 @@ class DaemonService:
             ended: what it shared with its group, its channels, ends too.
         """
         frame = (frames.GONE, 0, frames.endpoint(self._site.node, 0), gone, ended)
-        parts = (lambda: self.router.broadcast(frame), lambda: self.drop_owner(gone, ended=ended))
+        parts = (
+            lambda: self._say_taken(gone),  # first: what it had not taken goes back
+            lambda: self.router.broadcast(frame),
+            lambda: self.drop_owner(gone, ended=ended),
+        )
         run_all(f"endpoint {gone}", parts)
+
+    def _say_taken(self, gone: int) -> None:
+        """Tells queues, in the place of a process that is no more, what it has taken and not said."""
+        page = self._pages.pop(gone, None)
+        if page is not None:
+            for (place, channel), taken in page.read().items():
+                self.router.to_queue([frames.QUEUE, 0, gone, place, channel, "taken", taken], [])
 
     def drop_owner(self, gone: int, *, ended: bool = True) -> None:
         """Frees what an endpoint (of any node) owned: its calls, its names and lookups, its stores, its groups."""

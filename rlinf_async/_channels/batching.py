@@ -44,7 +44,7 @@ class Client(Protocol):
 class Sender(Protocol):
     """Sends the requests of a batch."""
 
-    def __call__(self, puts: list[Any], gets: list[Any], large: list[Large]) -> None: ...
+    def __call__(self, puts: list[Any], gets: list[Any], taken: list[Any], large: list[Large]) -> None: ...
 
 
 Large = tuple[Put, bytes | int, Any]
@@ -56,11 +56,13 @@ class Batching:
 
     Attributes:
         puts, gets, large: in order.
+        taken: gets and how many of their items this process has.
     """
 
     def __init__(self, client: Client, send: Sender) -> None:
         self.puts: deque[Any] = deque()
         self.gets: deque[Any] = deque()
+        self.taken: deque[tuple[int, int]] = deque()
         self.large: deque[Large] = deque()
         self._client = client
         self._send = send
@@ -107,7 +109,7 @@ class Batching:
 
     def leave(self) -> None:
         """Sends everything."""
-        self._send(_emptied(self.puts), _emptied(self.gets), _emptied(self.large))
+        self._send(emptied(self.puts), emptied(self.gets), emptied(self.taken), emptied(self.large))
 
     def flush_from_thread(self) -> None:
         """Sends requests whose callers are about to wait."""
@@ -117,11 +119,11 @@ class Batching:
     def drop(self) -> None:
         """There is no queue any more."""
         self.puts.clear()
-        for _, _, fds in _emptied(self.large):
+        for _, _, fds in emptied(self.large):
             close_fds(fds)
 
 
-def _emptied(found: deque[T]) -> list[T]:
+def emptied(found: deque[T]) -> list[T]:
     """Takes everything out, while other threads may add more."""
     things: list[T] = []
     while found:

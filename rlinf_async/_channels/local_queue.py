@@ -119,7 +119,7 @@ class LocalQueue:
 
     def taken(self, get: Get[Any]) -> None:
         with self._lock:
-            steps = self._queue.taken(_ME, [get.number])
+            steps = self._queue.taken(_ME, [(get.number, get.had)])
         self._follow(steps)
 
     def open(self, body: Any, fds: list[int]) -> Any:

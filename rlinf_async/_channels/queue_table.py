@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 from rlinf_async._channels.remote_queue import RemoteQueue
+from rlinf_async._channels.takings import Takings
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import frames
 from rlinf_async._core.own_logger import own_logger
@@ -24,6 +25,7 @@ class Queues:
 
     def __init__(self, client: NodeClient) -> None:
         self._client = client
+        self._takings = Takings(client)
         self._queues: dict[tuple[int, int], RemoteQueue] = {}
         self._lock = threading.Lock()
         client.receivers[frames.GIVE] = client.receivers[frames.QUEUE] = self
@@ -46,7 +48,9 @@ class Queues:
         with self._lock:
             queue = self._queues.get(place)
             if queue is None:
-                queue = self._queues[place] = RemoteQueue(self._client, node, channel, name, max_bytes, maxsize)
+                queue = self._queues[place] = RemoteQueue(
+                    self._client, self._takings, node, channel, name, max_bytes, maxsize
+                )
         over = self._client.closed or self._client.lost_nodes.get(node)
         if over is not None:
             queue.fail(over)

@@ -10,10 +10,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from rlinf_async._channels.batching import MIN_BURST, Batching, Large
+from rlinf_async._channels.batching import MIN_BURST, Batching, Large, emptied
 from rlinf_async._channels.queue_errors import QueueEnd, error_of
 from rlinf_async._channels.request import Get, Put, Question, QueueRequest, Reader
 from rlinf_async._channels.state.put_window import PutWindow, cost
+from rlinf_async._channels.takings import Takings
 from rlinf_async._client import far_side
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import codec, frames
@@ -45,12 +46,20 @@ class RemoteQueue:
     has_told_of_loss = False
 
     def __init__(
-        self, client: NodeClient, node: int, channel: int, name: str, max_bytes: int, maxsize: int = 0
+        self,
+        client: NodeClient,
+        takings: Takings,
+        node: int,
+        channel: int,
+        name: str,
+        max_bytes: int,
+        maxsize: int = 0,
     ) -> None:
         self.node = node
         self.name = name
         self.channel = channel
         self._client = client
+        self._takings = takings
         self._place = frames.endpoint(node, 0)
         self._numbers = itertools.count(1)
         self._questions = itertools.count(1)
@@ -204,8 +213,9 @@ class RemoteQueue:
             if batching.is_complete:
                 batching.leave()
             return
+        taken = emptied(batching.taken) if batching.taken else None
         me, place, channel = self._client.endpoint, self._place, self.channel
-        self._client.send((frames.GET, 0, me, place, channel, number, get.key, get.target))
+        self._client.send((frames.GET, 0, me, place, channel, number, get.key, get.target, taken))
 
     def _share(self) -> None:
         """Several loops get here: none holds items that it has not begun with."""
@@ -216,13 +226,15 @@ class RemoteQueue:
         """Sends requests that have waited to be batched."""
         self._batching.flush()
 
-    def _send_together(self, puts: list[Any], gets: list[Any], large: list[Large]) -> None:
+    def _send_together(self, puts: list[Any], gets: list[Any], taken: list[Any], large: list[Large]) -> None:
         for put, body, fds in large:
             self._send_put(put, body, fds, hold=put is not large[-1][0])
         if puts or gets:
             sent = [put[0] for put in puts if put[3] == frames.SENT]
             self._batching.burst(len(sent))
-            self.tell("requests", [puts, gets], functools.partial(self._have_left, sent) if sent else None)
+            self.tell("requests", [puts, gets, taken], functools.partial(self._have_left, sent) if sent else None)
+        elif taken:
+            self.tell("taken", taken, now=True)
 
     def tell(self, what: str, facts: Any, on_sent: Callable[[], None] | None = None, *, now: bool = False) -> None:
         frame = (frames.QUEUE, 0, self._client.endpoint, self._place, self.channel, what, facts)
@@ -250,6 +262,8 @@ class RemoteQueue:
                 self._fill_window()
         else:
             self._gets.pop(request.number, None)
+            if had := request.had:  # type: ignore[attr-defined]
+                self.tell("taken", [(request.number, had)])  # another thread may be about to: it must not come later
             self._cancel(request.number)
 
     def _cancel(self, number: int) -> None:
@@ -284,12 +298,15 @@ class RemoteQueue:
         return True
 
     def taken(self, get: Get[Any]) -> None:
-        """Tells the daemon, before the caller has the item.
+        """Notes it, before the caller has the item, where the daemon finds it if this process is killed from now on."""
+        number, had = get.number, get.had
+        self._batching.taken.append((number, had))
+        self._takings.note(self, self._place, self.channel, number, had)
 
-        A consumer that is killed from now on has had the item, and no other gets it too: what is on the socket is read
-        after the death.  So this word never waits for others that could leave with it.
-        """
-        self.tell("taken", [get.number], now=True)
+    def say_taken(self) -> None:
+        taken = emptied(self._batching.taken)
+        if taken:
+            self.tell("taken", taken, now=True)
 
     def open(self, body: Any, fds: list[int]) -> Any:
         return codec.decode(open_body(body, fds) if fds else body)

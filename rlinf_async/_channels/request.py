@@ -281,7 +281,7 @@ class Get(QueueRequest[T]):
             of items and of a mode, ``SOME`` if fewer will do; None for one item, ``NOW`` for one that is there.
         redelivered: items that arrived had been handed to a consumer before, which gave them back or died.
         reader: takes the items one by one; None where the caller has them with the result.
-        brought: items that have arrived.
+        brought, had: how many items have arrived, and the caller has.
         is_lost: it was a lease, and its items have gone back.
     """
 
@@ -289,7 +289,7 @@ class Get(QueueRequest[T]):
     _interested = 0
     _taken = False
     redelivered = False
-    brought = 0
+    brought = had = 0
     is_lost = False
 
     def __init__(
@@ -360,6 +360,7 @@ class Get(QueueRequest[T]):
         if self.reader is not None:
             self._bodies.reverse()
             return
+        self.had = self.brought
         bodies, self._bodies = self._bodies, []
         if self.target is None:
             try:
@@ -393,6 +394,7 @@ class Get(QueueRequest[T]):
             if not self._bodies:
                 return []
             body, fds = self._bodies.pop()
+            self.had += 1
             destination.taken(self)
         return [destination.open(body, fds)]
 

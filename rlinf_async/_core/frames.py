@@ -17,7 +17,7 @@ never its body::
     GONE    kind 0   source endpoint ended                      daemon -> daemons: this endpoint is no more
     MESSAGE kind fds source route   facts body                  worker -> daemons -> (route becomes slot) worker
     PUT     kind fds source queue   channel number key weight mode body         a client -> the daemon with the queue
-    GET     kind 0   source queue   channel number key target                   likewise
+    GET     kind 0   source queue   channel number key target taken             likewise
     GIVE    kind fds source target  channel number more weight redelivered body that daemon -> a client
     QUEUE   kind 0   source place   channel what facts                          both ways: all else about a channel
     DIRECT  kind 1   source target                              worker -> daemon -> caller on its node: a socket
@@ -52,7 +52,7 @@ whether it waits for room, or was done when it was sent.  ``target`` of a GET is
 that is there now, None for one item, -1 for one that is there now, or ``[count, mode]``: so many items (WAIT), so many
 that are there now (NOWAIT), what is there now of so many (SOME), some of so many, for a loop that takes one after the
 other (READ; READ_SHARED, where it has others beside it, one only), so many for a lease (LEASE, with its seconds as a
-third part).
+third part).  ``taken`` lists ``[number, count]``: the client has the first ``count`` items of that get.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ LENGTHS: Final[dict[int, int]] = {
     GONE: 5,
     MESSAGE: 6,
     PUT: 10,
-    GET: 8,
+    GET: 9,
     GIVE: 10,
     QUEUE: 7,
     DIRECT: 4,

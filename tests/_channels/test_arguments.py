@@ -46,14 +46,14 @@ def test_whatever_becomes_a_wish_fits_into_a_frame(weight: Any, timeout: Any, ke
             get = make(key, timeout)
         except (TypeError, ValueError):
             continue
-        sent.append((frames.GET, 0, number, number, number, number, get.key, get.target))
+        sent.append((frames.GET, 0, number, number, number, number, get.key, get.target, None))
         assert frames.wanted(get.target)[1] == (timeout == 0)
     for wait in (True, False):
         try:
             many = requests.get_many(weight, key, wait, timeout)
         except (TypeError, ValueError):
             continue
-        sent.append((frames.GET, 0, number, number, number, number, many.key, many.target))
+        sent.append((frames.GET, 0, number, number, number, number, many.key, many.target, None))
         assert frames.wanted(many.target) == (int(weight), timeout == 0 or not wait, True, not wait)
     for frame in sent:
         packed = frames.pack(frame)

@@ -80,7 +80,9 @@ class Histories(RuleBasedStateMachine):
                 process.queue.withdraw(lease)
 
     @rule()
-    def leases_time_out(self) -> None:
+    def time_passes(self) -> None:
+        for process in self.processes:
+            process.loop.time_passes()
         self.daemon.loop.time_passes()
 
     @rule(who=who, key=keys)
@@ -136,8 +138,7 @@ class Histories(RuleBasedStateMachine):
     @rule(who=who)
     def kill(self, who: int) -> None:
         process = self.processes[who]
-        process.says()
-        process.closed = ClosedError("dead")
+        self.daemon.kill(process)
         # The answers are never heard, but items that were confirmed in time are out of the channel.
         refused = {-frame[6][0] for frame in process.down if frame[0] == frames.QUEUE and frame[5] == "failed"}
         for holder, work, items in self.confirmations:
@@ -148,8 +149,6 @@ class Histories(RuleBasedStateMachine):
         self.loops = [each for each in self.loops if each[0] is not process]
         self.puts = [(put, value) for put, value in self.puts if put.done() or put.destination is not process.queue]
         self.questions = [asked for asked in self.questions if asked.destination is not process.queue]
-        self.daemon.gone.add(process.endpoint)
-        self.daemon.channels.drop_client(process.endpoint)
         self.processes[who] = Process(self.daemon)
 
     @rule(sure=st.integers(0, 6), discard=st.booleans())

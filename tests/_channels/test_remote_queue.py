@@ -12,6 +12,7 @@ import pytest
 from rlinf_async._channels.remote_queue import RemoteQueue
 from rlinf_async._channels.request import Put
 from rlinf_async._channels.state.put_window import WINDOW_BYTES, cost
+from rlinf_async._channels.takings import Takings
 from rlinf_async._core import codec, frames
 from rlinf_async._core.pool import pool
 from rlinf_async._core.segment import close_fds
@@ -83,7 +84,7 @@ def queue(client: Client) -> RemoteQueue:
 
 
 def new_queue(client: Client, max_bytes: int = 0) -> RemoteQueue:
-    return RemoteQueue(client, 0, 1, "obs", max_bytes)  # type: ignore[arg-type]
+    return RemoteQueue(client, Takings(client), 0, 1, "obs", max_bytes)  # type: ignore[arg-type]
 
 
 def put(queue: RemoteQueue, value: Any) -> Put:
@@ -122,7 +123,7 @@ def test_the_first_put_and_those_to_another_node_or_beyond_the_window_wait_for_a
     queue._window.size = 1000
     put(queue, bytes(5000))
     assert modes(client) == [frames.WAIT, frames.SENT, frames.WAIT]
-    far = RemoteQueue(client, 1, 1, "obs", 0)  # type: ignore[arg-type]
+    far = RemoteQueue(client, Takings(client), 1, 1, "obs", 0)  # type: ignore[arg-type]
     put(far, "first")
     far.on_queue_frame("replies", [[1], [], 0])
     assert not put(far, "second").done()

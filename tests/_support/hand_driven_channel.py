@@ -12,7 +12,11 @@ import pytest
 from rlinf_async._channels.reading import Items
 from rlinf_async._channels.remote_queue import RemoteQueue
 from rlinf_async._channels.request import Confirmation, Get, Put, Question
+from rlinf_async._channels.takings import Takings
 from rlinf_async._core import codec, frames, operations
+from rlinf_async._core.segment import close_fds
+from rlinf_async._core.taken_page import TakenPage
+from rlinf_async.errors import ClosedError
 from rlinf_launcher.daemon.channels import Channels
 from rlinf_launcher.daemon.endpoint import Endpoint
 from rlinf_launcher.daemon.handlers import Requester
@@ -80,8 +84,10 @@ class Process:
         self.up: deque[Any] = deque()
         self.loop = Loop()
         self.closed: Exception | None = None
+        self.taken_page, page = TakenPage.make()
+        close_fds(page)
         self.unsent: dict[Any, None] = {}
-        self.queue = RemoteQueue(self, 0, NUMBER, "obs", 0)  # type: ignore[arg-type]
+        self.queue = RemoteQueue(self, Takings(self), 0, NUMBER, "obs", 0)  # type: ignore[arg-type]
         self.queue._batching.gathers = self._gathers  # type: ignore[method-assign]
         self.in_a_coroutine = True
         self.is_stopped = False
@@ -89,6 +95,10 @@ class Process:
         self.gets: list[Get[Any]] = []
         self._daemon = daemon
         daemon.processes.append(self)
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.up or self.down or self.loop.soon or self.loop.timers)
 
     @property
     def endpoint(self) -> int:
@@ -180,6 +190,16 @@ class Daemon:
             hosting.send(None)
         self.queue = self.channels._hosted[NUMBER].queue
 
+    def kill(self, process: Process) -> None:
+        """It has said what is on its wire; its page says what it has taken."""
+        process.says()
+        process.closed = ClosedError("dead")
+        assert process.taken_page is not None
+        for (place, channel), taken in process.taken_page.read().items():
+            self.router.to_queue([frames.QUEUE, 0, process.endpoint, place, channel, "taken", taken], [])
+        self.gone.add(process.endpoint)
+        self.channels.drop_client(process.endpoint)
+
     def close(self, *, discard: bool = False) -> None:
         closing = self.channels.close_channel(Requester(0, 1), operations.CloseChannel(NUMBER, discard))
 
@@ -196,9 +216,10 @@ class Daemon:
 def settle(daemon: Daemon) -> None:
     """Everything that is on the wires arrives."""
     processes = [each for each in daemon.processes if each.endpoint not in daemon.gone and not each.is_stopped]
-    while any(process.up or process.down or process.loop.soon for process in processes) or daemon.loop.soon:
+    while any(process.is_busy for process in processes) or daemon.loop.soon:
         for process in processes:
             process.loop.turn()
+            process.loop.time_passes()
             process.says()
         daemon.loop.turn()
         for process in processes:

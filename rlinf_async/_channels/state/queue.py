@@ -20,7 +20,7 @@ lease (``lease_s``) keeps its items for the queue until the consumer confirms th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from rlinf_async._channels.state.actions import ACCEPTED, Act, Step
@@ -47,7 +47,7 @@ class Queue:
         queue = Queue(maxsize=2)
         queue.get(consumer, 1, b"key")                  # []: it waits
         queue.put(producer, 1, b"key", body=b"…")       # [(ACCEPTED, item), (DELIVER, get)]
-        queue.taken(consumer, [1])                      # []: the item is gone
+        queue.taken(consumer, [(1, 1)])                 # []: the item is gone
     """
 
     def __init__(self, maxsize: int = 0, max_bytes: int = 0, gone: Container[int] = ()) -> None:
@@ -111,16 +111,16 @@ class Queue:
         """Count a request that makes no sense as given up."""
         return self.cancel(who, number) + self._in_order(who, number, Item(who, number, b"", 0, 0, None, True))
 
-    def taken(self, consumer: int, numbers: Iterable[int]) -> list[Step]:
-        """Note that the consumer has the items of these gets: of a stepwise one, the next item."""
+    def taken(self, consumer: int, taken: Iterable[Sequence[int]]) -> list[Step]:
+        """Note that the consumer has the first so many items of these gets; each may be said again."""
         steps: list[Step] = []
         client = self.clients.get(consumer)
         if client is None:
             return steps
-        for number in numbers:
+        for number, count in taken:
             get = client.gets.get(number)
-            if get is not None and get.delivered and get.lease_s is None:
-                self._take(client, get, 1 if get.stepwise else len(get.items), steps)
+            if get is not None and get.delivered and get.lease_s is None and count > get.taken:
+                self._take(client, get, min(count - get.taken, len(get.items)), steps)
         if self.budget.blocked:
             self._unblock(steps)
         return steps
@@ -143,6 +143,7 @@ class Queue:
         for item in get.items[:count]:
             self.budget.used -= item.nbytes
         del get.items[:count]
+        get.taken += count
         key_queue = self._keys[get.key]
         key_queue.leased -= count
         key_queue.got += count

@@ -51,6 +51,7 @@ class Get:
             None is no lease.
         items: of a batch that waits, those that it has so far; of a delivered one, those that are not taken yet.
         weight: of its items, or their number.
+        taken: how many items of a delivered one have been taken.
         delivered: it has been answered, and its consumer has not taken all items yet.
     """
 
@@ -66,6 +67,7 @@ class Get:
     lease_s: float | None = None
     items: list[Item] = field(default_factory=list)
     weight: int = 0
+    taken: int = 0
     delivered: bool = False
 
     def __repr__(self) -> str:

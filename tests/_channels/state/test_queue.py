@@ -26,6 +26,11 @@ def given(steps: list[Step]) -> list[tuple[int, list[Any]]]:
     return [(what.consumer, [item.body for item in what.items]) for act, what in steps if act == Act.DELIVER]
 
 
+def all_of(*gets: int) -> list[tuple[int, int]]:
+    """Return the word that all items of these gets are taken."""
+    return [(get, 1 << 20) for get in gets]
+
+
 def filled(*bodies: Any, **options: Any) -> Queue:
     queue = Queue(**options)
     for number, body in enumerate(bodies, 1):
@@ -86,8 +91,8 @@ def test_a_batch_that_must_be_there_is_or_everything_stays_at_its_place() -> Non
     assert given(queue.get(D, 1, K)) == [(D, [1])]
     assert given(queue.get(C, 2, K, 2, nowait=True)) == [(C, [2, 3])]
     assert acts(queue.get(C, 3, K, 0, nowait=True)) == [(Act.EMPTY, 3)]
-    queue.taken(C, [2])
-    queue.taken(D, [1])
+    queue.taken(C, all_of(2))
+    queue.taken(D, all_of(1))
     assert queue.used == []
     assert not queue.budget.partial
 
@@ -105,7 +110,7 @@ def test_the_state_of_a_key_is_gone_when_it_is_empty_and_unused() -> None:
     queue = filled("a")
     queue.get(C, 1, K)
     assert queue.used == [K]  # it may come back
-    queue.taken(C, [1])
+    queue.taken(C, all_of(1))
     assert queue.used == []
     assert queue.budget.used == 0
 
@@ -138,7 +143,7 @@ def test_what_comes_back_goes_to_those_who_wait_in_order() -> None:
 def test_what_was_taken_does_not_come_back() -> None:
     queue = filled("a")
     queue.get(C, 1, K)
-    queue.taken(C, [1])
+    queue.taken(C, all_of(1))
     assert queue.cancel(C, 1) == queue.drop(C) == []
     assert queue.size(K) == 0
 
@@ -279,7 +284,7 @@ def test_fewer_than_so_many_are_had_at_the_end_and_then_it_is_the_end() -> None:
     queue = weighted(5, 0)
     queue.get(C, 1, K, 3, counted=True)
     assert given(queue.close()) == [(C, [5, 0])]
-    queue.taken(C, [1])
+    queue.taken(C, all_of(1))
     assert acts(queue.get(C, 2, K, 3, counted=True)) == [(Act.ENDED, 2)]
     assert acts(queue.get(C, 3, K, 3, True, counted=True, partly=True)) == [(Act.ENDED, 3)]
     assert queue.finished
@@ -292,7 +297,7 @@ def test_what_is_there_is_had_in_order_and_no_more_than_was_asked_for() -> None:
     assert given(queue.get(C, 1, K, 3, True, counted=True, partly=True)) == [(C, ["a", "b", "c"])]
     assert given(queue.get(C, 2, K, 3, True, counted=True, partly=True)) == [(C, ["d"])]
     assert acts(queue.get(C, 3, K, 3, True, counted=True, partly=True)) == [(Act.EMPTY, 3)]
-    queue.taken(C, [1, 2])
+    queue.taken(C, all_of(1, 2))
     assert queue.used == []
 
 
@@ -302,7 +307,7 @@ def test_those_that_wait_for_room_come_in_behind_what_was_there() -> None:
         queue.put(P, number, K, nbytes=1, body=number)
     steps = queue.get(C, 1, K, 9, True, counted=True, partly=True)
     assert (given(steps), acts(steps)) == ([(C, [1, 2])], [(Act.DELIVER, 1)])  # its bytes are not free yet
-    assert acts(queue.taken(C, [1])) == [(Act.ACCEPTED, 3), (Act.ACCEPTED, 4)]
+    assert acts(queue.taken(C, all_of(1))) == [(Act.ACCEPTED, 3), (Act.ACCEPTED, 4)]
     assert given(queue.get(C, 2, K, 9, True, counted=True, partly=True)) == [(C, [3, 4])]
 
 
@@ -335,7 +340,7 @@ def test_bytes_count_until_they_are_taken() -> None:
     queue.put(P, 1, K, 0, 10, "a")
     queue.get(C, 1, K)
     assert queue.put(P, 2, K, 0, 10, "b") == []
-    assert acts(queue.taken(C, [1])) == [(Act.ACCEPTED, 2)]
+    assert acts(queue.taken(C, all_of(1))) == [(Act.ACCEPTED, 2)]
 
 
 def test_an_item_larger_than_all_may_be_together_is_refused() -> None:
@@ -354,10 +359,10 @@ def test_a_large_put_is_overtaken_by_other_keys_but_not_for_ever() -> None:
             break
         get += 1
         queue.get(C, get, L)
-        queue.taken(C, [get])
+        queue.taken(C, all_of(get))
     assert number == 2 + 10 + 1  # as many bytes as the queue may have, and no more
     queue.get(C, get + 1, K)
-    assert acts(queue.taken(C, [get + 1])) == [(Act.ACCEPTED, 2)]
+    assert acts(queue.taken(C, all_of(get + 1))) == [(Act.ACCEPTED, 2)]
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------
@@ -370,7 +375,7 @@ def test_a_closed_queue_gives_what_it_has_and_then_ends() -> None:
     assert given(queue.get(C, 1, K)) == [(C, ["a"])]
     assert acts(queue.get(C, 2, K)) == [(Act.ENDED, 2)]
     assert not queue.finished
-    queue.taken(C, [1])
+    queue.taken(C, all_of(1))
     assert queue.finished
 
 
@@ -380,7 +385,7 @@ def test_puts_that_wait_for_room_come_to_nothing_when_the_queue_is_closed() -> N
     queue.put(D, 1, K, nbytes=1)
     assert acts(queue.close()) == [(Act.CLOSED, 2), (Act.CLOSED, 1)]
     assert acts(queue.get(C, 1, K)) == [(Act.DELIVER, 1)]
-    queue.taken(C, [1])
+    queue.taken(C, all_of(1))
     assert queue.finished
 
 
@@ -421,7 +426,7 @@ def test_the_end_waits_for_what_another_consumer_may_give_back() -> None:
     queue.get(C, 1, K)
     queue.get(D, 1, K)
     queue.close()
-    assert acts(queue.taken(C, [1])) == [(Act.ENDED, 1)]
+    assert acts(queue.taken(C, all_of(1))) == [(Act.ENDED, 1)]
 
 
 def test_at_the_end_a_batch_gets_what_there_is() -> None:
@@ -451,7 +456,7 @@ def test_sent_items_come_in_behind_others_and_outlive_their_producer() -> None:
     assert queue.drop(P) == []
     for number in (1, 2, 3, 4, 6):
         assert given(queue.get(C, queue.clients[C].expected if C in queue.clients else 1, K)) == [(C, [number])]
-        queue.taken(C, [queue.clients[C].expected - 1])
+        queue.taken(C, all_of(queue.clients[C].expected - 1))
 
 
 def test_a_sent_item_that_comes_after_the_close_is_counted_as_dropped() -> None:
@@ -487,8 +492,8 @@ READ = {"counted": True, "partly": True, "stepwise": True}
 def test_a_loop_has_what_is_there_item_by_item_and_the_rest_goes_back() -> None:
     queue = filled("a", "b", "c", "d")
     assert given(queue.get(C, 1, K, 3, shared=True, **READ)) == [(C, ["a", "b", "c"])]
-    queue.taken(C, [1])
-    queue.taken(C, [1])
+    for count in (1, 2, 2, 1):  # a word that comes again says nothing new
+        queue.taken(C, [(1, count)])
     assert (queue.counts().got, queue.counts().present) == (2, 2)
     queue.cancel(C, 1)
     assert [item.body for item in queue.peek(K)] == ["c", "d"]
@@ -527,7 +532,7 @@ def confirmed(queue: Queue, count: int, number: int = 1) -> bool:
 def test_a_lease_is_over_when_all_its_items_are_confirmed() -> None:
     queue = filled("a", "b", "c")
     leased(queue, 2)
-    queue.taken(C, [1])  # no word of a get without a lease ends it
+    queue.taken(C, all_of(1))  # no word of a get without a lease ends it
     assert confirmed(queue, 1)
     assert confirmed(queue, 1)
     assert not confirmed(queue, 1)

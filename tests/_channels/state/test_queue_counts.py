@@ -21,7 +21,7 @@ def test_an_item_is_present_until_its_consumer_has_it() -> None:
     queue.put(1, 2, b"b", body=b"")
     queue.get(2, 1, b"a")
     assert queue.counts().keys == {b"a": (1, 0, 1), b"b": (1, 0, 1)}
-    queue.taken(2, [1])
+    queue.taken(2, [(1, 1)])
     counts = queue.counts()
     assert (counts.put, counts.got, counts.present, counts.dropped) == (2, 1, 1, {})
     assert counts.keys == {b"b": (1, 0, 1)}
@@ -69,7 +69,7 @@ def test_the_ledger_is_closed_at_every_moment(seed: int) -> None:
         elif action == "confirm":
             queue.confirm(who, choose.randrange(1, numbers[who] + 1), choose.randrange(1, 3), [])
         elif action == "taken":
-            queue.taken(who, [choose.randrange(1, numbers[who] + 1)])
+            queue.taken(who, [(choose.randrange(1, numbers[who] + 1), choose.randrange(4))])
         elif action == "cancel":
             queue.cancel(who, choose.randrange(1, numbers[who] + 1))
         elif choose.random() < 0.1:

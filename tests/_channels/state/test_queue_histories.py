@@ -36,6 +36,8 @@ class Process:
         self.has: dict[int, list[Item]] = {}
         """What was delivered and is not taken yet, by get."""
         self.took: dict[int, list[tuple[int, int]]] = {}
+        self.took_of: dict[int, int] = {}
+        """How many items of a get it has taken, as it says."""
         self.stepwise: set[int] = set()
         """Gets of which one item is taken after the other."""
         self.leases: set[int] = set()
@@ -125,7 +127,8 @@ class Histories(RuleBasedStateMachine):
         took = [(item.producer, item.number) for item in now]
         process.took.setdefault(number, []).extend(took)
         self.taken += took
-        self.send(process, wired, "taken", number)
+        took_of = process.took_of[number] = process.took_of.get(number, 0) + count
+        self.send(process, wired, "taken", number, (took_of,))
 
     @rule(who=who, which=st.integers(0, 20), wired=WIRED)
     def cancel(self, who: int, which: int, wired: bool) -> None:
@@ -214,7 +217,7 @@ class Histories(RuleBasedStateMachine):
         elif what == "get":
             self.follow(self.queue.get(who, number, *facts))
         elif what == "taken":
-            self.follow(self.queue.taken(who, [number]))
+            self.follow(self.queue.taken(who, [(number, *facts)]))
         else:
             self.follow(self.queue.cancel(who, number))
 

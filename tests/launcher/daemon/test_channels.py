@@ -83,10 +83,14 @@ class Process:
     def put_large(self) -> int:
         return self.put(SIZE, fds=[write_segment([bytes(SIZE)], SIZE)])
 
-    def get(self, target: Any = None, key: Any = b"k") -> int:
+    def get(self, target: Any = None, key: Any = b"k", taken: Any = None) -> int:
         self._said += 1
-        self.say([frames.GET, 0, 0, 0, NUMBER, self._said, key, target])
+        self.say([frames.GET, 0, 0, 0, NUMBER, self._said, key, target, taken])
         return self._said
+
+    def takes(self, *gets: int) -> None:
+        """Say that it has all items of these gets."""
+        self.tell("taken", [[get, 1 << 20] for get in gets])
 
     def tell(self, what: str, facts: Any) -> None:
         self.say([frames.QUEUE, 0, 0, 0, NUMBER, what, facts])
@@ -151,10 +155,21 @@ async def test_a_large_item_does_not_overtake_a_small_one(daemon: Daemon) -> Non
     producer.put_large()
     await turn()
     assert consumer.heard() == [("replies", [[], [(1, False, False, b"small")]]), ("give", 2, SIZE)]
-    consumer.tell("taken", [1, 2])
+    consumer.takes(1, 2)
 
 
-async def test_a_segment_is_held_until_it_is_taken_and_no_longer(daemon: Daemon) -> None:
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda consumer, get: consumer.takes(get),
+        lambda consumer, get: consumer.tell("requests", [[], [], [[get, 1]]]),
+        lambda consumer, get: consumer.get(taken=[[get, 1]]),
+    ],
+    ids=["by itself", "with other requests", "with the next get"],
+)
+async def test_a_segment_is_held_until_it_is_taken_and_no_longer(
+    daemon: Daemon, take: Callable[[Process, int], None]
+) -> None:
     producer, consumer = Process(daemon), Process(daemon)
     await daemon.host(producer.id)
     before = open_segments()
@@ -163,7 +178,7 @@ async def test_a_segment_is_held_until_it_is_taken_and_no_longer(daemon: Daemon)
     get = consumer.get()
     assert open_segments() == before + 1
     assert consumer.heard()[-1] == ("give", get, SIZE)
-    consumer.tell("taken", [get])
+    take(consumer, get)
     assert open_segments() == before
     assert daemon.channels.status()["obs"]["bytes"] == 0
 
@@ -193,7 +208,7 @@ async def test_a_daemon_that_can_open_no_more_files_says_so_and_keeps_the_items(
         os.fstat(copies[0])
     batch = consumer.get(target=2)
     assert [word for word, *_ in consumer.heard()] == ["give", "give"]
-    consumer.tell("taken", [batch])
+    consumer.takes(batch)
 
 
 @pytest.mark.parametrize("end", ["cancel", "death", "owner"])
@@ -230,7 +245,7 @@ async def test_a_report_of_a_queue_names_those_that_put_and_those_that_get(daemo
     for key in (b"k", b"k", b"k", b"other"):
         producer.put(b"x", key=key)
     await turn()
-    consumer.tell("taken", [get])
+    consumer.takes(get)
     clients = [producer.id, consumer.id, onlooker.id]
     (report,) = daemon.channels.reports()
     nbytes = 3 * (1 + ITEM_OVERHEAD_BYTES)
@@ -256,7 +271,7 @@ async def test_a_report_counts_those_that_wait_although_nothing_has_moved(daemon
     assert report.producers == [producer.id]
     assert report.consumers == [consumer.id, batching.id]
     for _ in range(2):
-        batching.tell("taken", [batching.get()])
+        batching.takes(batching.get())
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -267,7 +282,7 @@ async def test_those_that_get_large_items_or_many_at_once_are_known_as_consumers
     for _ in range(1 if large else 1024):
         producer.put_large() if large else producer.put(b"x")
         gets.append(consumer.get())
-    consumer.tell("taken", gets)
+    consumer.takes(*gets)
     (report,) = daemon.channels.reports()
     assert report.consumers == [consumer.id]
     await turn()
@@ -302,7 +317,7 @@ async def test_who_uses_a_channel_that_is_gone_is_told(daemon: Daemon) -> None:
     process.put(b"x")
     process.get()
     process.tell("size", [1, b"k"])
-    process.tell("taken", [1])  # needs no answer
+    process.takes(1)  # needs no answer
     assert process.heard() == [("gone", "")] * 3
 
 
@@ -315,7 +330,7 @@ async def test_a_closed_channel_is_gone_with_its_last_item(daemon: Daemon) -> No
     await turn()
     assert "obs" in daemon.channels.status()
     process.heard()
-    process.tell("taken", [get])
+    process.takes(get)
     assert process.heard() == [("gone", "")]
     assert daemon.channels.status() == {}
 
@@ -354,7 +369,7 @@ async def test_items_on_the_socket_of_a_producer_are_in_before_the_channel_is_cl
     assert producer.heard() == [("lost", 1)]
     get = owner.get(target=[2, frames.WAIT])
     await turn()
-    owner.tell("taken", [get])
+    owner.takes(get)
     producer.put(b"much too late", frames.SENT)
     assert producer.heard() == [("gone", ""), ("lost", 1), ("gone", "")]
 
@@ -401,7 +416,7 @@ async def test_who_asks_what_is_there_is_answered_when_others_have_been_heard(da
     await turn()
     assert asker.heard() == [("size", [1, 2, False])]
     for _ in range(2):
-        asker.tell("taken", [asker.get()])
+        asker.takes(asker.get())
     await turn()
     asker.heard()
     producer.unread = [b"another"]
@@ -448,7 +463,7 @@ async def test_a_discarded_channel_is_gone_for_all_who_use_it_at_once(daemon: Da
     assert producer.heard() == [("gone", "")]
     producer.put(b"on its way", frames.SENT)
     assert producer.heard() == [("gone", "")], "and nothing is told as lost"
-    consumer.tell("taken", [got])
+    consumer.takes(got)
     assert daemon.channels.status() == {}
     assert daemon.asked == [("QueueEnded", {"number": NUMBER})]
 
@@ -469,7 +484,7 @@ async def test_whatever_is_asked_of_a_channel_that_is_not_there_is_answered(daem
         lambda: process.get(target=frames.NOW),
         lambda: process.tell("size", [1, b"k"]),
         lambda: process.tell("peek", [1, b"k"]),
-        lambda: process.tell("requests", [[(1, b"k", 0, frames.WAIT, b"a")], []]),
+        lambda: process.tell("requests", [[(1, b"k", 0, frames.WAIT, b"a")], [], []]),
     ):
         ask()
         assert process.heard() == [("gone", "")]
@@ -524,7 +539,7 @@ async def test_of_what_is_asked_together_only_the_nonsense_is_refused(daemon: Da
     await daemon.host(process.id)
     puts = [(1, b"k", 0, frames.WAIT, b"a"), (2, b"k", 1.5, frames.WAIT, b"b"), (3, b"k", 0, frames.WAIT, b"c")]
     with pytest.raises(TypeError, match=r"weight 1\.5 and 1 bytes"):
-        process.tell("requests", [puts, [(4, b"k", "much"), (5, b"k", None)]])
+        process.tell("requests", [puts, [(4, b"k", "much"), (5, b"k", None)], []])
     await turn()
     heard = process.heard()
     assert [facts[0] for word, facts in heard if word == "failed"] == [2, 4]
@@ -568,7 +583,7 @@ async def test_many_small_items_share_frames_and_among_large_ones_each_has_its_o
     ]
     assert refused[0] == "failed"
     assert refused[1][:2] == [nothing, "QueueEmpty"]
-    consumer.tell("taken", [several, others])
+    consumer.takes(several, others)
     assert daemon.channels.status()["obs"]["keys"] == 0
 
 

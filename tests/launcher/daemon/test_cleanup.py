@@ -206,7 +206,7 @@ async def test_of_several_queues_one_that_raises_keeps_the_others_from_nothing(
         client.request(number, operations.HostChannel(number, f"c{number}", 1, 0))
     await daemon.settle()
     for number in range(3):
-        other.say([frames.GET, 0, 0, HERE, number, 1, b"k", None])
+        other.say([frames.GET, 0, 0, HERE, number, 1, b"k", None, None])
     first = daemon.service.channels._hosted[0].queue
 
     def fail(who: int, **_: Any) -> Any:
@@ -294,14 +294,15 @@ class Liar:
     def _get(self) -> list[Any]:
         number, key = self.pick(*range(1, 8)), self.pick(b"k", b"j")
         target = self.pick(None, 1, frames.NOW, [1], [2, frames.READ], [2, frames.READ_SHARED], [1, frames.LEASE, 0.0])
-        return [frames.GET, 0, 0, HERE, CHANNEL, number, key, target]
+        taken = self.pick(None, [[number, self.pick(1, 2)]])
+        return [frames.GET, 0, 0, HERE, CHANNEL, number, key, target, taken]
 
     def _word(self) -> list[Any]:
         number, key = self.pick(*range(1, 8)), self.pick(b"k", b"j")
         put, get = [number, key, 0, self.pick(0, 1, 2), b"x"], [self.pick(2, 3), key, self.pick(None)]
         facts = {
-            "requests": [[put], [get]],
-            "taken": [number],
+            "requests": [[put], [get], []],
+            "taken": [[number, self.pick(1)], self.pick([2, 1])],
             "take_back": [number],
             "skip": [number],
             "confirm": [self.pick(1), number, self.pick(1)],
