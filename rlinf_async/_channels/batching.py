@@ -29,7 +29,7 @@ MIN_BURST: Final = 4
 _BURST_WINDOW_S: Final = 200e-6
 """After that, in which requests wait for the end of the loop's turn, and leave in one frame."""
 
-_BATCH_SIZE: Final = 8
+_BATCH_SIZE: Final = 16
 _LARGE_BATCH_SIZE: Final = 4
 """So many do not wait for more: the daemon is busy with them while others follow.  A large item has a frame of its own,
 and several frames leave together."""

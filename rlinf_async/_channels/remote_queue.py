@@ -207,8 +207,11 @@ class RemoteQueue:
                 get.target = [1, frames.READ_SHARED]
                 self._share()
         batching = self._batching
-        # Before a get that does not wait is answered, producers are heard: so it has a frame of its own.
-        if not frames.is_for_now(get.target) and batching.may_wait(get.since):
+        # Before a get that does not wait is answered, producers are heard: so it has a frame of its own.  Others leave
+        # together where several are under way: their caller is likely to ask for more in this turn of the loop.
+        several = len(self._gets) > MIN_BURST
+        waits = batching.gathers() if several else batching.may_wait(get.since)
+        if waits and (get.target is None or not frames.is_for_now(get.target)):
             batching.gets.append((number, get.key, get.target))
             if batching.is_complete:
                 batching.leave()

@@ -282,7 +282,7 @@ class Get(QueueRequest[T]):
         redelivered: items that arrived had been handed to a consumer before, which gave them back or died.
         reader: takes the items one by one; None where the caller has them with the result.
         brought, had: how many items have arrived, and the caller has.
-        is_lost: it was a lease, and its items have gone back.
+        is_lease, is_lost: the items stay the queue's until they are confirmed, and have gone back.
     """
 
     _kind = "get"
@@ -290,7 +290,7 @@ class Get(QueueRequest[T]):
     _taken = False
     redelivered = False
     brought = had = 0
-    is_lost = False
+    is_lease = is_lost = False
 
     def __init__(
         self,
@@ -305,15 +305,13 @@ class Get(QueueRequest[T]):
         super().__init__(verb, channel, name, key, timeout)
         self.target = target
         self.reader = reader
+        if type(target) is list:
+            self.is_lease = target[1:2] == [frames.LEASE]
         self._bodies: list[tuple[Any, list[int]]] = []
 
     @property
     def is_batch(self) -> bool:
         return self.target is not None and self.target != frames.NOW
-
-    @property
-    def is_lease(self) -> bool:
-        return type(self.target) is list and self.target[1:2] == [frames.LEASE]
 
     # -- arrival ------------------------------------------------------------------------------------------------
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from rlinf_async._channels.reading import Items
 from rlinf_async._channels.remote_queue import RemoteQueue
-from rlinf_async._channels.request import Put
+from rlinf_async._channels.request import Get, Put
 from rlinf_async._channels.state.put_window import WINDOW_BYTES, cost
 from rlinf_async._channels.takings import Takings
 from rlinf_async._core import codec, frames
 from rlinf_async._core.pool import pool
 from rlinf_async._core.segment import close_fds
+from rlinf_async._core.taken_page import NOTES, TakenPage
 from rlinf_async.errors import ClosedError, DeadlineExceeded
 
 
@@ -27,6 +30,7 @@ class Client:
         self.node = 0
         self.user_loop = None
         self.unsent: dict[Any, None] = {}
+        self.taken_page: TakenPage | None = None
         self.sent: list[Any] = []
         self.is_full = False
         self.waiting: list[Callable[[], None]] = []
@@ -67,8 +71,10 @@ class Client:
 
 
 @pytest.fixture
-def client() -> Client:
-    return Client()
+def client() -> Iterator[Client]:
+    client = Client()
+    yield client
+    client.taken_page = None
 
 
 @pytest.fixture
@@ -277,7 +283,7 @@ async def test_puts_that_nobody_awaits_before_the_next_leave_several_in_a_frame(
     together = [len(frame[6][0]) for frame in client.sent if frame[0] == frames.QUEUE and frame[5] == "requests"]
     assert len(lone) + sum(together) == 40
     assert len(lone) <= 5
-    assert max(together) == 8  # so that the daemon has something to do while others follow
+    assert max(together) == 16  # so that the daemon has something to do while others follow
 
 
 async def test_a_put_that_is_awaited_before_the_next_leaves_at_once(client: Client, queue: RemoteQueue) -> None:
@@ -354,3 +360,76 @@ async def test_what_is_held_when_the_channel_ends_never_leaves(client: Client, q
         with pytest.raises(ClosedError):
             await request
     pool.close()
+
+
+# -- what was taken ---------------------------------------------------------------------------------------------------
+
+
+def taken_by(client: Client, frame: Any) -> list[Any]:
+    """Return what a frame says of gets and of how many of their items this process has."""
+    if frame[0] == frames.GET:
+        return frame[8] or []
+    return frame[6] if frame[5] == "taken" else frame[6][2]
+
+
+def got(queue: RemoteQueue, number: int) -> Any:
+    request: Get[Any] = Get("get() from", "obs", "key", b"key", None, None)
+    queue.start(request)
+    queue.on_queue_frame("replies", [[], [[number, False, False, codec.encode_plain(number)]], 0])
+    return request.wait()
+
+
+def page_of(client: Client) -> TakenPage:
+    """Return what the client's daemon reads when the client has died."""
+    page, fds = TakenPage.make()
+    client.taken_page = TakenPage.of(fds)
+    assert page is not None
+    return page
+
+
+def test_what_was_taken_stands_in_the_page_at_once_and_leaves_with_the_next_request(client: Client) -> None:
+    queue, page = new_queue(client), page_of(client)
+    assert got(queue, 1) == 1
+    assert page.read() == {(0, 1): [(1, 1)]}
+    assert got(queue, 2) == 2
+    assert [taken_by(client, frame) for frame in client.sent] == [[], [(1, 1)]]
+    assert len(client.timers) == 1
+    client.timers.pop()()
+    assert client.sent[2][5:] == ("taken", [(2, 1)])
+
+
+def test_without_a_page_what_was_taken_leaves_before_the_caller_goes_on(client: Client) -> None:
+    queue = new_queue(client)
+    got(queue, 1)
+    assert client.sent[1][5:] == ("taken", [(1, 1)])
+
+
+def test_no_note_is_overwritten_before_its_word_has_left(client: Client) -> None:
+    """Of another queue, to which nothing is said; a loop that never lets others have their turn keeps timers back."""
+    page = page_of(client)
+    takings = Takings(client)  # type: ignore[arg-type]
+    queue, busy = (RemoteQueue(client, takings, 0, number, "obs", 0) for number in (1, 2))  # type: ignore[arg-type]
+    got(queue, 1)
+    for number in range(1, 4 * NOTES):
+        got(busy, number)
+        said = any(frame[4] == 1 and taken_by(client, frame) for frame in client.sent)
+        assert said or (1, 1) in page.read()[0, 1]
+    assert said
+
+
+def test_items_that_a_loop_has_are_said_before_the_rest_goes_back(client: Client) -> None:
+    page_of(client)
+    queue = new_queue(client)
+    items = Items(lambda reader: begun(queue, reader), "obs")
+    assert next(items) == 1
+    assert next(items) == 2
+    items.give_back()
+    assert [frame[5:] for frame in client.sent[1:]][-2:] == [("taken", [(1, 1), (1, 2)]), ("cancel", [1])]
+
+
+def begun(queue: RemoteQueue, reader: Items) -> Get[Any]:
+    request: Get[Any] = Get("get() from", "obs", "key", b"key", [9, frames.READ], None, weakref.ref(reader))
+    queue.start(request)
+    given = [[request.number, item < 9, False, codec.encode_plain(item)] for item in range(1, 10)]
+    queue.on_queue_frame("replies", [[], given, 0])
+    return request

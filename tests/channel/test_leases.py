@@ -42,7 +42,8 @@ class Holder(User):
         return "kept"
 
     def begin_and_be(self, channel: Channel, count: int, window: int | None, sent: int) -> None:
-        for begun, _ in enumerate(channel.items(window=window), 1):
+        items = iter(channel.get, None) if window == 0 else channel.items(window=window)
+        for begun, _ in enumerate(items, 1):
             if begun == count:
                 os.kill(os.getpid(), sent)
                 time.sleep(60)
@@ -200,7 +201,7 @@ def test_what_a_lease_cannot_take_is_said_at_once(channel: Channel) -> None:
 # -- loops ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("window", [None, 5, 1])
+@pytest.mark.parametrize("window", [None, 5, 1, 0], ids=["16", "5", "1", "plain gets"])
 @pytest.mark.parametrize("node", [0, 1], ids=["near", "far"])
 def test_a_killed_loop_has_what_it_began_with_and_no_more(cluster: Cluster, node: int, window: int | None) -> None:
     group = mortal(cluster, node)
