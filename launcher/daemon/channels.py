@@ -30,10 +30,9 @@ from rlinf_async._core.segment import close_fds
 from rlinf_async._inspection.state.run_report import QueueReport
 from rlinf_async.errors import ClosedError
 
-from .channel_replies import ChannelReplies
+from .channel_replies import ChannelReplies, HostedChannel, Segment
 from .cleanup import run_all
 from .handlers import Requester
-from .hosted_channel import HostedChannel, Segment
 from .router import Router
 
 logger = own_logger(__name__)

@@ -14,7 +14,6 @@ from rlinf_async._channels.batching import MIN_BURST, Batching, Large, emptied
 from rlinf_async._channels.queue_errors import QueueEnd, error_of
 from rlinf_async._channels.request import Get, Put, Question, QueueRequest, Reader
 from rlinf_async._channels.state.put_window import PutWindow, cost
-from rlinf_async._channels.takings import Takings
 from rlinf_async._client import far_side
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import codec, frames
@@ -46,20 +45,12 @@ class RemoteQueue:
     has_told_of_loss = False
 
     def __init__(
-        self,
-        client: NodeClient,
-        takings: Takings,
-        node: int,
-        channel: int,
-        name: str,
-        max_bytes: int,
-        maxsize: int = 0,
+        self, client: NodeClient, node: int, channel: int, name: str, max_bytes: int, maxsize: int = 0
     ) -> None:
         self.node = node
         self.name = name
         self.channel = channel
         self._client = client
-        self._takings = takings
         self._place = frames.endpoint(node, 0)
         self._numbers = itertools.count(1)
         self._questions = itertools.count(1)
@@ -304,7 +295,7 @@ class RemoteQueue:
         """Notes it, before the caller has the item, where the daemon finds it if this process is killed from now on."""
         number, had = get.number, get.had
         self._batching.taken.append((number, had))
-        self._takings.note(self, self._place, self.channel, number, had)
+        self._client.takings.note(self, self._place, self.channel, number, had)
 
     def say_taken(self) -> None:
         taken = emptied(self._batching.taken)

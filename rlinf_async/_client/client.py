@@ -34,7 +34,7 @@ from rlinf_async._core.operations import Answer, Operation
 from rlinf_async._core.payload import Body, open_body
 from rlinf_async._core.pool import pool
 from rlinf_async._core.segment import close_fds, copy_fds
-from rlinf_async._core.taken_page import TakenPage
+from rlinf_async._core.taken_page import TakenPage, Takings
 from rlinf_async._inspection.state.run_report import Activity
 from rlinf_async._waits import loop_watch
 from rlinf_async._waits.unobserved_errors import UnobservedErrors
@@ -67,7 +67,7 @@ class NodeClient:
         user_loop: ``loop``, where that is the user's; None where a thread of the framework runs it.
         on_ended: called once, with the client, when nothing can be sent any more.
         unsent: what sends that which has only been kept back for the end of a loop's turn.
-        taken_page: what the daemon reads when this process has died; None where there was no descriptor for it.
+        takings: what this process has taken out of queues, and daemons may not know.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, inbox: Inbox | None = None) -> None:
@@ -80,7 +80,7 @@ class NodeClient:
         self.lost_nodes: dict[int, NodeLost] = {}
         self.receivers: dict[int, Receiver] = {}
         self.unsent: dict[Callable[[], None], None] = {}
-        self.taken_page: TakenPage | None = None
+        self.takings = Takings(self.later)
         self._inbox = inbox
         self._ids = itertools.count(1)
         self._calls: dict[int, ReplyHandler] = {}
@@ -424,7 +424,7 @@ class NodeClient:
             self.events.announce(frame[4], frame[5])
         elif kind == frames.HELLO:
             self.welcome = frame[3]
-            self.taken_page = TakenPage.of(fds)
+            self.takings.page = TakenPage.of(fds)
             self.endpoint, self.node = frame[3]["endpoint"], frame[3]["node"]
             for lost in frame[3].get("lost", ()):
                 self._on_node_lost(lost)
@@ -537,7 +537,7 @@ class NodeClient:
         if self._closed is not None:
             return
         self._closed = error
-        self.taken_page = None
+        self.takings.page = None
         self.on_ended(self)
         self.ready._settle(error=error)
         # Each by itself, and only those that are here: another thread may be adding one.  That thread finds ``_closed``
@@ -591,7 +591,7 @@ class NodeClient:
     def leave_to_parent(self) -> None:
         """In a forked child: the socket and everything on it are the parent's."""
         self._closed = process.forked("this cluster", self.pid)
-        self.taken_page = None  # its notes are the parent's
+        self.takings.page = None  # its notes are the parent's
         self._calls.clear()
         self._requests.forget()
         self.unobserved.forget()

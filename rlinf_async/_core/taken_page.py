@@ -1,6 +1,6 @@
-"""``TakenPage``: memory that a process shares with its daemon, in which it notes what it has taken out of queues.
+"""``TakenPage`` and ``Takings``: items that a process has taken out of queues, told to daemons even after its death.
 
-A consumer has an item from the moment that the note stands here.  The frame that says so may leave later, together with
+A consumer has an item from the moment that the note stands in the page.  The frame that says so may leave later, with
 others: where the process dies before that, its daemon reads the page and says it in the process's place.
 """
 
@@ -9,14 +9,17 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
 from rlinf_async._core.segment import close_fds
 
 NOTES: Final = 512
 _WORDS: Final = 4
 _BYTES: Final = NOTES * _WORDS * 8
+
+_WITHIN_S: Final = 2e-3
+"""Seconds after which a daemon hears what was taken, if no request has said it before."""
 
 
 class TakenPage:
@@ -75,3 +78,51 @@ class TakenPage:
             if get:
                 found.setdefault((place, channel), []).append((get, count))
         return found
+
+
+class Queue(Protocol):
+    """A queue from which something was taken."""
+
+    def say_taken(self) -> None:
+        """Sends what has not been said."""
+
+
+class Takings:
+    """The queues of one client that have not been told of everything that was taken; from any thread.
+
+    Attributes:
+        page: what the client's daemon reads; None where there is none: then everything is said at once.
+    """
+
+    def __init__(self, later: Callable[[float, Callable[[], None]], None]) -> None:
+        """``later`` calls back after so many seconds."""
+        self.page: TakenPage | None = None
+        self._later = later
+        self._queues: dict[Queue, None] = {}
+        self._noted = 0
+        self._is_due = False
+
+    def __repr__(self) -> str:
+        return f"<Takings [{len(self._queues)} queues]>"
+
+    def note(self, queue: Queue, place: int, channel: int, get: int, count: int) -> None:
+        """The first ``count`` items of a get are taken, which the queue says when it says anything."""
+        page = self.page
+        if page is None:
+            queue.say_taken()
+            return
+        page.note(place, channel, get, count)
+        self._noted += 1
+        self._queues[queue] = None
+        if not self._is_due:
+            self._is_due = True
+            self._later(_WITHIN_S, self.say)
+        elif self._noted >= NOTES // 2:  # the page holds no more, and the loop may be busy
+            self.say()
+
+    def say(self) -> None:
+        self._is_due = False
+        self._noted = 0
+        for queue in list(self._queues):
+            self._queues.pop(queue, None)
+            queue.say_taken()

@@ -14,11 +14,10 @@ from rlinf_async._channels.reading import Items
 from rlinf_async._channels.remote_queue import RemoteQueue
 from rlinf_async._channels.request import Get, Put
 from rlinf_async._channels.state.put_window import WINDOW_BYTES, cost
-from rlinf_async._channels.takings import Takings
 from rlinf_async._core import codec, frames
 from rlinf_async._core.pool import pool
 from rlinf_async._core.segment import close_fds
-from rlinf_async._core.taken_page import NOTES, TakenPage
+from rlinf_async._core.taken_page import NOTES, TakenPage, Takings
 from rlinf_async.errors import ClosedError, DeadlineExceeded
 
 
@@ -30,7 +29,7 @@ class Client:
         self.node = 0
         self.user_loop = None
         self.unsent: dict[Any, None] = {}
-        self.taken_page: TakenPage | None = None
+        self.takings = Takings(self.later)
         self.sent: list[Any] = []
         self.is_full = False
         self.waiting: list[Callable[[], None]] = []
@@ -74,7 +73,7 @@ class Client:
 def client() -> Iterator[Client]:
     client = Client()
     yield client
-    client.taken_page = None
+    client.takings.page = None
 
 
 @pytest.fixture
@@ -90,7 +89,7 @@ def queue(client: Client) -> RemoteQueue:
 
 
 def new_queue(client: Client, max_bytes: int = 0) -> RemoteQueue:
-    return RemoteQueue(client, Takings(client), 0, 1, "obs", max_bytes)  # type: ignore[arg-type]
+    return RemoteQueue(client, 0, 1, "obs", max_bytes)  # type: ignore[arg-type]
 
 
 def put(queue: RemoteQueue, value: Any) -> Put:
@@ -129,7 +128,7 @@ def test_the_first_put_and_those_to_another_node_or_beyond_the_window_wait_for_a
     queue._window.size = 1000
     put(queue, bytes(5000))
     assert modes(client) == [frames.WAIT, frames.SENT, frames.WAIT]
-    far = RemoteQueue(client, Takings(client), 1, 1, "obs", 0)  # type: ignore[arg-type]
+    far = RemoteQueue(client, 1, 1, "obs", 0)  # type: ignore[arg-type]
     put(far, "first")
     far.on_queue_frame("replies", [[1], [], 0])
     assert not put(far, "second").done()
@@ -382,7 +381,7 @@ def got(queue: RemoteQueue, number: int) -> Any:
 def page_of(client: Client) -> TakenPage:
     """Return what the client's daemon reads when the client has died."""
     page, fds = TakenPage.make()
-    client.taken_page = TakenPage.of(fds)
+    client.takings.page = TakenPage.of(fds)
     assert page is not None
     return page
 
@@ -407,8 +406,7 @@ def test_without_a_page_what_was_taken_leaves_before_the_caller_goes_on(client: 
 def test_no_note_is_overwritten_before_its_word_has_left(client: Client) -> None:
     """Of another queue, to which nothing is said; a loop that never lets others have their turn keeps timers back."""
     page = page_of(client)
-    takings = Takings(client)  # type: ignore[arg-type]
-    queue, busy = (RemoteQueue(client, takings, 0, number, "obs", 0) for number in (1, 2))  # type: ignore[arg-type]
+    queue, busy = (RemoteQueue(client, 0, number, "obs", 0) for number in (1, 2))  # type: ignore[arg-type]
     got(queue, 1)
     for number in range(1, 4 * NOTES):
         got(busy, number)

@@ -12,10 +12,9 @@ import pytest
 from rlinf_async._channels.reading import Items
 from rlinf_async._channels.remote_queue import RemoteQueue
 from rlinf_async._channels.request import Confirmation, Get, Put, Question
-from rlinf_async._channels.takings import Takings
 from rlinf_async._core import codec, frames, operations
 from rlinf_async._core.segment import close_fds
-from rlinf_async._core.taken_page import TakenPage
+from rlinf_async._core.taken_page import TakenPage, Takings
 from rlinf_async.errors import ClosedError
 from rlinf_launcher.daemon.channels import Channels
 from rlinf_launcher.daemon.endpoint import Endpoint
@@ -84,10 +83,11 @@ class Process:
         self.up: deque[Any] = deque()
         self.loop = Loop()
         self.closed: Exception | None = None
-        self.taken_page, page = TakenPage.make()
+        self.takings = Takings(self.later)
+        self.takings.page, page = TakenPage.make()
         close_fds(page)
         self.unsent: dict[Any, None] = {}
-        self.queue = RemoteQueue(self, Takings(self), 0, NUMBER, "obs", 0)  # type: ignore[arg-type]
+        self.queue = RemoteQueue(self, 0, NUMBER, "obs", 0)  # type: ignore[arg-type]
         self.queue._batching.gathers = self._gathers  # type: ignore[method-assign]
         self.in_a_coroutine = True
         self.is_stopped = False
@@ -194,8 +194,8 @@ class Daemon:
         """It has said what is on its wire; its page says what it has taken."""
         process.says()
         process.closed = ClosedError("dead")
-        assert process.taken_page is not None
-        for (place, channel), taken in process.taken_page.read().items():
+        assert process.takings.page is not None
+        for (place, channel), taken in process.takings.page.read().items():
             self.router.to_queue([frames.QUEUE, 0, process.endpoint, place, channel, "taken", taken], [])
         self.gone.add(process.endpoint)
         self.channels.drop_client(process.endpoint)

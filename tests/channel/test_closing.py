@@ -236,7 +236,7 @@ def test_numbers_rise_by_one_in_the_whole_run(cluster: Cluster, users: Any, plac
 
 
 async def test_who_makes_channel_after_channel_keeps_nothing_of_those_that_are_closed(cluster: Cluster) -> None:
-    from rlinf_async._channels.queue_table import Queues
+    from rlinf_async._channels.replicas import Queues
 
     for _ in range(5):
         unused = await Channel.create("unused", cluster=cluster)
