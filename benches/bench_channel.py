@@ -46,6 +46,13 @@ def same_node(quick: bool) -> list[Measurement]:
                 ("queue", {"count": many, "pairs": 1, "in_flight": IN_FLIGHT}), peers=peers, peer_count=slow,
             ),
         ]  # fmt: skip
+    found.append(
+        Measurement(
+            _items("small_loop", limit=QUEUE, note="`async for`"),
+            "relay", {"count": many, "in_flight": IN_FLIGHT, "way": "loop"},
+            ("queue", {"count": many, "pairs": 1, "in_flight": IN_FLIGHT}), peers=(),
+        )
+    )  # fmt: skip
     tensors = {"count": 20 if quick else 400, "size": MEBI}
     for name, in_flight in (("tensors_1MiB", 1), (f"tensors_1MiB_{IN_FLIGHT}", IN_FLIGHT)):
         case = Case(BENCH, name, "GB/s", 1e-9, True, limit=MEMCPY, targets=[Target(0.5, LIMIT, at_least=True)])

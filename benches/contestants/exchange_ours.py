@@ -48,6 +48,12 @@ class Bench(Talking, Worker):
         await in_turn(count, in_flight, lambda index: channel.get(**key_of(index, keys)))
         return time.perf_counter()
 
+    async def loop_over(self, channel: Channel, count: int) -> float:
+        items = aiter(channel)
+        for _ in range(count):
+            await anext(items)
+        return time.perf_counter()
+
     async def wait_for(self, channel: Channel, peers: int, count: int, rounds: int, filling: bool) -> Samples:
         """How late this worker's loop is while it has so many ``recv``s and ``get``s on as many keys under way.
 
@@ -141,9 +147,12 @@ class Ours(exchanges.Exchange):
         producers = self._group.execute_on(*range(pairs))
         consumers = self._group.execute_on(*range(pairs, 2 * pairs))
         channel = self._channel
-        if way == "async":
+        if way in ("async", "loop"):
             producing = producers.produce_async(channel, count, size, in_flight, keys)
-            consuming = consumers.consume_async(channel, count, in_flight, keys)
+            if way == "loop":
+                consuming = consumers.loop_over(channel, count)
+            else:
+                consuming = consumers.consume_async(channel, count, in_flight, keys)
         else:
             producing = producers.produce(channel, count, size, in_flight, keys)
             consuming = consumers.consume(channel, count, in_flight, keys)
