@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -72,6 +73,7 @@ class RemoteQueue:
         """Puts in a row that were started before the result of the one before was observed: several are under way."""
         self._forgotten: deque[QueueRequest[Any]] = deque()
         """Gets that nobody refers to any more; they are withdrawn soon."""
+        self._withdrawing = threading.RLock()
         self._leases: weakref.WeakValueDictionary[int, Get[Any]] = weakref.WeakValueDictionary()
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
         self._over: QueueEnd | None = None
@@ -92,7 +94,7 @@ class RemoteQueue:
         if request.done():
             return
         request.destination = self
-        if self._forgotten:
+        if self._forgotten and self._client.closed is None:
             self._withdraw_forgotten()  # what this process has let go of is there for its next request
         over = self._over
         if over is not None or self._lost:
@@ -274,11 +276,12 @@ class RemoteQueue:
             pass  # that loop is closed, and with it this process's connection: the daemon takes back everything
 
     def _withdraw_forgotten(self) -> None:
-        while self._forgotten:
-            try:
-                self.withdraw(self._forgotten.popleft())
-            except IndexError:
-                return  # another thread was faster
+        with self._withdrawing:  # a request of this thread waits until another one has said it
+            while self._forgotten:
+                request = self._forgotten[0]
+                self.withdraw(request)
+                if self._forgotten and self._forgotten[0] is request:  # else a finalizer's request has come in between
+                    self._forgotten.popleft()
 
     def take_back(self, put: Put) -> bool:
         if put.number not in self._puts:
