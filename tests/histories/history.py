@@ -57,8 +57,12 @@ class History:
                 self.taken.append(Taken((producer, number), consumer, bool(flagged), get, bool(kept)))
 
     def lost(self) -> set[Identity]:
-        """Accepted, and nobody has ever had it."""
-        return self.accepted - {taken.identity for taken in self.taken}
+        """Accepted, and nobody has ever had it, nor been killed while a lease of it was ending well."""
+        return self.accepted - {
+            taken.identity
+            for taken in self.taken
+            if taken.is_kept or not taken.flagged or taken.consumer in self.killed
+        }
 
     def unexpected(self) -> set[Identity]:
         """Had by somebody, and never put by anybody."""

@@ -112,9 +112,11 @@ class Consumer(Worker):
                     if how == "late":
                         await asyncio.sleep(0.03)
                     if how == "in parts":
+                        ending(journal, open_[:1])
                         await items.done()
                         keep(journal, open_[:1])
                         del open_[:1]
+                    ending(journal, open_)
                 keep(journal, open_)
             except (LookupError, LeaseLost):
                 continue
@@ -139,6 +141,12 @@ class Consumer(Worker):
                         keep(journal, [await channel.get(key=key)])
                     except EndOfChannel:
                         return
+
+
+def ending(journal: Journal, items: list[Any]) -> None:
+    """Note that a lease is about to end well: its holder may be killed when the channel has confirmed these."""
+    for producer, number, _ in items:
+        journal.write(producer, number, 1, 0, 0)
 
 
 def keep(journal: Journal, items: list[Any]) -> None:
