@@ -91,6 +91,7 @@ LAUNCHER_HEIGHT = {room: height for height, line in enumerate(NEAR) for room in 
 # Run where nothing of ours is installed, or must stay small: the standard library only.
 STANDALONE = (
     "launcher/daemon/guardian.py",
+    "launcher/daemon/sign_of_life.py",
     "launcher/remote/preflight.py",
     "launcher/remote/sweeper.py",
     "launcher/die_with_parent.py",
@@ -318,8 +319,9 @@ def libraries_stay_in_their_rooms(source: Source) -> Broken:
         top = found.name.partition(".")[0]
         if source.path.startswith("rlinf_async/_core/") and top in NOT_IN_CORE:
             yield found.line, f"core is plain state and functions: no {top}"
-        if source.path in STANDALONE and top not in {*sys.stdlib_module_names, "__future__"}:
-            yield found.line, f"{source.path} stands alone: the standard library only"
+        of_each_other = any(within(found.name, imported_as(path.removesuffix(".py"))) for path in STANDALONE)
+        if source.path in STANDALONE and top not in {*sys.stdlib_module_names, "__future__"} and not of_each_other:
+            yield found.line, f"{source.path} stands alone: the standard library, and others that stand alone"
 
 
 def pickles_are_loaded_in_one_place(source: Source) -> Broken:

@@ -39,6 +39,14 @@ def kill_node(cluster: Cluster, node: int) -> None:
     os.kill(cluster.status(node)["pid"], signal.SIGKILL)
 
 
+def lose(cluster: Cluster, node: int, group: Any, rank: int) -> None:
+    """Kill a node, and wait for the loss of a rank: a call that is made later could wait for its return instead."""
+    running = group[rank].sleep(600)
+    kill_node(cluster, node)
+    with pytest.raises(NodeLost):
+        running.wait()
+
+
 def test_calls_fail_with_the_node_unless_they_are_made_again_and_later_ones_wait() -> None:
     with nodes(3) as cluster, launched(cluster, [0, 1, 1]) as group:
         before = group.facts().wait()
@@ -99,8 +107,7 @@ def test_a_follower_of_a_lost_node_comes_back_with_the_current_weights() -> None
         teacher.step(1.0).wait()
         joining.wait()
         teacher.delivered().wait()
-        kill_node(cluster, 1)
-        _await_loss(pupils, 1)
+        lose(cluster, 1, pupils, 1)
         teacher.step(2.0).wait()
         pupils[1].join("teacher").wait()
         assert teacher.delivered().wait() == [["pupils:0", "pupils:1"]]
@@ -111,9 +118,7 @@ def test_a_follower_of_a_lost_node_comes_back_with_the_current_weights() -> None
 def test_a_process_group_is_made_anew_though_the_store_was_on_the_lost_node() -> None:
     with nodes(2) as cluster, launched(cluster, [1, 0, 0], cls=Together) as group:
         assert group.total().wait() == [6.0] * 3
-        kill_node(cluster, 1)
-        with pytest.raises(NodeLost):
-            group[0].who().wait()
+        lose(cluster, 1, group, 0)
         assert group.total().wait() == [6.0] * 3
         assert group.told().wait() == [[Restart((1, 0, 0), (0,), 1)]] * 3
 
@@ -123,15 +128,8 @@ def test_ranks_with_devices_go_to_a_spare_node_and_are_lost_without_one() -> Non
         packed = PackedPlacementStrategy(0, 3)
         with Mortal.create_group().launch(cluster, packed, name="gpus", restart="rank").wait_ready() as group:
             assert group.devices().wait() == [(0, "0"), (0, "1"), (1, "0"), (1, "1")]
-            kill_node(cluster, 1)
-            _await_loss(group, 2)
+            lose(cluster, 1, group, 2)
             assert group.devices().wait() == [(0, "0"), (0, "1"), (2, "0"), (2, "1")]
-            kill_node(cluster, 2)
-            _await_loss(group, 2)
+            lose(cluster, 2, group, 2)
             with pytest.raises(NodeLost, match=r"no other node has 2 x .* that no rank uses \(fix: add a spare node"):
                 group[2].devices().wait()
-
-
-def _await_loss(group: Any, rank: int) -> None:
-    with pytest.raises(NodeLost):
-        group[rank].sleep(600).wait()

@@ -1,4 +1,4 @@
-"""Daemons that are stopped (SIGSTOP) for longer than their lease: lost once, and ended as soon as they go on."""
+"""Daemons that are stopped (SIGSTOP) for longer than their lease: lost once, and ended by their guardian."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests._support.workers import Plain
 LEASE_S = 3.0
 
 
-def test_a_daemon_that_was_stopped_for_longer_than_its_lease_ends_with_its_workers_once_it_goes_on(
+def test_a_daemon_that_is_stopped_for_longer_than_its_lease_ends_with_its_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RLINF_LEASE_S", str(LEASE_S))
@@ -30,8 +30,8 @@ def test_a_daemon_that_was_stopped_for_longer_than_its_lease_ends_with_its_worke
             handle.wait()
         assert LEASE_S - 0.5 < time.monotonic() - began < LEASE_S * 1.1 + 2.5
         assert group[0].hello().wait() == [0]  # of the other node nothing is lost
-        daemon.send_signal(signal.SIGCONT)
-        _, alive = psutil.wait_procs([daemon, psutil.Process(pids[1])], timeout=5)
+        # Before a supervisor would start its ranks elsewhere.
+        _, alive = psutil.wait_procs([daemon, psutil.Process(pids[1])], timeout=4)
         assert not alive, alive
         with pytest.raises(NodeLost):
             group[1].hello().wait()

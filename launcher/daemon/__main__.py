@@ -18,18 +18,20 @@ from typing import TYPE_CHECKING
 from rlinf_async._core.own_logger import own_logger
 
 from .guardian import PR_SET_CHILD_SUBREAPER, guard, prctl
+from .sign_of_life import SignOfLife
 
 if TYPE_CHECKING:
     from .boot import Boot
     from .templates import Templates
 
 
-def daemon(data: bytes, leave_to_guardian: int) -> int:
+def daemon(data: bytes, leave_to_guardian: int, sign_of_life: SignOfLife) -> int:
     """The daemon's life; its exit code.
 
     Args:
         data: stdin as far as it has been read: its first line, and maybe more.
         leave_to_guardian: where it writes which folders the guardian removes if it cannot do so itself.
+        sign_of_life: what the guardian ends it by once it is silent for longer than its lease.
     """
     from rlinf_async import settings
     from rlinf_async._wire.node_config import NodeConfig
@@ -62,7 +64,7 @@ def daemon(data: bytes, leave_to_guardian: int) -> int:
         if not boot.config.hidden:
             templates.get()
         boot.logs.prune(int(settings.KEPT_RUNS()))  # beside the template's import of torch
-        _live(boot, templates)
+        _live(boot, templates, sign_of_life)
     except Exception as error:
         own_logger(__name__).exception("the daemon failed")
         while isinstance(error, ExceptionGroup):  # of the tasks beside it
@@ -94,7 +96,7 @@ def _raise_open_files() -> int:
     return usual
 
 
-def _live(boot: Boot, templates: Templates) -> None:
+def _live(boot: Boot, templates: Templates, sign_of_life: SignOfLife) -> None:
     import asyncio
 
     import uvloop
@@ -110,7 +112,7 @@ def _live(boot: Boot, templates: Templates) -> None:
         known = facts(boot.config.gpus, boot.config.fake_gpus, boot.worker_environment)
         known["gpus"] = known["gpus"][: boot.config.max_gpus]
         near_side = StandardStreams(loop, boot.config.marker, boot.rest_of_stdin)
-        node = Node(loop, boot, templates, known, near_side, GrpcNetwork(boot.config))
+        node = Node(loop, boot, templates, known, near_side, GrpcNetwork(boot.config), sign_of_life=sign_of_life)
         gc.collect()
         gc.freeze()  # what is there now stays: no later collection needs to look at it
         await node.run()

@@ -2,7 +2,8 @@
 
 It does nothing but wait, for the daemon's end or for the end of its own stdin (the *lifeline*: the kernel cuts it when
 the launcher, the ssh client or the embedding process goes, however it goes).  As a subreaper it inherits whatever the
-daemon and its workers leave behind, however deep and in whatever session, and ends it.
+daemon and its workers leave behind, however deep and in whatever session, and ends it.  It also ends a daemon that is
+silent for longer than its lease: the other nodes have given it up, and may start its ranks again.
 
 Where the guardian is the one that is killed, the kernel tells the daemon with a SIGTERM, which ends in order and sweeps
 up for itself: it is a subreaper too.
@@ -23,6 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
 
+from .sign_of_life import SignOfLife
+
 _PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -39,6 +42,9 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
 _ORDERLY_END_S: Final = 4.0
 """Seconds that the daemon has for an orderly end after the lifeline was cut."""
+
+_GRACE_S: Final = 0.5
+"""Seconds for a sign of life of a silent daemon, once its guardian runs: the machine itself may have paused."""
 
 
 def prctl(option: int, value: int) -> None:
@@ -75,12 +81,12 @@ def remove_cuda_files(pid: int) -> None:
             path.unlink()
 
 
-def guard(daemon: Callable[[bytes, int], int]) -> NoReturn:
+def guard(daemon: Callable[[bytes, int, SignOfLife], int]) -> NoReturn:
     """Forks the daemon, waits for its end or the lifeline's, leaves nothing, and exits with the daemon's code.
 
     Args:
-        daemon: gets the first line of stdin (and what came with it), and a descriptor to which it writes the path of
-            the folder that shall not outlive it.
+        daemon: gets the first line of stdin (and what came with it), a descriptor to which it writes the path of the
+            folder that shall not outlive it, and its sign of life.
     """
     # A supervisor may have this ignored, and all that it starts inherits that: the kernel would keep no exit status.
     # tests/test_environments.py
@@ -93,6 +99,7 @@ def guard(daemon: Callable[[bytes, int], int]) -> NoReturn:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     guardian = os.getpid()
     told, tell = os.pipe()
+    sign = SignOfLife()
     pid = os.fork()
     if pid == 0:
         os.close(told)
@@ -100,7 +107,7 @@ def guard(daemon: Callable[[bytes, int], int]) -> NoReturn:
         if os.getppid() != guardian:
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        code = daemon(line, tell)
+        code = daemon(line, tell, sign)
         sweep()
         os._exit(code)
     os.close(tell)
@@ -109,7 +116,7 @@ def guard(daemon: Callable[[bytes, int], int]) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the preflight, which this was, or its parent has held some back
     # A daemon that is lost, and may have been stopped, is ended at once.
     signal.signal(signal.SIGUSR1, lambda *_: _signal(pid, signal.SIGKILL))
-    code, lifeline_cut = _watch(pid)
+    code, lifeline_cut = _watch(pid, sign)
     with open(told, "rb") as folder:
         paths = [path for path in (os.fsdecode(folder.read()), *made_before(line)) if path]
     if lifeline_cut:
@@ -170,22 +177,28 @@ def remove(paths: list[str]) -> None:
             Path(path).parent.rmdir()
 
 
-def _watch(pid: int) -> tuple[int, bool]:
-    """The daemon's exit code, once nothing is left of it, and whether the lifeline was cut."""
+def _watch(pid: int, sign: SignOfLife) -> tuple[int, bool]:
+    """Wait until the daemon has ended, or has to be ended; its exit code, and whether the lifeline was cut."""
     ended = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(0, select.POLLRDHUP)
     poll.register(ended, select.POLLIN)
+    poll.register(sign, select.POLLIN)
     deadline: float | None = None
     while True:
         left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
         ready = {fd for fd, _ in poll.poll(left)}
-        if ended in ready or (deadline is not None and not ready):
-            break
         if 0 in ready:
-            # The daemon has seen it too and ends in order; this is for the case that it cannot.
+            # The daemon has seen it too and ends in order, or has ended already; this is for the case that it cannot.
             poll.unregister(0)
             deadline = time.monotonic() + _ORDERLY_END_S
+        if ended in ready or (deadline is not None and not ready):
+            break
+        if sign.fileno() in ready:
+            select.select([ended], [], [], _GRACE_S)
+            if sign.has_run_out:
+                sys.stderr.write(f"rlinf daemon: {pid} is silent for longer than its lease (stopped?): its node ends\n")
+                break
     code = sweep().get(pid, 1)
     return 128 - code if code < 0 else code, deadline is not None
 

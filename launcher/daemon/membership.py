@@ -90,7 +90,7 @@ class Membership:
         self.epoch = op.epoch
         if op.node == self._router.node:
             self.on_cut_off(f"node 0 has declared it lost: {op.reason}")
-        elif (neighbour := self._router.neighbours.get(op.node)) is not None:
+        elif (neighbour := self._router.neighbours.get(op.node)) is not None:  # else it was lost before its link was up
             self._lose(neighbour, op.reason)
 
     async def set_lease(self, requester: Requester, op: operations.SetLease) -> None:

@@ -33,6 +33,7 @@ from .network import Network
 from .node_link import NodeLink
 from .router import Router
 from .service import DaemonService, Group, NewProcess, Site
+from .sign_of_life import SignOfLife
 from .templates import Templates
 from .worker_process import WorkerProcess
 
@@ -75,8 +76,10 @@ class Node:
         near_side: NearSide,
         network: Network,
         new_process: NewProcess = WorkerProcess,
+        sign_of_life: SignOfLife | None = None,
     ) -> None:
         self._loop = loop
+        self._sign_of_life = sign_of_life
         self._near_side = near_side
         self._network = network
         self._boot = boot
@@ -134,6 +137,8 @@ class Node:
             if self._fenced_for:
                 raise LaunchError(self._fenced_for)
         finally:
+            if self._sign_of_life is not None:
+                self._sign_of_life.wind_up(0)  # no loop winds it up while this process sweeps up
             self._loop.remove_reader(listener.fileno())  # also of a start that failed: uvloop aborts without its file
             listener.close()
             self._service.close_stores()
@@ -187,6 +192,16 @@ class Node:
         self._router.neighbours[link.peer] = neighbour
         self._start(neighbour.send_bodies(), f"sending to node {neighbour.node}")
         neighbour.open()
+        if neighbour.node == 0 and self._sign_of_life is not None:
+            self._give_sign(neighbour, self._sign_of_life)
+
+    def _give_sign(self, root: NodeLink, sign_of_life: SignOfLife) -> None:
+        """Wind up the timer by which the guardian ends this process about when node 0, which decides, gives it up."""
+        if root.over is not None or self._stop.is_set():
+            sign_of_life.wind_up(0)
+            return
+        sign_of_life.wind_up(1.1 * root.lease)
+        self._loop.call_later(root.lease / 10, self._give_sign, root, sign_of_life)
 
     async def _meet(self, peers: list[dict[str, Any]]) -> None:
         """Opens the links: this node dials those of higher rank and waits for those of lower rank."""

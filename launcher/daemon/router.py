@@ -209,6 +209,8 @@ class Router:
             close_fds(fds)
             if frame[0] == frames.ANSWER and not frames.number_of(target):
                 self._take_answer(frame)
+            elif frame[0] == frames.EVENT and not frames.number_of(target):
+                self.tell_all(frame[4], frame[5])
         elif frame[0] == frames.EVENT and frame[4] == "output":
             endpoint.send_lines(frame)
         else:

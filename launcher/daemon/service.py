@@ -65,7 +65,7 @@ _MAX_FORMER: Final = 64
 """Workers of a group that have died and are replaced, and whose ends are still told."""
 
 _RETURN_ANSWER_S: Final = 2.0
-"""For the node of a rank to hear that it is back, or will not be."""
+"""For other nodes to hear that a rank is back, or will not be."""
 
 _MAX_UNOBSERVED_ERRORS: Final = 1000
 """Errors that a daemon keeps for the launcher: one is enough for the exit code, and people read the first ones."""
@@ -332,9 +332,9 @@ class DaemonService:
             endpoint.journal = None
 
     async def rank_returned(self, requester: Requester, op: operations.RankReturned) -> None:
-        """Tells every process of this node that a rank is back, or will not be.
+        """Tells every process of the run that a rank is back, or will not be.
 
-        The owner tells node 0, which tells those who look for the rank, and the other nodes.
+        The owner tells node 0, which tells those who look for the rank, and the processes of all nodes.
 
         Raises:
             KeyError: the requester does not own the group.
@@ -342,21 +342,25 @@ class DaemonService:
         """
         if self._site.node == 0:
             self.names.rank_returned(requester, op)
-            there = frames.node_of(op.was)
-            for neighbour in self.router.neighbours.values():
-                if neighbour.over is None and neighbour.node != there:
-                    self.router.request(neighbour.node, op)
-            if there:
-                with contextlib.suppress(LaunchError, TimeoutError):  # it is lost, or away
-                    async with asyncio.timeout(_RETURN_ANSWER_S):
-                        await self.router.ask(there, op)
+            there = [neighbour.node for neighbour in self.router.neighbours.values() if neighbour.over is None]
+            for node in there:
+                # A request is a task there. A call of the owner behind it, as that of a hook, would overtake it, and
+                # its rank would send to the process that has died. An owner on another node calls by other links.
+                # tests/simulation/test_sim_restarts.py::test_a_hook_sends_to_the_incarnation_that_is_back
+                self.router.tell(frames.endpoint(node, 0), "rank_returned", vars(op))
+            if not frames.node_of(requester.endpoint):
+                there = [node for node in there if node == frames.node_of(op.was)]
+            with contextlib.suppress(TimeoutError):  # a node is away
+                async with asyncio.timeout(_RETURN_ANSWER_S):
+                    await asyncio.gather(*(self.router.ask(node, op) for node in there), return_exceptions=True)
         elif requester.endpoint != frames.endpoint(0, 0):
             raise AuthError(f"{op.group}: a process of this node tells of a rank's return: its group's owner does that")
         endpoint = self.router.endpoints.get(frames.number_of(op.was))
         if op.entry is None and endpoint is not None and endpoint.id == op.was and endpoint.exit_report is not None:
             report = {**frames.unpack(endpoint.exit_report), "returns": False, "reason": op.report["reason"]}
             endpoint.exit_report = frames.pack(report)
-        self.router.tell_all("rank_returned", vars(op))
+        if self._site.node == 0:
+            self.router.tell_all("rank_returned", vars(op))
 
     async def restart_ranks(self, requester: Requester, op: operations.RestartRanks) -> list[int]:
         """Ends workers with these numbers, whose owners start them again and count it against no limit.

@@ -259,7 +259,10 @@ class NodeClient:
         credit: int = 0,
     ) -> None:
         """Sends an open call once more, to the process that has come in the place of a dead one."""
-        self._direct_calls.relays(targets[slot], call)
+        way = self._direct_calls.open_again(call, targets[slot], method)
+        if way is not None:
+            way.send((frames.CALL, len(fds), 0, slot, call, method, credit, body), fds)
+            return
         route = frames.route_to(targets, [slot])
         self.send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds)
 

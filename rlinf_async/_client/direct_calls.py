@@ -82,24 +82,49 @@ class DirectCalls:
         # on all the same: they are kept, and relayed in their order when it is handed over.
         # tests/_client/test_direct_calls.py::test_calls_run_in_their_order_whichever_way_they_take
         # tests/_client/test_direct_calls.py::test_a_call_follows_those_that_a_broken_socket_still_owes
-        relayed, signalled, calls = self._relayed, self._signalled, self._calls
+        # tests/simulation/test_sim_order.py::test_no_call_overtakes_those_that_a_full_socket_still_owes
         many = len(targets) > MAX_TARGETS
         ways: list[tuple[int, Connection]] = []
         rest: list[int] = []
         for slot, target in enumerate(targets):
-            way = self._direct_sockets.find(target)
-            is_late = relayed.get(target) in calls or (signalled and signalled.get(target) in calls)
-            if way is None or (is_late and not way.is_closed) or (many and not way.is_behind()):
-                relayed[target] = call
+            way = self._find_way(target, many)
+            if way is None:
+                self._relayed[target] = call
                 rest.append(slot)
             else:
                 ways.append((slot, way))
         if ways:
-            self._open[call] = (method, [targets[slot] for slot, _ in ways] if rest else targets)
-            self._unreported.append(call)
-            if not self._armed:
-                self._arm()
+            self._went_directly(call, method, [targets[slot] for slot, _ in ways] if rest else targets)
         return ways, rest
+
+    def open_again(self, call: int, target: int, method: str) -> Connection | None:
+        """An open call is about to be sent to one more target. Return the way, None where the daemon relays it."""
+        way = self._find_way(target)
+        if way is None:
+            self._relayed[target] = call
+        else:
+            _, targets = self._open.get(call, ("", ()))
+            self._went_directly(call, method, [*targets, target])
+        return way
+
+    def _find_way(self, target: int, prefers_daemon: bool = False) -> Connection | None:
+        """Return the socket on which the next frame to a worker keeps its place; None where the daemon relays it.
+
+        Args:
+            prefers_daemon: the socket is for frames only that a relayed one would overtake: it is full, or broken.
+        """
+        way = self._direct_sockets.find(target)
+        if way is None or way.is_closed:
+            return way
+        signalled, calls = self._signalled, self._calls
+        is_late = self._relayed.get(target) in calls or (signalled and signalled.get(target) in calls)
+        return None if is_late or (prefers_daemon and not way.is_behind()) else way
+
+    def _went_directly(self, call: int, method: str, targets: Sequence[int]) -> None:
+        self._open[call] = (method, targets)
+        self._unreported.append(call)
+        if not self._armed:
+            self._arm()
 
     def split(self, call: int, targets: Sequence[int]) -> tuple[list[Connection], list[int]]:
         """The sockets by which what concerns a call follows it, and those of its targets that the daemon reaches."""
@@ -107,7 +132,8 @@ class DirectCalls:
         direct: list[Connection] = []
         relayed: list[int] = []
         for target in targets:
-            way = self._direct_sockets.find(target) if target in ways else None
+            # A relayed cancel has later calls relayed too (``has_signalled``), past those that a full socket owes.
+            way = self._direct_sockets.find(target) if target in ways else self._find_way(target, prefers_daemon=True)
             if way is None:
                 relayed.append(target)
             else:

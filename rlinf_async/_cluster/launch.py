@@ -93,6 +93,7 @@ async def launch(client: NodeClient, members: Members, plan: Plan, *, reserved: 
         if members.closed:
             raise asyncio.CancelledError
         members.start([entry["endpoint"] for entry in roster], infos, [entry["log"] for entry in roster])
+        members.look_for_losses()
         return port
     except BaseException as error:
         try:

@@ -10,7 +10,7 @@ never its body::
     CREDIT  kind 0   source route   call count                  caller -> daemons -> worker (streams)
     REQUEST kind fds source node    number operation fields     any endpoint -> a daemon (``_core/operations.py``)
     ANSWER  kind fds source target  number ok value             daemon -> endpoint
-    EVENT   kind 0   source target  what facts                  daemon -> endpoint
+    EVENT   kind 0   source target  what facts                  daemon -> endpoint; or a daemon: for its processes
     HELLO   kind 0   source facts                               first frame in each direction
     FAILED  kind 0   source route   call facts                  caller -> daemons -> worker: another rank has failed
     STOP    kind 0   source grace                               daemon -> worker: end in order

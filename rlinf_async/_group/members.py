@@ -361,6 +361,11 @@ class Members:
                 self.tell_death(rank, self._loss_of(rank, node))
             self.client.unobserved.arrived(UnobservedError(loss_cause(node), where, f"{error}; {where} were there"))
 
+    def look_for_losses(self) -> None:
+        """A launch has succeeded: the loss of a node may have been told before it was known who is there."""
+        for node in [*self.client.lost_nodes]:
+            self._on_node_lost({"node": node})
+
     def _was_lost(self, rank: int, node: int) -> bool:
         return self.deaths.get(rank, {}).get("lost_node") == node
 

@@ -11,7 +11,6 @@ from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.failures import unpack_error
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._messaging.landing import give_up
-from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES
 from rlinf_async._messaging.state.relay_plan import LANDED, ROOM, RelayPlan, Source, Way
 from rlinf_async.work import Work
 
@@ -33,7 +32,7 @@ class Relay:
         plan: decides; its events are given to ``act``.
     """
 
-    def __init__(self, source: Source, lock: threading.RLock, chain_from: int = CHAIN_FROM_BYTES) -> None:
+    def __init__(self, source: Source, lock: threading.RLock, chain_from: int) -> None:
         self.plan = RelayPlan(self, chain_from)
         self.appoint, self.inform, self.end = source.appoint, source.inform, source.end
         self._lock = lock

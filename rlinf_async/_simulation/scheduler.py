@@ -140,6 +140,7 @@ class Scheduler:
     Attributes:
         now: virtual time in seconds.
         random: of the seed; every choice of the simulation is one of its numbers.
+        writes: of the seed, too, for what sockets take: the other choices are the same without it.
         current: the process whose turn it is.
         grave: an ended process, whose globals code finds that ended processes leave behind.
         steps: turns so far.
@@ -148,6 +149,7 @@ class Scheduler:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        self.writes = random.Random(f"writes of seed {seed}")
         self.now = START_S
         self.steps = 0
         self._then, self._steps_then = START_S, 0

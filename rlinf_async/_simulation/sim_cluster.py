@@ -312,9 +312,12 @@ class SimCluster:
         self.fabric.cut(source, target, seconds)
 
     def stop_node(self, node: int, seconds: float) -> None:
-        """Stop a daemon as SIGSTOP does, and let it continue after some time; its workers continue to run."""
+        """Stop a daemon as SIGSTOP does, and let it continue after some time; its workers continue to run.
+
+        A node but node 0 ends once its lease is over: its guardian, which is not stopped, kills the daemon.
+        """
         self.scheduler.note("fault", f"stop the daemon of node {node} for {seconds:g} s")
-        self.nodes[node].process.stop_for(seconds)
+        self.nodes[node].stop_for(seconds)
         self.fabric.expect_silence(seconds)
 
     def kill_node(self, node: int) -> None:

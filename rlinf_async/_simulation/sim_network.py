@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from rlinf_async import settings
 from rlinf_async._core import clock
-from rlinf_async._simulation.scheduler import Scheduler
+from rlinf_async._simulation.scheduler import Scheduler, SimulationError
 from rlinf_async._simulation.sim_process import SimProcess
 from rlinf_async._wire.daemon_link import Broken, LinkEnded, PeerLink, Received, Wire
 from rlinf_async.errors import AuthError, NodeLost
@@ -19,6 +20,9 @@ _CALM_S: Final = 60.0
 """Seconds after the last disturbance, from which on heartbeats are left out: longer than any lease."""
 _MAX_IN_FLIGHT: Final = 64
 """Messages on their way, beyond which a sender waits: the windows of TCP and gRPC."""
+_MINUTE_S: Final = 60.0
+_MAX_CONNECTIONS: Final = 100
+"""Connections of two daemons in a minute; a daemon that breaks each of them would go on for ever."""
 
 
 class SimStream:
@@ -86,6 +90,7 @@ class Cable:
     def __init__(self, fabric: Fabric, near: int, far: int) -> None:
         self.fabric = fabric
         self.nodes = (near, far)
+        self.made_at = fabric.scheduler.now
         self.waits_until: dict[int, float] = {}
         """By node, when what it sends is sent again: after a cut TCP waits for up to as long as that was."""
         self._ends: dict[int, tuple[SimStream, SimStream]] = {}
@@ -192,6 +197,29 @@ class Fabric:
             if {source, target} == set(cable.nodes):
                 cable.waits_until[source] = until + self.scheduler.random.uniform(0, seconds)
 
+    def connect(self, near: int, far: int) -> Cable:
+        """Another connection between two daemons."""
+        cable = Cable(self, near, far)
+        self.cables.append(cable)
+        recent = self.made_since(self.scheduler.now - _MINUTE_S)
+        if sum(set(each.nodes) == {near, far} for each in recent) > _MAX_CONNECTIONS:
+
+            def end() -> None:
+                raise SimulationError(f"nodes {near} and {far} break each of their connections as soon as it is made")
+
+            self.scheduler.after(0, end)
+        return cable
+
+    @property
+    def recovers_at(self) -> float:
+        """The moment from which on TCP sends again all that faults so far have held up."""
+        waits = [until for cable in self.cables for until in cable.waits_until.values()]
+        return max([self._silent_until, *self._cuts.values(), *waits])
+
+    def made_since(self, moment: float) -> list[Cable]:
+        """The connections that were made since then, the latest one first."""
+        return list(itertools.takewhile(lambda cable: cable.made_at >= moment, reversed(self.cables)))
+
     def _release(self) -> None:
         self.scheduler.after(_CALM_S, self.calm)
         held, self.held = self.held, []
@@ -286,8 +314,7 @@ class SimNetwork:
             raise NodeLost(f"node {peer} does not answer")
         if far.process.has_ended or far._on_link is None:
             raise NodeLost(f"node {peer} refuses connections")
-        cable = Cable(fabric, self.node, peer)
-        fabric.cables.append(cable)
+        cable = fabric.connect(self.node, peer)
         answer: asyncio.Future[Received] = self.loop.create_future()
         far.loop.call_soon(far._accept, self, cable, received, answer)
         try:

@@ -16,6 +16,7 @@ from rlinf_async._simulation.sim_process import SimProcess
 from rlinf_async._simulation.sim_worker import SimTemplates, SimWorkerProcess
 from rlinf_async._wire.node_config import NodeConfig
 from rlinf_launcher.daemon.boot import Boot
+from rlinf_launcher.daemon.guardian import _GRACE_S
 from rlinf_launcher.daemon.node import Node
 from rlinf_launcher.daemon.run_logs import RunLogs
 from rlinf_launcher.daemon.templates import Templates
@@ -115,6 +116,14 @@ class SimNode:
     @property
     def has_ended(self) -> bool:
         return self.process.has_ended or (self.task is not None and self.task.done())
+
+    def stop_for(self, seconds: float) -> None:
+        """As SIGSTOP of the daemon, and SIGCONT later, unless its guardian kills it before (``SignOfLife``)."""
+        self.process.stop_for(seconds)
+        assert self.node is not None
+        root = self.node._router.neighbours.get(0)
+        if root is not None and seconds > (silent := 1.1 * root.lease + _GRACE_S):
+            self.scheduler.after(silent, self.kill)
 
     def kill(self) -> None:
         """As SIGKILL of the daemon: its workers, which the kernel ends with it, end too."""

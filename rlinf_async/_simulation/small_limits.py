@@ -22,6 +22,7 @@ from rlinf_async._client import direct_calls, events
 from rlinf_async._core import link_messages, resend
 from rlinf_async._messaging import relayed_broadcast
 from rlinf_async._messaging.state import chain, relay_plan
+from rlinf_async._simulation import stand_ins
 from rlinf_async._simulation.stand_ins import replace
 from rlinf_async._transports import inline, transport_choice
 from rlinf_async._wire import daemon_link, send_buffer
@@ -64,6 +65,7 @@ LIMITS: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
     (router, "_MAX_INLINE_BYTES", 64 * _KIB),
     (send_buffer, "MAX_FDS_PER_CALL", 2),
     (send_buffer, "_BATCH_BYTES", 16 * _KIB),
+    (stand_ins, "_SHARE_CUT_SHORT", 0.2),
     (transport_choice, "TRANSPORTS", {"pieces": transport_choice.TRANSPORTS["pieces"]._replace(min_bytes=64 * _KIB)}),
     (service, "count_memory", lambda: 16 * _KIB),  # half of it is the ``max_bytes`` of channels that name none
 )

@@ -11,6 +11,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import errno
 import functools
 import os
 import socket
@@ -33,6 +34,10 @@ from rlinf_async._waits.thread_gate import LockGate
 
 _OUTSIDE: Final = frozenset({"rlinf-witness", "rlinf-output"})
 """Threads of the framework that wait for the kernel only, and take no part in a run."""
+
+
+_SHARE_CUT_SHORT: Final = 0.0
+"""Part of the writes to a socket of which the kernel takes some bytes only, or none at all for now."""
 
 
 class Until:
@@ -195,6 +200,31 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
                 os.close(fd)
         return size, [], flags | socket.MSG_CTRUNC, address
 
+    def room(sock: socket.socket, size: int, has_descriptors: bool) -> int:
+        """Return how many of so many bytes a socket takes.
+
+        Raises:
+            BlockingIOError, OSError: none, as the kernel says it.
+        """
+        if not scheduler.is_here() or sock.gettimeout() != 0 or scheduler.writes.random() >= _SHARE_CUT_SHORT:
+            return size
+        how = scheduler.writes.choice(("part", "part", "none", "short"))
+        if how == "none":
+            raise BlockingIOError(errno.EAGAIN, "the send buffer of a simulated socket is full")
+        if how == "short" and has_descriptors:
+            raise OSError(errno.ETOOMANYREFS, "too many descriptors of simulated processes are under way")
+        # By eighths: the size of a pickle varies by a byte from run to run. A choice that depended on it would have all
+        # later ones differ, and a seed would not be one run (tests/simulation/test_sim_cluster.py).
+        return max(1, size * scheduler.writes.choice((0, 1, 3, 5, 7)) // 8)
+
+    def send(sock: socket.socket, data: Any, flags: int = 0) -> int:
+        return _REAL.send(sock, data[: room(sock, len(data), False)], flags)
+
+    def sendmsg(sock: socket.socket, buffers: Any, ancillary: Any = (), flags: int = 0) -> int:
+        """Send a part of the bytes, as the kernel does: all descriptors go with the first one."""
+        data = b"".join(buffers)
+        return _REAL.sendmsg(sock, [data[: room(sock, len(data), bool(ancillary))]], ancillary, flags)
+
     def living(stand_in: Callable[..., Any]) -> Callable[..., Any]:
         """Refuse ended processes: code that they leave behind would start real threads, and wait for ever."""
 
@@ -220,6 +250,8 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         (ThreadPoolExecutor, "submit", living(submit)),
         (ThreadPoolExecutor, "shutdown", shutdown),
         (socket.socket, "recvmsg_into", recvmsg_into),
+        (socket.socket, "send", send),
+        (socket.socket, "sendmsg", sendmsg),
         *self_view.places(scheduler),
     ]
     global _scheduler
@@ -256,3 +288,5 @@ class _REAL:
     submit = ThreadPoolExecutor.submit
     shutdown = ThreadPoolExecutor.shutdown
     recvmsg_into = socket.socket.recvmsg_into
+    send = socket.socket.send
+    sendmsg = socket.socket.sendmsg

@@ -230,10 +230,9 @@ class SocketWriter:
 
     def _written(self, state: State) -> Sequence[Callable[[], None]]:
         """The callbacks that are due after a write; under the lock."""
-        if state is State.GONE:
-            self.buffer.stop()
-        else:
-            self._is_blocked = state is not _EMPTY
+        # What a socket that is gone owes stays in the queue until its end is handled: it is behind all that time.
+        # tests/_wire/test_breaks.py::test_a_broken_socket_is_behind_from_the_write_on_that_fails
+        self._is_blocked = state is not _EMPTY
         return self.buffer.take_callbacks()
 
     def _follow_up(self, state: State, callbacks: Sequence[Callable[[], None]]) -> None:

@@ -59,15 +59,13 @@ class ConcurrentCalls:
             self._loop.call_soon_threadsafe(self._begin, call, self._loop)
 
     def cancel(self, call: Call) -> None:
-        """Cancels a call that runs, or is about to."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._cancel, call)
+        """Cancels a call that has begun."""
+        assert self._loop is not None  # where it has begun
+        self._loop.call_soon_threadsafe(self._cancel, call)
 
     def end(self) -> None:
-        """Cancels everything, and takes no more calls."""
+        """Cancels everything, and takes no more calls.  Called once: a worker is told once to stop."""
         with self._lock:
-            if self.ended is not None:
-                return
             if self._loop is not None:
                 self.ended = asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop)
             else:  # the first call may be on its way, from a caller's own socket: nobody would wait for its cleaning up
@@ -95,8 +93,8 @@ class ConcurrentCalls:
 
     @staticmethod
     def _cancel(call: Call) -> None:
-        if call.task is not None:
-            call.task.cancel()
+        assert call.task is not None  # this comes behind what has begun it
+        call.task.cancel()
 
     async def _cancel_all(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}

@@ -78,7 +78,10 @@ class Ending:
         current = asyncio.current_task()
         tasks = [task for task in asyncio.all_tasks() if task is not current]
         for task in tasks:
-            task.cancel()
+            # A second word must not interrupt the cleaning up that the first one, of a caller, has caused.
+            # tests/simulation/test_sim_cleanups.py
+            if not task.cancelling():
+                task.cancel()
         beside = [] if self._concurrent.ended is None else [asyncio.wrap_future(self._concurrent.ended)]
         if tasks or beside:
             await asyncio.wait([*tasks, *beside], timeout=seconds_for_calls(self._grace))

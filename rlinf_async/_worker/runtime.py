@@ -154,11 +154,10 @@ class Runtime:
             call.came_at = clock.monotonic()
         try:
             call.body = open_body(body, fds)
+            self._open[source, number] = call
         except Exception as error:  # the body cannot be mapped: no memory, no descriptors
             self._answer_error(call, error)
-            return
-        self._open[source, number] = call
-        self._enqueue(call)
+        self._enqueue(call)  # one that has failed too: calls that came before the constructor's wait for it
 
     def on_caller_gone(self, source: int, way: Connection) -> None:
         """Nobody waits for what its calls would return; of those that it relayed the daemon knows."""
@@ -203,6 +202,11 @@ class Runtime:
         call = self._open.get((source, number))
         if call is None or call.cancelled:
             return  # a second word must not interrupt the cleaning up that the first one caused
+        if call.method == CONSTRUCT:
+            # A death at the launch has the caller cancel the other constructors. A rank that has not begun its own
+            # would refuse each later call, from everybody, while those that have begun live on.
+            # tests/_worker/test_runtime.py::test_a_constructor_is_not_cancelled
+            return
         with self._state_lock:
             call.cancelled = True
             waiting = call.state is QUEUED
@@ -452,7 +456,8 @@ class Runtime:
             call.granted.set_result(None)
 
     def _cancel_running(self, call: Call) -> None:
-        if call.task is not None:
+        # At the end of this worker `Ending` cancels all tasks, and callers that end too still send their words.
+        if call.task is not None and not (self._stopping and call.task.cancelling()):
             call.task.cancel()
 
     def running_calls(self) -> list[ServedCall]:

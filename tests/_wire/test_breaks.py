@@ -102,6 +102,18 @@ async def test_a_sender_is_told_although_its_receiver_has_nothing_to_say(monkeyp
     receiver.close()
 
 
+async def test_a_broken_socket_is_behind_from_the_write_on_that_fails() -> None:
+    """Its end is handled later; a frame that another way takes meanwhile would overtake those that this one keeps."""
+    near, far = socket.socketpair()
+    connection = Connection(near, asyncio.get_running_loop(), on_frame=print, on_closed=print, resumable=True)
+    connection.open()
+    far.close()
+    connection.send((frames.MESSAGE, 0, 7, 0, 0, b""))
+    assert not connection.is_closed
+    assert connection.is_behind()
+    connection.close()
+
+
 class Socket:
     """As much of a connection as a table of them looks at."""
 

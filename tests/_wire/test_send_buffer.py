@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -12,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_async._wire.send_buffer import MAX_FDS_PER_CALL, SendBuffer, State
+from rlinf_async._core import frames
+from rlinf_async._core.frames import FrameReader, pack
+from rlinf_async._core.resend import Incoming
+from rlinf_async._wire.send_buffer import MAX_FDS_PER_CALL, SendBuffer, State, close_all
 
 
 class Moody(socket.socket):
@@ -85,6 +89,40 @@ def test_a_kernel_that_is_short_of_something_loses_no_frame(ends: tuple[Moody, s
     buffer.drop()
     for fd in (*fds, writing):
         os.close(fd)
+
+
+def test_what_is_sent_again_takes_no_descriptor_of_what_is_skipped(ends: tuple[Moody, socket.socket]) -> None:
+    buffer, incoming, reader, found = SendBuffer(), Incoming(), FrameReader(), []
+
+    def send(number: int) -> None:
+        file = os.memfd_create("content")
+        os.write(file, bytes([number]))
+        buffer.add(pack((frames.MESSAGE, 1, number, 0, [], 1)), [file], 1)
+
+    def receive(starved: bool) -> None:
+        ends[1].setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                data, fds, _, _ = socket.recv_fds(ends[1], 1 << 16, 16)
+                if starved:
+                    close_all(fds)
+                if fds:
+                    incoming.add_fds([] if starved else fds, truncated=starved)
+                for frame, files in filter(None, map(incoming.take, reader.feed(memoryview(data)))):
+                    found.append((frame[2], os.pread(files[0], 1, 0) if files else bytes(frame[-1])))
+                    close_all(files)
+                incoming.end_read()
+
+    send(1)
+    buffer.write_to(ends[0])
+    receive(starved=True)
+    send(2)
+    buffer.restart(0)
+    send(3)
+    buffer.write_to(ends[0])
+    receive(starved=False)
+    assert found == [(number, bytes([number])) for number in (1, 2, 3)]
+    buffer.drop()
 
 
 def test_what_never_leaves_is_closed_and_nobody_told(ends: tuple[Moody, socket.socket]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -37,6 +38,23 @@ def test_calls_that_come_before_the_constructor_wait_for_it_in_their_order(runti
         if method == "next":
             assert not runtime._queue
     assert [call.method for call in runtime._queue] == [CONSTRUCT, "early", "next", "late"]
+
+
+def test_a_constructor_is_not_cancelled(runtime: Runtime) -> None:
+    runtime.on_frame([frames.CALL, 0, 7, 0, 1, CONSTRUCT, 0, b""], [])
+    runtime.on_frame([frames.CANCEL, 0, 7, 0, 1], [])
+    assert runtime._begin(runtime._queue[0])
+
+
+def test_calls_do_not_wait_for_a_constructor_whose_arguments_cannot_be_had(runtime: Runtime, tmp_path: Path) -> None:
+    sent: list[Any] = []
+    client = SimpleNamespace(endpoint=9, unsent=(), send=lambda frame, fds, later: sent.append(frame))
+    runtime.client = cast(Any, client)
+    runtime.on_frame([frames.CALL, 0, 7, 0, 1, "early", 0, b""], [])
+    runtime.on_frame([frames.CALL, 1, 7, 0, 2, CONSTRUCT, 0, 1 << 20], [os.open(tmp_path, os.O_RDONLY)])
+    runtime._run_blocking()
+    assert [(frame[4], frame[6]) for frame in sent] == [(2, Status.ERROR), (1, Status.ERROR)]
+    assert sent[0][7] == sent[1][7]
 
 
 def test_a_concurrent_call_is_an_error_where_no_thread_can_be_had(

@@ -81,12 +81,12 @@ ROWS = (
     Row(
         "P6",
         "a daemon is stopped (SIGSTOP)",
-        "its node is lost once, when its lease is over, and nothing else; once it goes on it ends with its workers; "
-        "meanwhile an open call to workers beside it is answered all the same",
+        "its node is lost once, when its lease is over, and nothing else; its guardian ends it with its workers then; "
+        "until then an open call to workers beside it is answered all the same",
         "1.1 x lease + 2.5 s; 5 s",
         (
             "tests/test_stopped_daemons.py"
-            "::test_a_daemon_that_was_stopped_for_longer_than_its_lease_ends_with_its_workers_once_it_goes_on",
+            "::test_a_daemon_that_is_stopped_for_longer_than_its_lease_ends_with_its_workers",
             "tests/_wire/test_daemon_link_ends.py::test_a_frozen_peer_is_lost_once_its_lease_is_over",
             "tests/test_failures.py::test_answers_do_not_need_the_daemon",
         ),

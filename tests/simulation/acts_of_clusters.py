@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlinf_async import ClosedError, NodePlacementStrategy, each
+import torch
+
+from rlinf_async import ClosedError, NodePlacementStrategy, WorkerDied, each
+from rlinf_async._core import frames
+from rlinf_async._messaging import relayed_broadcast
+from rlinf_async._simulation.stand_ins import replace
 from tests.faults.journal import Operation
 from tests.faults.judgement import Violation
 from tests.simulation import crew, fleet, subject
@@ -27,6 +33,7 @@ class Invitation:
     Attributes:
         deaths: ranks that were killed once all had been constructed.
         by_hand: restarts that the driver has asked for.
+        was_killed: a rank was, whether or not all had been constructed.
         born_by: when its constructors had ended, by the driver's clock; None before.
     """
 
@@ -40,6 +47,7 @@ class Invitation:
     deaths: list[int] = field(default_factory=list)
     by_hand: int = 0
     born_by: float | None = None
+    was_killed: bool = False
     is_closed: bool = False
 
     @property
@@ -53,11 +61,59 @@ class ClusterActs(Stage):
 
     # -- relays and weights -------------------------------------------------------------------------------------
 
-    async def do_r_cast(self, source: int, sizes: Sequence[int], gives_up: int | None, patience: float | None) -> None:
+    async def do_r_cast(
+        self, source: int, sizes: Sequence[int], gives_up: int | None, patience: float | None, late: int | None = None
+    ) -> None:
         nonce = next(self.nonces)
         for rank in range(len(self.program.placement[CREW])):
-            facts = (source, nonce, sizes, patience if rank == gives_up else None)
+            facts = (source, nonce, sizes, patience if rank == gives_up else None, fleet.LATE_S if rank == late else 0)
             self.script(f"{rank} in broadcast {nonce}", (CREW, rank), "relay_all", *facts, meets="message")
+
+    async def do_r_short(self, seconds: float) -> None:
+        """No host of a broadcast has shared memory for what comes."""
+
+        async def be_short() -> None:
+            restore = replace(relayed_broadcast, "fits", lambda _: False)
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                restore()
+
+        self.start("no room for broadcasts", be_short())
+
+    async def do_r_hop_dies(self, deaf_s: float) -> None:
+        """Kill a host as soon as another one passes a piece on to it; the source may hear of the death that much later.
+
+        A piece is on its way for milliseconds, which a kill at a random moment misses.
+        """
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[tuple[int, int]] = loop.create_future()
+        send = relayed_broadcast.Carrier.send_tensor
+
+        def tell(way: tuple[int, int]) -> None:
+            if not found.done():
+                found.set_result(way)
+
+        def send_and_tell(carrier: Any, piece: Any, line: int, receiver: int | None = None) -> Any:
+            if receiver is not None:
+                way = carrier.node, receiver
+                # This is the host's process; the driver's future is to be settled in none.
+                self.sim.scheduler.after(0.0, functools.partial(tell, way))
+            return send(carrier, piece, line, receiver)
+
+        async def lie_in_wait() -> None:
+            restore = replace(relayed_broadcast.Carrier, "send_tensor", send_and_tell)
+            try:
+                async with asyncio.timeout(30.0):
+                    node, endpoint = await found
+            finally:
+                restore()
+            if deaf_s:
+                await self.do_cut_way(frames.node_of(endpoint), node, deaf_s)
+            endpoints = self.groups[CREW]._members.endpoints
+            await self.do_kill((CREW, endpoints.index(endpoint)))
+
+        self.start("the death of a host to which pieces go", lie_in_wait())
 
     async def do_w_train(self, versions: int, pause: float, numbers: int, options: Any) -> None:
         run = fleet.RUN_STEP * (1 + next(self.nonces))
@@ -160,8 +216,8 @@ class ClusterActs(Stage):
         found = ["ClosedError"] if closes else []
         if how == "refuse" or guests.frail:
             found.append("LookupError")
-        if guests.frail:  # a rank whose constructor was given up has not been constructed
-            found += ["WorkerDied", "RuntimeError"]
+        if guests.frail:
+            found.append("WorkerDied")
         return [*found, "WorkerDied"] if dies and may_die else found
 
     async def read_guests(self, view: Any, nonce: int, content: bytes, seconds: float) -> None:
@@ -174,12 +230,17 @@ class ClusterActs(Stage):
     async def do_guest_talk(self, rank: int, guest: int) -> None:
         nonce = next(self.nonces)
         self.script(f"{rank} listens to guest {guest}", (CREW, rank), "hear_guest", guest, nonce)
-        with contextlib.suppress(ClosedError):
-            self.start(f"guest {guest} talks to {rank}", self.guests.group[guest].say(rank, nonce).async_wait())
+        self.start(f"guest {guest} talks to {rank}", self.talk(rank, guest, nonce))
+
+    async def talk(self, rank: int, guest: int, nonce: int) -> None:
+        """A group that is closed, or whose launch has failed, refuses the call itself."""
+        await self.guests.group[guest].say(rank, nonce)
 
     async def do_guest_kill(self, rank: int) -> None:
-        if self.sim.kill(fleet.GUEST, rank) and self.guests.born_by is not None and not self.guests.is_closed:
-            self.guests.deaths.append(rank)
+        if self.sim.kill(fleet.GUEST, rank) and not self.guests.is_closed:
+            self.guests.was_killed = True
+            if self.guests.born_by is not None:
+                self.guests.deaths.append(rank)
 
     async def do_guest_restart(self, rank: int) -> None:
         guests = self.guests
@@ -192,6 +253,37 @@ class ClusterActs(Stage):
         self.start(
             "the close of the guests", subject.follow(subject.begin("driver", "guest_close"), self.guests.group.close())
         )
+
+    async def do_pool_end(self, node: int) -> None:
+        self.start("a pool that is asked, dies and is closed", self.end_pool(node))
+
+    async def end_pool(self, node: int) -> None:
+        """Calls of any rank wait for room, behind others and for ranks; a stream loses its rank, then its group."""
+        members = fleet.Guest.create_group(0).launch(
+            self.cluster, NodePlacementStrategy([0, node]), name="pool end", restart="rank", max_restarts=9
+        )
+        await members
+        narrow, wide = members.any(in_flight=1), members.any()
+        calls = [narrow.answer_later(nonce, torch.zeros(100_000), 0.3) for nonce in range(-9, -5)]
+        calls.append(wide.answer_again(0, b"", 0.0))
+        await self.look_at("why")
+        await asyncio.gather(*calls)
+        for rank in (0, 1):
+            self.sim.kill("pool end", rank)
+        await asyncio.sleep(0.05)
+        call = wide.answer_again(0, b"", 0.0)
+        await self.look_at("why")
+        await call
+        stream = aiter(wide.answers_again(5))
+        assert [await anext(stream), await anext(stream)] == [0, 1]
+        for rank in (0, 1):
+            self.sim.kill("pool end", rank)
+        await asyncio.sleep(0.05)
+        await members.close()
+        with contextlib.suppress(ClosedError, WorkerDied):
+            async for number in stream:
+                assert number in (2, 3), f"item {number} behind 1"
+            raise AssertionError("a stream of a group that is closed has ended as if it were whole")
 
     # -- questions ----------------------------------------------------------------------------------------------
 

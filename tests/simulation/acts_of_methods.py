@@ -26,8 +26,10 @@ class MethodActs(Stage):
     ) -> None:
         nonce = next(self.nonces)
         name = f"rank {rank} with devices {devices}"
-        if times:
-            self.script(name, (CREW, rank), "hold", nonce, list(devices), seconds, timeout, times)
+        # A coroutine that holds a device across such a wait could not let go while another method of its rank blocks.
+        is_crossed = any(step.kind == "v_stands" and step.facts == ("locks",) for step in self.program.steps)
+        if times or is_crossed:
+            self.script(name, (CREW, rank), "hold", nonce, list(devices), seconds, timeout, times or 1)
         else:
             self.script(name, (CREW, rank), "hold_blocking", nonce, list(devices), seconds)
 
@@ -63,12 +65,14 @@ class MethodActs(Stage):
 
     async def do_m_meet(self, rank: int, count: int) -> None:
         """They end only if all of them run at once."""
-        nonce, member = next(self.nonces), self.groups[CREW][rank]
+        nonce = next(self.nonces)
         for _ in range(count):
             operation = subject.begin("driver", "m_meet", nonce, f"{CREW}:{rank}")
-            self.start(
-                f"one of {count} calls that meet at rank {rank}", subject.follow(operation, member.meet(nonce, count))
-            )
+            self.start(f"one of {count} calls that meet at rank {rank}", self.meet(operation, rank, count))
+
+    async def meet(self, operation: subject.Operation, rank: int, count: int) -> None:
+        """A group that is closed, or whose launch has failed, refuses the call itself."""
+        await subject.follow(operation, self.groups[CREW][rank].meet(operation.facts[0], count))
 
     async def do_m_stay(self, rank: int, seconds: float) -> None:
         self.start(f"a concurrent call of rank {rank} that is given up", self.stay(rank, seconds))
@@ -136,10 +140,9 @@ class MethodActs(Stage):
         return len(calls) + len(served) + sum(each.ended for each in (*calls, *served)), found
 
     async def do_m_refuse(self, rank: int) -> None:
-        nonce, member = next(self.nonces), self.groups[CREW][rank]
-        operation = subject.begin("driver", "m_refuse", nonce, f"{CREW}:{rank}")
-        self.start(f"a concurrent call of rank {rank} that raises", self.refuse(operation, member.refuse(nonce)))
+        self.start(f"a concurrent call of rank {rank} that raises", self.refuse(next(self.nonces), rank))
 
-    async def refuse(self, operation: subject.Operation, awaitable: Awaitable[object]) -> None:
-        await subject.follow(operation, awaitable)
+    async def refuse(self, nonce: int, rank: int) -> None:
+        operation = subject.begin("driver", "m_refuse", nonce, f"{CREW}:{rank}")
+        await subject.follow(operation, self.groups[CREW][rank].refuse(nonce))
         crew.excuse(operation, "LookupError")

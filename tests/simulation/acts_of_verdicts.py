@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final
 
 from rlinf_async import Channel, settings
@@ -63,7 +63,7 @@ class VerdictActs(Stage):
         """Wait for what never comes; the verdict and the word about the wait have to say so."""
         if not self.is_judged():
             if not _OF_MESSAGES & set(self.program.families):
-                self.start(f"a program that stands still: {how}", self.wait_for(self.begin(how, _BESIDE_S), how))
+                self.start(f"a program that stands still: {how}", self.begin_and_wait(self.begin, how))
             return
         after = self.random.uniform(_MIN_AGE_S, _STANDS_S / 2)
         verdicts, stuck = await self.watch(self.begin(how, _STANDS_S), how, [after])
@@ -78,7 +78,7 @@ class VerdictActs(Stage):
         """Wait for what comes late, and nobody says that it does not come."""
         if not self.is_judged():
             if not _OF_MESSAGES & set(self.program.families):
-                self.start(f"a slow program: {how}", self.wait_for(self.begin_slowly(how, _BESIDE_S), how))
+                self.start(f"a slow program: {how}", self.begin_and_wait(self.begin_slowly, how))
             return
         moments = [self.random.uniform(0, 3 * seconds) for _ in range(_MOMENTS)]
         verdicts, stuck = await self.watch(self.begin_slowly(how, seconds), how, moments)
@@ -118,7 +118,7 @@ class VerdictActs(Stage):
         if how == "blocking line":
             return [members.pass_on_blocking(seconds, limit)]
         if how == "calls":
-            return [members[0].call_along([*range(1, size)], _STANDS_S, seconds)]
+            return [members[0].call_along([*range(1, size)], limit or _STANDS_S, seconds)]
         channels = self.make_channels(size)
         line = [
             members[rank].take_and_pass(channels[rank - 1], channels[rank], limit or _STANDS_S, seconds)
@@ -137,6 +137,10 @@ class VerdictActs(Stage):
     async def wait_for(self, waits: list[Awaitable[Any]], how: str) -> None:
         follow = [subject.follow(subject.begin("driver", "v_wait", how), wait) for wait in waits]
         await asyncio.gather(*follow)
+
+    async def begin_and_wait(self, begin: Callable[[str, float], list[Awaitable[Any]]], how: str) -> None:
+        """A group whose launch has failed refuses the calls themselves."""
+        await self.wait_for(begin(how, _BESIDE_S), how)
 
     async def watch(
         self, waits: list[Awaitable[Any]], how: str, moments: list[float]

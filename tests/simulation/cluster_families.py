@@ -12,17 +12,25 @@ from tests.simulation.step import Step
 TRAINER: Final = "a"
 """Group whose rank 0 publishes weights."""
 
-FAULTS: Final = frozenset(
-    {"kill", "stop", "starve", "sever", "cut", "cut_pair", "cut_way", "stand", "guest_kill", "h_kill_node"}
-)
+FAULTS: Final = frozenset((
+    "kill", "stop", "starve", "sever", "cut", "cut_pair", "cut_way", "stand", "guest_kill", "h_kill_node", "r_hop_dies",
+))  # fmt: skip
 
 Draw = Callable[[random.Random, float, tuple[int, ...]], list[Step]]
 """Its last argument is the node of each rank of the crew."""
+
+CHAINS: Final = "chains"
+"""Name of the family that has programs of its own."""
 
 
 def is_of_a_cluster(seed: int) -> bool:
     """True for a tenth of the seeds, which all have small limits."""
     return seed % 20 in (1, 3)
+
+
+def is_of_a_chain(seed: int) -> bool:
+    """True for a quarter of these, which break the chains of nodes that pass a payload on."""
+    return seed % 40 == 21
 
 
 def draw(rng: random.Random, spread: float) -> tuple[tuple[str, ...], dict[str, tuple[int, ...]], list[Step]]:
@@ -39,6 +47,82 @@ def draw(rng: random.Random, spread: float) -> tuple[tuple[str, ...], dict[str, 
     if rng.random() < 0.3:
         steps += [_fault(rng, rng.uniform(0, spread), crew) for _ in range(rng.choice((1, 2)))]
     return names, placement, steps
+
+
+def draw_chain(rng: random.Random) -> tuple[dict[str, tuple[int, ...]], list[Step]]:
+    """Draw the nodes of the ranks, and weights and broadcasts that pass from node to node while one of these is away.
+
+    A transfer takes milliseconds, which a fault at a random moment misses.  So the faults are there before it begins.
+    """
+    nodes = rng.choice((3, 4, 4))
+    crew = tuple(sorted((*range(nodes), *(rng.randrange(nodes) for _ in range(rng.choice((0, 1, 3)))))))
+    trainer = rng.randrange(nodes)
+    steps = _chained_weights(rng, crew, trainer)
+    for number in range(rng.choice((1, 2, 3))):
+        steps += _chained_cast(rng, 100.0 + 60 * number, crew)
+    return {CREW: crew, TRAINER: (trainer,)}, [*steps, *_broken_cast(random.Random(str(steps)), crew)]
+
+
+def _broken_cast(rng: random.Random, crew: tuple[int, ...]) -> list[Step]:
+    """A broadcast whose next host dies while pieces go on to it, behind all else: ranks do not have to come back."""
+    source, sizes = rng.randrange(len(crew)), rng.choice(((300_000,), (1_000_000,), (90_000, 7, 200_000)))
+    at = 620.0  # nodes that earlier broadcasts keep apart are neighbours again
+    return [
+        _step(at, "r_hop_dies", rng.choice((0.0, 1.0, 1.0))),
+        _step(at + 0.1, "r_cast", source, sizes, None, None),
+    ]
+
+
+def _chained_weights(rng: random.Random, crew: tuple[int, ...], trainer: int) -> list[Step]:
+    """Versions, one after the other, that begin while a host of a node is stopped, out of reach or dead."""
+    versions, pause, numbers = rng.choice((6, 12)), rng.choice((0.1, 0.5)), rng.choice((30_000, 100_000))
+    options = (
+        ("behind", rng.choice((0, 1, 2))),
+        ("ack_timeout", rng.choice((3.0, 20.0))),
+        ("delta", rng.choice(("off", "off", "on"))),
+    )
+    found = [_step(1.0, "w_train", versions, pause, numbers, options)]
+    for rank in range(len(crew)):
+        at = rng.choice((0.0, 0.0, 0.0, rng.uniform(1.0, 3.0)))
+        found.append(_step(at, "w_follow", rank, numbers, 60, 0.1, ()))
+    for _ in range(rng.choice((1, 2, 4))):
+        at = 1.0 + rng.uniform(0, versions * pause)
+        node = rng.choice([each for each in set(crew) if each != trainer])
+        host = (CREW, crew.index(node))
+        found.append(_step(at, "stop", host, rng.choice((0.5, 4.0, 12.0))))
+        kind = rng.choice(("none", "kill", "next", "cut", "follower", "sever"))
+        at += rng.choice((0.2, 1.0, 2.0))
+        if kind == "kill":
+            found += [_step(at, "kill", host), _step(at + 2.0, "w_follow", host[1], numbers, 20, 0.1, ())]
+        elif kind == "next":
+            found.append(_step(at, "kill", (CREW, rng.randrange(len(crew)))))
+        elif kind == "cut":
+            found.append(_step(at, "cut_way", node, rng.randrange(max(crew) + 1), 3.0))
+        elif kind == "follower":
+            found.append(_step(at, "w_follow", rng.randrange(len(crew)), numbers, 5, 0.1, ()))
+        elif kind == "sever":
+            found.append(_step(at, "sever", host, "close"))
+    return found
+
+
+def _chained_cast(rng: random.Random, at: float, crew: tuple[int, ...]) -> list[Step]:
+    """A broadcast that begins when its last receiver joins; a node that is to pass it on is away by then."""
+    source = rng.randrange(len(crew))
+    first, *_, last = [node for node in sorted(set(crew)) if node != crew[source]]
+    host, late = crew.index(first), len(crew) - 1 - crew[::-1].index(last)
+    kind = rng.choice(("stop", "stop", "stall", "kill", "cut", "give up", "short"))
+    patience = rng.choice((0.7, 2.0)) if kind == "give up" else None
+    sizes = rng.choice(((70_000,), (300_000,), (1_000_000,), (40_000, 60_000)))
+    found = [_step(at, "r_cast", source, sizes, source, patience, late)]
+    if kind == "cut":
+        found.append(_step(at + 0.3, "cut_way", first, last, 12.0))
+    elif kind == "short":
+        found.append(_step(at + 0.3, "r_short", 5.0))
+    else:
+        found.append(_step(at + 0.3, "stop", (CREW, host), {"stop": 12.0, "stall": 25.0}.get(kind, 3.0)))
+    if kind == "kill":
+        found.append(_step(at + rng.choice((0.6, 1.0)), "kill", (CREW, host)))
+    return found
 
 
 def _step(at: float, kind: str, *facts: object) -> Step:
@@ -179,7 +263,27 @@ def _guests(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[St
     if hook_s and own.random() < 0.5:  # it dies again while hooks run
         victim, at = own.randrange(count), own.uniform(0, spread)
         found += [_step(at, "guest_kill", victim), _step(at + own.choice((0.4, 0.8, 1.1)), "guest_kill", victim)]
+    if restart and budget[1] == 2.0:  # its restart counts no more when it dies again
+        victim = own.randrange(count)
+        found += [_step(spread + 4.0 + 3.0 * number, "guest_kill", victim) for number in range(2)]
+    if not any(step.kind == "guest_close" for step in found) and (own.random() < 0.6 or order == "rank"):
+        found += _end_of_guests(own, spread + 20.0, count, len(crew), order == "rank")
     return [_step(0.0, "guest_open", nodes, restart, order, budget, timeout, frail, hook_s), *found]
+
+
+def _end_of_guests(rng: random.Random, at: float, count: int, size: int, by_rank: bool) -> list[Step]:
+    """Their group is closed soon after a rank has died, while others listen to that one.
+
+    Where ranks have their own order, a call has left for the other ranks by then, and waits for the one that is away.
+    """
+    victim = rng.randrange(count)
+    found = [_step(at, rng.choice(("guest_kill", "guest_kill", "guest_restart")), victim)]
+    for _ in range(rng.choice((0, 1, 2))):
+        found.append(_step(at + 0.02, "guest_talk", rng.randrange(size), victim))
+    if by_rank:
+        how = ("all", "each", "stream")[victim % 3]  # not drawn: the moment of the close stays as it was
+        found.append(_step(at + 0.025, "guest_call", how, None, 10, 1.0))
+    return [*found, _step(at + rng.choice((0.03, 0.08, 0.12, 0.2)), "guest_close")]
 
 
 def _looks(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[Step]:

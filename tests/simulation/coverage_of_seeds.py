@@ -132,13 +132,38 @@ UNREACHED: Final[tuple[tuple[str, str], ...]] = (
         "no receiver refuses an object: the memory of the machine does not run out",
     ),
     (r"> MAX_FRAME_BYTES:", "frames of 4 GiB do not fit into the memory of a test"),
-    (r"is State\.SHORT|def _await_relief\(", "the kernel is not short of descriptors"),
     (r"for copy in sets:|for fds in copies:", "simulated processes share the descriptors of a real one"),
     (
         r"def parse_port_range\(|raise ValueError\(f\"max_port_num|return range\(_LOWEST_PORT",
         "ports come from the kernel and from the command line",
     ),
     (r"if placement\.hardware_type|if not placement\.local_hardware_ranks:", "simulated nodes have no accelerators"),
+    (
+        r"# given up while it left$|:  # meanwhile$|# withdrawn meanwhile|if in_flight\.number not in stream\.open:  #",
+        "threads of a simulation take turns where they wait, and nothing else happens in between",
+    ),
+    (r"if in_flight\.number in stream\.open:\n(?=\s+self\._take_back)", "the same"),
+    (r"# it has come since, and|if self\.withdraw\(call\):|# else it has been answered meanwhile", "the same"),
+    (r"if self\._told is None:$", "the same"),
+    (
+        r"def fail_content\(|isinstance\((error, MemoryError|rest, Exception)\)",
+        "the memory of the machine does not run out",
+    ),
+    (
+        r"behind, tried = self\._chain|if way\.machine\.receivers\[0\] not in tried:|if carrier in self\._hosts:",
+        "what has left for a process that lives has come: no link fails for good",
+    ),
+    (r"if way\.has_room:$|if way\.patch is not None:  # whatever", "the same"),
+    (r"if broadcast is not None:$", "the garbage of a simulation is collected at its end"),
+    (r"the memory that was announced", "a host keeps its descriptor for as long as others may be told of it"),
+    (
+        r"if self\.over is not None:(?=\n\s+return\n\s+(try:|transfer, size))"
+        r"|if self\.over is None:(?=\n\s+self\._drop\(reason)",
+        "a link has one end, unless its own frames make no sense",
+    ),
+    (r"if op\.epoch <= self\.epoch:", "node 0's words come once, and in their order"),
+    (r"# else it was lost before its link was up", "faults of a simulation begin once all links are up"),
+    (r"was closed, or has left", "subprocesses of workers, which join a group, are no simulated processes"),
     (
         r"def (packed|abandon)\(self, number|def dissolve\(|def (catch_up|lost|doubt)\(self, rec",
         "only versions of weights are packed while they leave, or come late; tests/_messaging/state drive these events",

@@ -110,12 +110,13 @@ class Crew(Needing):
         lock, rng = DeviceLock(client, self.name, devices), random.Random(seed)
         for _ in range(times):
             wanting = asyncio.ensure_future(_call(lock.acquire))
-            for _ in range(rng.randrange(12)):
-                await asyncio.sleep(0)
-            wanting.cancel()
+            wanting.add_done_callback(lambda wanting: wanting.cancelled() or lock.release())
+            try:
+                for _ in range(rng.randrange(12)):
+                    await asyncio.sleep(0)
+            finally:  # also where this call is given up
+                wanting.cancel()
             await asyncio.wait([wanting])
-            if not wanting.cancelled():
-                lock.release()
 
     def hold_blocking(self, nonce: int, devices: Sequence[int], seconds: float) -> None:
         client = context.client
@@ -190,7 +191,7 @@ class Crew(Needing):
         """Reads a stream of another rank."""
         if group not in self._groups:
             async with asyncio.timeout(60.0):
-                self._groups[group] = await WorkerGroup.from_group_name(Crew, group)
+                self._groups[group] = await WorkerGroup.from_group_name(type(self), group)
         await read(self.name, self._groups[group][rank], *facts)
 
 

@@ -207,12 +207,16 @@ def draw_loss(rng: random.Random) -> tuple[tuple[int, ...], str | None, list[Ste
     places = rng.choice(((0, 1, 2), (0, 0, 1, 2), (0, 1, 1, 2, 2), (0, 1, 2, 2)))
     restart = rng.choice((None, None, "rank", "group"))
     node = rng.choice((1, 2))
-    # A daemon that stands still ends no worker, so that its ranks would be there twice once they are started elsewhere.
-    how = rng.choice(("kill", "kill", "cut", "stand")) if restart is None else rng.choice(("kill", "cut"))
+    how = rng.choice(("kill", "kill", "cut", "stand"))
     lost = [rank for rank, of in enumerate(places) if of == node]
     others = ["driver", *(rank for rank, of in enumerate(places) if of != node)]
     when = rng.choice((0.2, 1.0, 3.0))
     found = [Step(0.0, "n_hold", (rank,)) for rank in lost]
+    if restart is None and how == "kill" and when > 0.2:
+        # A fourth node, of no rank, stands still, and another one has told node 0 that it does not reach it.  Node 0
+        # waits for its answer until its own lease is over, and loses the first node meanwhile.
+        when = 18.2
+        found += [Step(0.5, "cut_pair", (3 - node, 3, 60.0)), Step(4.5, "stand", (3, 1000.0))]
     for _ in range(rng.choice((2, 4, 6))):
         who = rng.choice(others)
         kind = rng.choice(_NEEDS if who == "driver" else (*_NEEDS, *_NEEDS_OF_RANKS))
@@ -221,6 +225,10 @@ def draw_loss(rng: random.Random) -> tuple[tuple[int, ...], str | None, list[Ste
         is_late = restart is None and kind != "broadcast" and rng.random() < 0.3
         at = when + rng.uniform(30, 60) if is_late else rng.uniform(0.1, when)
         found.append(Step(round(at, 4), "n_need", (kind, who, rng.choice(lost))))
+    if restart:  # behind a blocking send a wait begins once the ranks are back, which nobody then serves
+        waits = sorted(found, key=lambda step: -step.at)
+        blocked = {step.facts[1]: step.at for step in waits if step.facts[0] == "blocking send"}
+        found = [step for step in found if step.kind == "n_hold" or step.at <= blocked.get(step.facts[1], step.at)]
     return places, restart, [*found, Step(when, "n_lose", (node, how))]
 
 

@@ -10,7 +10,15 @@ from typing import Any, Final
 
 import torch
 
-from rlinf_async import Cluster, DeadlineExceeded, NodePlacementStrategy, PeerLost, Restart, concurrent, idempotent
+from rlinf_async import (
+    Cluster,
+    DeadlineExceeded,
+    NodePlacementStrategy,
+    PeerLost,
+    Restart,
+    concurrent,
+    idempotent,
+)  # fmt: skip
 from rlinf_async.weights import follow as follow_weights, publish
 from tests.simulation.cluster_families import TRAINER
 from tests.simulation.crew import Crew, excuse
@@ -25,6 +33,9 @@ NAME: Final = "fleet"
 
 GUEST: Final = "guest"
 """Name of the group with few restarts."""
+
+LATE_S: Final = 0.5
+"""Seconds after which the last receiver joins a broadcast that waits for it."""
 
 RUN_STEP: Final = 1000
 """Difference between the numbers of two runs of a trainer; the version is the remainder."""
@@ -42,8 +53,12 @@ class Fleet(Crew):
 
     # -- broadcasts ---------------------------------------------------------------------------------------------
 
-    async def relay_all(self, source: int, nonce: int, sizes: Sequence[int], patience: float | None) -> None:
+    async def relay_all(
+        self, source: int, nonce: int, sizes: Sequence[int], patience: float | None, delay: float
+    ) -> None:
         """One of all ranks, which get tensors of these sizes; with a ``patience`` it gives up that soon."""
+        if delay:
+            await asyncio.sleep(delay)
         value = (nonce, [_pattern(nonce, size) for size in sizes]) if self._rank == source else None
         operation = begin(self.name, "r_cast", nonce, source)
 
@@ -196,6 +211,12 @@ class Guest(Subject):
     async def say(self, rank: int, nonce: int) -> None:
         await asyncio.sleep(0.3)
         await self.send(nonce, CREW, rank)
+
+    @idempotent
+    async def answers_again(self, count: int, *, resume: Sequence[int] = ()) -> AsyncIterator[int]:
+        for number in range(len(resume), count):
+            yield number
+            await asyncio.sleep(0.05)
 
     @concurrent
     async def stay_beside(self, nonce: int, content: bytes, seconds: float) -> tuple[int, int]:

@@ -57,6 +57,12 @@ def compare_views(sim: SimCluster) -> list[Violation]:
     return []
 
 
+def find_connections(sim: SimCluster, since: float) -> list[Violation]:
+    """Connections that daemons have made anew although nothing was wrong: one of them broke those that they had."""
+    made = sim.fabric.made_since(since)
+    return [Violation("links", f"nodes {cable.nodes} had no cause for another connection") for cable in made]
+
+
 def find_left(loop: asyncio.AbstractEventLoop, sim: SimCluster) -> list[Violation]:
     """What a driver still has of a cluster that it has closed: tasks and timers of its loop, and threads."""
     tasks = asyncio.all_tasks(loop) - {asyncio.current_task(loop)}

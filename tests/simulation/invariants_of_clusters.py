@@ -18,7 +18,10 @@ def judge_casts(book: Sequence[Operation], program: Program, killed: set[str], n
     for each in book:
         if each.kind == "r_cast":
             casts[each.facts[0]].append(each)
-    is_given_up = any(step.kind == "r_cast" and step.facts[3] is not None for step in program.steps)
+    # A ``cancel`` of the guests may hit one of these ranks, as one that gives up.
+    is_given_up = any(
+        step.kind == "cancel" or (step.kind == "r_cast" and step.facts[3] is not None) for step in program.steps
+    )
     is_clean = not killed and not node_died and not is_given_up
     for nonce, takes in casts.items():
         for each in takes:
@@ -102,7 +105,7 @@ def judge_guests(book: Sequence[Operation], guests: Invitation | None, node_died
     """Each rank answers its own call; a death is told once; nobody is started again more often than is allowed."""
     if guests is None:
         return
-    is_quiet = not guests.is_closed and not guests.deaths and not guests.by_hand and not guests.frail
+    is_quiet = not guests.is_closed and not guests.was_killed and not guests.by_hand and not guests.frail
     for each in book:
         if each.kind == "guest_talk" and is_quiet and each.ended and isinstance(each.value, str) and not node_died:
             yield Violation("death", f"{each}, and no guest has died")

@@ -71,9 +71,10 @@ def judge_returns(book: Sequence[Operation], program: Program, node_died: bool) 
     for each in book:
         if each.kind == "guest_born" and each.who.startswith(f"{GUEST}:"):  # not of a nest
             births[each.who] += 1
+            # A process that was killed before its constructor began has noted no birth: its death tells of it.
+            untold |= {each.who} if births[each.who] > 1 or each.who in dead else set()
             lost.discard(each.who)
             dead.discard(each.who)
-            untold |= {each.who} if births[each.who] > 1 else set()
         elif each.kind == "guest_death":
             rank, _, returns = each.facts
             dead.add(f"{GUEST}:{rank}")

@@ -75,7 +75,7 @@ class Needing(Standing):
             lock.release()
         else:
             if CREW not in self._groups:
-                self._groups[CREW] = await WorkerGroup.from_group_name(Needing, CREW)
+                self._groups[CREW] = await WorkerGroup.from_group_name(type(self), CREW)
             await need(kind, self._groups[CREW], rank, channel)
         return HAS_IT
 

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.simulation import cluster_families, families
+from tests.simulation import cluster_families, families, waiting_families
 from tests.simulation.step import Step
 
 SIZES: Final = (0, 100, 70_000, 300_000)
@@ -53,7 +53,12 @@ class Program:
     @property
     def is_of_a_cluster(self) -> bool:
         """True if its families are those of whole clusters."""
-        return bool(cluster_families.CLUSTER_FAMILIES.keys() & set(self.families))
+        return bool({*cluster_families.CLUSTER_FAMILIES, cluster_families.CHAINS} & set(self.families))
+
+    @property
+    def is_of_waiting(self) -> bool:
+        """True if its families are those of what happens a second time."""
+        return bool(waiting_families.WAITING_FAMILIES.keys() & set(self.families))
 
     def __str__(self) -> str:
         ring = f", ring {self.ring} {'def' if self.ring_blocks else 'async'}" if self.ring else ""
@@ -107,6 +112,8 @@ def write(seed: int) -> Program:
         pool = tuple(sorted(rng.randrange(nodes) for _ in range(rng.choice((2, 3)))))
         pool_restarts = rng.random() < 0.5
         steps += _pool_calls_and_faults(rng, spread, len(pool))
+        if seed % 40 == 4:
+            steps.append(Step(spread, "pool_end", (nodes - 1,)))
     order = "rank" if seed % 10 == 0 or seed % 20 in (7, 9) else "group"
     if seed % 10 == 0:
         group = rng.choice(GROUPS)
@@ -131,14 +138,21 @@ def write(seed: int) -> Program:
             hook, hook_blocks = rng.choice(families.HOOKS), rng.random() < 0.5
         steps += more
     if families.is_of_a_loss(seed):
-        nodes, names = 3, ("losses",)
         places, back, steps = families.draw_loss(rng)
+        nodes, names = 4 if any(step.kind == "stand" for step in steps) else 3, ("losses",)
         placement, restart = {families.CREW: places}, {families.CREW: back}
     if cluster_families.is_of_a_cluster(seed):
         names, placement, steps = cluster_families.draw(rng, spread)
+        if cluster_families.is_of_a_chain(seed):
+            names, (placement, steps) = (cluster_families.CHAINS,), cluster_families.draw_chain(rng)
         nodes = max(placement[families.CREW]) + 1
         restart = {group: rng.choice((None, "rank", "rank")) for group in placement}
         is_calm = not any(step.kind in cluster_families.FAULTS for step in steps)
+    if waiting_families.is_of_waiting(seed):
+        names, placement, back, steps = waiting_families.draw(rng)
+        nodes = max(max(places) for places in placement.values()) + 1
+        restart = {families.CREW: back, waiting_families.VISITOR: None}
+        is_calm = not any(step.kind == "kill" for step in steps)
     in_order = tuple(sorted(steps, key=lambda step: step.at))
     return Program(
         nodes, placement, restart, drift, in_order, ring, blocks, pool, pool_restarts, order,
@@ -149,6 +163,8 @@ def write(seed: int) -> Program:
 def _is_small(seed: int) -> bool:
     if families.is_of_a_loss(seed):
         return seed % 40 == 5
+    if waiting_families.is_of_waiting(seed):
+        return seed % 80 >= 40
     return cluster_families.is_of_a_cluster(seed) or 5 <= seed % 20 < 15
 
 

@@ -47,7 +47,7 @@ class Standing(Subject):
             sleep(pause)
             return
         if CREW not in self._groups:
-            self._groups[CREW] = WorkerGroup.from_group_name(Standing, CREW)
+            self._groups[CREW] = WorkerGroup.from_group_name(type(self), CREW)
         with given_up():
             self._groups[CREW][path[0]].call_along(path[1:], seconds, pause).wait(seconds)
 
@@ -72,12 +72,11 @@ class Standing(Subject):
         client = context.client
         assert client is not None
         mine, other = (DeviceLock(client, self.name, [device]) for device in (self._rank, self._after))
-        await mine.acquire()
-        await asyncio.sleep(0.5)
-        with given_up():
-            await other.acquire(seconds)
-            other.release()
-        mine.release()
+        async with mine:
+            await asyncio.sleep(0.5)
+            with given_up():
+                await other.acquire(seconds)
+                other.release()
 
     async def pass_on(self, seconds: float, limit: float | None) -> None:
         """Wait for the rank before this one, which sends after a while, and send; rank 0 begins."""

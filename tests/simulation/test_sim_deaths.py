@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from rlinf_async import Cluster, NodePlacementStrategy, Worker, WorkerDied
+from rlinf_async import Cluster, NodeLost, NodePlacementStrategy, Worker, WorkerDied
 from rlinf_async.testing import SimCluster, SimulationError
 from tests._support.weight_parts import SocketLink
 
@@ -120,6 +120,8 @@ def test_a_death_leaves_nothing_in_the_process_that_simulates(monkeypatch: pytes
     assert Rollout.outcomes == {"set_variable": "done"} | dead
     assert ended == []
     assert VARIABLE not in os.environ
+    for thread in {*threading.enumerate()}.difference(threads):
+        thread.join(5)  # witnesses are real threads, and end on their own
     assert (Worker.logger, threading.enumerate()) == (logger, threads)
     gc.collect()
     assert LINKS[0]() is None
@@ -194,3 +196,29 @@ def test_a_node_that_is_silent_for_a_moment_is_late_and_not_lost(fault: str) -> 
     ranks, seconds = sim.run(main)
     assert ranks == [0, 1]
     assert 2 <= seconds < 6  # a link that was cut goes on a while after the cut
+
+
+@pytest.mark.parametrize("restart", [None, "group"])
+def test_each_rank_of_a_node_that_is_lost_while_its_group_is_launched_is_told_dead(restart: str | None) -> None:
+    told: list[set[int]] = []
+    for tenths_of_ms in range(150, 350, 5):
+        sim = SimCluster(nodes=3, seed=tenths_of_ms)
+
+        async def main(sim: SimCluster = sim, moment_s: float = tenths_of_ms / 10_000) -> None:
+            async with Cluster(log_to_driver=False) as cluster:
+                options: dict[str, Any] = {} if restart is None else {"restart": restart}
+                placement = NodePlacementStrategy([1, 1, 2])
+                group = Rollout.create_group().launch(cluster, placement, name="r", **options)
+                dead: set[int] = set()
+                group.on_death(lambda death: dead.add(death.rank))
+                await asyncio.sleep(moment_s)
+                sim.kill_node(1)
+                await asyncio.sleep(30)
+                with contextlib.suppress(NodeLost, WorkerDied):
+                    await group
+                if not group._members.failed:  # else there never were any ranks
+                    told.append(dead)
+
+        sim.run(main)
+    assert told
+    assert all(dead >= {0, 1} for dead in told), told

@@ -226,3 +226,43 @@ def test_a_hook_that_has_ended_takes_no_message_of_the_next_attempt() -> None:
     sim.run(main)
     # The message of the first attempt is still there: the hook that it was for has ended before it took it.
     assert NOTES == [(2, 2, "1")]
+
+
+class Greeting(Ring):
+    """Its second hook has rank 2 send to rank 0, of whose incarnations it knows by their returns alone."""
+
+    async def on_restart(self, restart: Restart) -> None:  # type: ignore[override]
+        if restart.attempt == 2 and self._rank == 2:
+            await self.send("welcome", "ring", 0)
+        elif restart.attempt == 2 and self._rank == 0:
+            await self.recv("ring", 2)
+
+
+class Owner(Worker):
+    """Has a group of its own, whose rank 2 may hear of the second return by a slow way."""
+
+    async def own(self, slow_s: float) -> list[int]:
+        async with Cluster(log_to_driver=False) as cluster:
+            place = NodePlacementStrategy([0, 0, 2])
+            group = Greeting.create_group().launch(cluster, place, name="ring", restart="rank")
+            for seconds in (0.0, slow_s):
+                await group.who()
+                self.sim.kill("ring", 0)
+                self.sim.cut_way(0, 2, seconds)
+            async with asyncio.timeout(60):
+                return list(await group.who())
+
+    sim: SimCluster
+
+
+@pytest.mark.parametrize(("owner", "slow_s"), [(0, 0.0), (1, 0.5)])
+@pytest.mark.parametrize("seed", range(20, 23))
+def test_a_hook_sends_to_the_incarnation_that_is_back(owner: int, slow_s: float, seed: int) -> None:
+    Owner.sim = SimCluster(nodes=3, seed=seed)
+
+    async def main() -> list[list[int]]:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = Owner.create_group().launch(cluster, NodePlacementStrategy([owner]), name="owner")
+            return list(await group.own(slow_s))
+
+    assert Owner.sim.run(main) == [[0, 1, 2]]

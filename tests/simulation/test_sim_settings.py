@@ -112,6 +112,17 @@ def test_small_limits_hold_in_every_module_that_has_a_copy_and_only_while_they_r
     assert {(place, name): vars(modules[place])[name] for place, name in before} == before
 
 
+def test_no_default_of_a_parameter_keeps_a_limit_as_it_was_when_its_module_was_imported() -> None:
+    names, found = {name for _, name, _ in LIMITS}, []
+    for folder in ("rlinf_async", "launcher"):
+        for path in (CHECKOUT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.arguments):
+                    defaults = [each.id for each in (*node.defaults, *node.kw_defaults) if isinstance(each, ast.Name)]
+                    found += [f"{path.relative_to(CHECKOUT)}: {name}" for name in names & {*defaults}]
+    assert found == []
+
+
 def test_a_small_limit_is_another_number_and_within_the_bounds_of_its_setting() -> None:
     assert [name for module, name, value in LIMITS if vars(module)[name] == value] == []
     assert settings.variables_of(SETTINGS, "here") == {name: str(value) for name, value in SETTINGS.items()}

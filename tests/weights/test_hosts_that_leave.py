@@ -1,4 +1,4 @@
-"""Hosts of other machines that end or leave once a version has landed there."""
+"""Hosts of other machines, and senders, that end or leave before their memory is opened."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rlinf_async.errors import TransferFailed
+from rlinf_async.errors import PeerLost, TransferFailed
 from rlinf_async.weights import Publisher, Subscriber
 from tests._support.weight_parts import LocalLink, MemoryGone, SlotReader
 from tests.weights.ends import Tied
@@ -49,3 +49,16 @@ async def test_memory_that_can_never_be_opened_is_asked_for_a_few_times(monkeypa
         with pytest.raises(TransferFailed, match="Permission denied"):
             await (await publisher.publish(source, timeout=5))
         assert len(asked) == 4
+
+
+async def test_memory_that_went_with_its_sender_is_told_as_its_end() -> None:
+    source = Tied(1.0)
+    to_receiver, to_sender = LocalLink.pair()
+    async with Subscriber(to_sender, Tied()) as subscriber:
+        async with Publisher(source) as publisher:
+            publisher.add(0, to_receiver)
+            await asyncio.gather(publisher.connect(5), subscriber.connect(5))
+            await publisher.publish(source)  # the receiver has been told of its memory, and has not looked
+        with pytest.raises(PeerLost, match="has closed its end of the link"):
+            await subscriber.wait_version(1, 5)
+        assert subscriber.version == 0

@@ -37,8 +37,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from rlinf_async._core import clock
-from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES, DISTRUST_S, Chain, chain_sizes
-from rlinf_async.errors import PeerLost, TransferFailed, WorkerDied
+from rlinf_async._messaging.state.chain import DISTRUST_S, Chain, chain_sizes
+from rlinf_async.errors import TransferFailed, WorkerDied
 
 BRING: Final = "bring"
 WHOLE: Final = "whole"
@@ -224,7 +224,7 @@ class RelayPlan:
         job: that is being packed, or was published last.
     """
 
-    def __init__(self, owner: Owner, chain_from: int = CHAIN_FROM_BYTES) -> None:
+    def __init__(self, owner: Owner, chain_from: int) -> None:
         self.actions: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._owner = owner
         self.job: Job | None = None
@@ -458,18 +458,14 @@ class RelayPlan:
     def _bring(
         self, machine: Machine, job: Job, waiting: list[Any], *, tried: Sequence[Any] = (), all_of_it: bool = False
     ) -> None:
-        error: Exception | None = None
         _join(waiting, machine.behind)
         machine.behind = []
-        if not machine.receivers:
-            error = PeerLost("nobody is left on that machine to receive")
-        elif job.facts is not None and not job.is_current and job.may_wait:
-            machine.behind = waiting
-            return
-        elif job.facts is not None and not job.is_current:
-            error = TransferFailed(f"version {job.number} is followed by others already")
-        if error is not None:
-            self._do(self._owner.end, waiting, job.number, None, error)
+        if job.facts is not None and not job.is_current:
+            if job.may_wait:
+                machine.behind = waiting
+            else:
+                error = TransferFailed(f"version {job.number} is followed by others already")
+                self._do(self._owner.end, waiting, job.number, None, error)
             return
         patch = job.patch
         if all_of_it or (patch is not None and patch.base != machine.number):

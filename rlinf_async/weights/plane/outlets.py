@@ -15,7 +15,6 @@ from typing import Any, Final
 from rlinf_async._core import clock
 from rlinf_async._core.failures import unpack_error
 from rlinf_async._messaging.relay import Relay
-from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES
 from rlinf_async._messaging.state.relay_plan import FROM_HOSTS, Patch
 from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.weights.links.weight_link import Link, Words
@@ -56,7 +55,7 @@ class Outlets:
         complete: Callable[[int], None],
         changed: Callable[[], None],
         fill: Callable[[], None],
-        chain_from: int = CHAIN_FROM_BYTES,
+        chain_from: int,
         verify: Callable[[Outlet, Ack, Any], None] | None = None,
         *,
         ahead: bool = False,

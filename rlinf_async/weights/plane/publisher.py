@@ -80,7 +80,7 @@ class Publisher:
             holds once a version is applied is compared with what was packed.
         select: ``"all"``, ``"trainable"``, or a function of (name, tensor).
         naming: gives the names under which the source's tensors travel.
-        chain_from: bytes from which on receivers' machines pass a version on to each other.
+        chain_from: bytes from which on receivers' machines pass a version on to each other; by default 64 MiB.
         behind: earlier versions that may be under way when one is published.  A receiver that lacks more of them has
             failed for the oldest, and is named once in the log.  0: one version is under way at a time.
         gpus: in the place of CUDA's.
@@ -99,7 +99,7 @@ class Publisher:
         verify: str = "off",
         select: Any = "all",
         naming: Naming = UNCHANGED,
-        chain_from: int = CHAIN_FROM_BYTES,
+        chain_from: int | None = None,
         behind: int = 0,
         gpus: Gpus = CUDA,
     ) -> None:
@@ -117,6 +117,7 @@ class Publisher:
         self._changes = Changes(model_id)
         verifies = self._verify_aside if verify == "sha256" else None
         told = self._complete, self._changes.notify, self._fill
+        chain_from = CHAIN_FROM_BYTES if chain_from is None else chain_from
         self._outlets = Outlets(model_id, *told, chain_from=chain_from, verify=verifies, ahead=behind > 0)
         self._behind = behind
         self._named: dict[Hashable, float] = {}

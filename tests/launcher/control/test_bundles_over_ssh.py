@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -50,7 +51,8 @@ def test_what_other_machines_have_comes_by_their_daemons_and_is_named_where_thes
         finally:
             processes = [psutil.Process(launcher.pid), *psutil.Process(launcher.pid).children(recursive=True)]
             for process in processes:
-                process.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):  # some end with the launcher
+                    process.kill()
             psutil.wait_procs(processes[1:], 10)
             launcher.communicate()
     assert (follower.communicate(timeout=10)[0], follower.returncode) == ("", 0)

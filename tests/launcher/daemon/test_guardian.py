@@ -17,7 +17,7 @@ import os, sys, time
 from rlinf_launcher.daemon import guardian
 guardian._ORDERLY_END_S = 0.1
 guardian.end_scripts = lambda paths: print("scripts of", paths, flush=True)  # it looks at all processes there are
-def daemon(line, tell):
+def daemon(line, tell, sign):
     print(os.getpid(), flush=True)
     time.sleep(600) if sys.argv[1] == "hangs" else sys.stdin.read()
     return 7
@@ -39,6 +39,46 @@ def test_a_lifeline_that_is_cut_ends_a_daemon_that_hangs_as_well(daemon: str, co
             process.stdin = None
             assert process.wait(20) == code
             assert process.stdout.read() == b"scripts of ['/nowhere/run/node-3']\n"
+        finally:
+            process.kill()
+
+
+SILENT = """
+import os, signal, sys
+from rlinf_launcher.daemon import guardian
+def daemon(line, tell, sign):
+    sign.wind_up(0.1)
+    if sys.argv[1] == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    signal.sigtimedwait([signal.SIGUSR2], 0.3)  # it runs out, and the guardian is not hasty
+    sign.wind_up(600)
+    sys.stdin.read()
+    return 7
+guardian._GRACE_S = 5 if sys.argv[1] == "late" else 0.1
+guardian.end_scripts = lambda paths: None
+guardian.guard(daemon)
+"""
+
+
+@pytest.mark.parametrize(("daemon", "code"), [("stopped", 128 + 9), ("late", 7)])
+def test_a_daemon_that_is_stopped_beyond_its_lease_is_ended_and_one_that_speaks_again_in_time_is_not(
+    daemon: str, code: int
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SILENT, daemon], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdin is not None
+            assert process.stderr is not None
+            process.stdin.write(b"{}\n")
+            process.stdin.flush()
+            if daemon == "late":
+                with pytest.raises(subprocess.TimeoutExpired):
+                    process.wait(1)
+                process.stdin.close()
+                process.stdin = None
+            assert process.wait(20) == code
+            assert (b"is silent for longer than its lease" in process.stderr.read()) == (daemon == "stopped")
         finally:
             process.kill()
 
