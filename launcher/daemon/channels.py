@@ -75,7 +75,7 @@ class Channels:
             lost = _count_sent(frame)
             if lost and number not in self._discarded:
                 self._replies.send(source, number, "lost", lost)
-            if kind != frames.QUEUE or frame[5] in ("size", "peek", "confirm", "requests"):
+            if kind != frames.QUEUE or frame[5] in ("size", "peek", "confirm", "requests", "cancel"):
                 self._replies.send(source, number, "gone", "")
         elif not hosted.is_bounded and _is_question(frame) and self._producers(hosted, source):
             self._drain_soon()
@@ -157,7 +157,9 @@ class Channels:
         elif what == "taken":
             self._taken(hosted, source, facts)
         elif what == "cancel":
-            self._follow(hosted, queue.cancel(source, *_numbers(facts)))
+            (number,) = _numbers(facts)
+            self._follow(hosted, queue.cancel(source, number))
+            self._replies.send(source, hosted.number, "cancelled", facts)
         elif what == "take_back":
             (number,) = _numbers(facts)
             steps = queue.take_back(source, number)

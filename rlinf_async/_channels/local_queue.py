@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from typing import Any, Final
 
+from rlinf_async._channels.batching import emptied
 from rlinf_async._channels.queue_errors import error_of
 from rlinf_async._channels.request import Get, Put, Question, QueueRequest
 from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, Step
@@ -48,6 +49,7 @@ class LocalQueue:
 
     def start(self, request: QueueRequest[Any]) -> None:
         self._check_process()
+        self._withdraw_forgotten()  # what this process has let go of is there for its next request
         request.destination = self
         queue = self._queue
         with self._lock:
@@ -97,22 +99,24 @@ class LocalQueue:
         pass
 
     def withdraw(self, request: QueueRequest[Any]) -> None:
-        self._withdraw([request.number])
+        self._withdraw(request.number)
 
     def withdraw_later(self, request: QueueRequest[Any]) -> None:
         self._given_back.append(request.number)
         try:
-            asyncio.get_running_loop().call_soon(self._follow, [])
+            asyncio.get_running_loop().call_soon(self._withdraw_forgotten)
         except RuntimeError:
             pass  # the next request does it
 
-    def _withdraw(self, numbers: list[int]) -> None:
-        steps: list[Step] = []
+    def _withdraw(self, number: int) -> None:
         with self._lock:
-            for number in numbers:
-                self._requests.pop(number, None)
-                steps += self._queue.cancel(_ME, number)
+            self._requests.pop(number, None)
+            steps = self._queue.cancel(_ME, number)
         self._follow(steps)
+
+    def _withdraw_forgotten(self) -> None:
+        for number in emptied(self._given_back):
+            self._withdraw(number)
 
     def take_back(self, put: Put) -> bool:
         return False
@@ -150,7 +154,4 @@ class LocalQueue:
                     request.deliver(item.body, [], item is not what.items[-1], item.redelivered)
             else:
                 request.turn_down(error_of(*refusal(act, what, self.name, self.max_bytes)))
-        if self._given_back:
-            numbers = list(self._given_back)
-            self._given_back.clear()
-            self._withdraw(numbers)
+        self._withdraw_forgotten()

@@ -258,6 +258,7 @@ class RemoteQueue:
                 self._fill_window()
         else:
             self._gets.pop(request.number, None)
+            self._gives_back(request)
             if had := request.had:  # type: ignore[attr-defined]
                 self.tell("taken", [(request.number, had)])  # another thread may be about to: it must not come later
             self._cancel(request.number)
@@ -269,11 +270,18 @@ class RemoteQueue:
     def withdraw_later(self, request: QueueRequest[Any]) -> None:
         if self._client.closed is not None:
             return  # in a forked child, for one: the item is the parent's
+        self._gives_back(request)
         self._forgotten.append(request)
         try:
             self._client.loop.call_soon_threadsafe(self._withdraw_forgotten)
         except RuntimeError:
             pass  # that loop is closed, and with it this process's connection: the daemon takes back everything
+
+    def _gives_back(self, request: QueueRequest[Any]) -> None:
+        giving_back = self._client.giving_back
+        giving_back.open[self, request.number] = None
+        if self._over is not None:  # it confirms nothing any more
+            giving_back.open.pop((self, request.number), None)
 
     def _withdraw_forgotten(self) -> None:
         with self._withdrawing:  # a request of this thread waits until another one has said it
@@ -356,6 +364,8 @@ class RemoteQueue:
             if put is not None:
                 put.end_late()
             self._fill_window()
+        elif what == "cancelled":
+            self._client.giving_back.confirmed(self, facts[0])
         elif what == "closed":
             self._is_bounded = True
         elif what == "lost":
@@ -415,6 +425,7 @@ class RemoteQueue:
 
     def _finish(self, end: QueueEnd) -> None:
         self._over = end  # first: what is started meanwhile is refused by its starter
+        self._client.giving_back.forget(self)
         self._batching.drop()
         self._log_loss()
         waiting = self._window.end()

@@ -30,6 +30,7 @@ from rlinf_async._client.requests import OWN_NODE, Request, Requests, error_of
 from rlinf_async._client.tasks import Task, Tasks
 from rlinf_async._core import codec, failures, frames, operations, process
 from rlinf_async._core.frames import Status
+from rlinf_async._core.giving_back import GivingBack
 from rlinf_async._core.operations import Answer, Operation
 from rlinf_async._core.payload import Body, open_body
 from rlinf_async._core.pool import pool
@@ -68,6 +69,7 @@ class NodeClient:
         on_ended: called once, with the client, when nothing can be sent any more.
         unsent: what sends that which has only been kept back for the end of a loop's turn.
         takings: what this process has taken out of queues, and daemons may not know.
+        giving_back: items that this process gives back to queues; answers of a worker wait for their confirmation.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, inbox: Inbox | None = None) -> None:
@@ -81,6 +83,7 @@ class NodeClient:
         self.receivers: dict[int, Receiver] = {}
         self.unsent: dict[Callable[[], None], None] = {}
         self.takings = Takings(self.later)
+        self.giving_back = GivingBack()
         self._inbox = inbox
         self._ids = itertools.count(1)
         self._calls: dict[int, ReplyHandler] = {}
@@ -595,6 +598,7 @@ class NodeClient:
         """In a forked child: the socket and everything on it are the parent's."""
         self._closed = process.forked("this cluster", self.pid)
         self.takings.page = None  # its notes are the parent's
+        self.giving_back = GivingBack()
         self._calls.clear()
         self._requests.forget()
         self.unobserved.forget()

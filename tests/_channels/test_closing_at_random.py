@@ -197,6 +197,7 @@ class Histories(RuleBasedStateMachine):
         for process in (*self.processes, last):
             assert not process.gets, "a get that never ends"
             assert not process.queue._puts, "a put that is kept for nobody"
+            assert not process.giving_back.open, "answers that wait for ever"
         assert all(asked.done() for asked in self.questions), "a question that is never answered"
         assert not self.daemon.channels._hosted
         twice = {value for value in self.had if self.had.count(value) > 1}

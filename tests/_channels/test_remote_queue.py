@@ -15,6 +15,7 @@ from rlinf_async._channels.remote_queue import RemoteQueue
 from rlinf_async._channels.request import Get, Put
 from rlinf_async._channels.state.put_window import WINDOW_BYTES, cost
 from rlinf_async._core import codec, frames
+from rlinf_async._core.giving_back import GivingBack
 from rlinf_async._core.pool import pool
 from rlinf_async._core.segment import close_fds
 from rlinf_async._core.taken_page import NOTES, TakenPage, Takings
@@ -30,6 +31,7 @@ class Client:
         self.user_loop = None
         self.unsent: dict[Any, None] = {}
         self.takings = Takings(self.later)
+        self.giving_back = GivingBack()
         self.sent: list[Any] = []
         self.is_full = False
         self.waiting: list[Callable[[], None]] = []
@@ -423,6 +425,22 @@ def test_items_that_a_loop_has_are_said_before_the_rest_goes_back(client: Client
     assert next(items) == 2
     items.give_back()
     assert [frame[5:] for frame in client.sent[1:]][-2:] == [("taken", [(1, 1), (1, 2)]), ("cancel", [1])]
+
+
+@pytest.mark.parametrize("end", ["confirmed", "gone", "before"])
+def test_what_is_given_back_is_under_way_until_the_queue_says_so_or_ends(client: Client, end: str) -> None:
+    queue = new_queue(client)
+    items = Items(lambda reader: begun(queue, reader), "obs")
+    assert next(items) == 1
+    if end == "before":
+        queue.end("")
+    items.give_back()
+    assert bool(client.giving_back.open) == (end != "before")
+    if end == "confirmed":
+        queue.on_queue_frame("cancelled", [1])
+    elif end == "gone":
+        queue.end("")
+    assert not client.giving_back.open
 
 
 def begun(queue: RemoteQueue, reader: Items) -> Get[Any]:

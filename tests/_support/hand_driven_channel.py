@@ -13,6 +13,7 @@ from rlinf_async._channels.reading import Items
 from rlinf_async._channels.remote_queue import RemoteQueue
 from rlinf_async._channels.request import Confirmation, Get, Put, Question
 from rlinf_async._core import codec, frames, operations
+from rlinf_async._core.giving_back import GivingBack
 from rlinf_async._core.segment import close_fds
 from rlinf_async._core.taken_page import TakenPage, Takings
 from rlinf_async.errors import ClosedError
@@ -86,6 +87,7 @@ class Process:
         self.takings = Takings(self.later)
         self.takings.page, page = TakenPage.make()
         close_fds(page)
+        self.giving_back = GivingBack()
         self.unsent: dict[Any, None] = {}
         self.queue = RemoteQueue(self, 0, NUMBER, "obs", 0)  # type: ignore[arg-type]
         self.queue._batching.gathers = self._gathers  # type: ignore[method-assign]
