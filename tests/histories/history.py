@@ -9,6 +9,12 @@ from dataclasses import dataclass, field
 Identity = tuple[int, int]
 """Who put it, and its number."""
 
+KEPT, UNSURE, GIVEN_BACK = 1, 2, 3
+"""Ends of a line of a consumer: it has the item for good; its lease is ending well; its lease was lost.
+
+The channel confirms a lease, and then its holder hears so.  Between the two it has the items and cannot tell.
+"""
+
 
 @dataclass(frozen=True)
 class Taken:
@@ -51,17 +57,23 @@ class History:
 
     def take(self, consumer: int, lines: Iterable[str]) -> None:
         """A consumer's journal."""
+        unsure: dict[Identity, Taken] = {}
         for line in lines:
             if line.endswith("\n"):
                 producer, number, flagged, get, kept = map(int, line.split())
-                self.taken.append(Taken((producer, number), consumer, bool(flagged), get, bool(kept)))
+                taken = Taken((producer, number), consumer, bool(flagged), get, kept == KEPT)
+                if kept == UNSURE:
+                    unsure[taken.identity] = taken
+                else:
+                    unsure.pop(taken.identity, None)
+                    if kept != GIVEN_BACK:
+                        self.taken.append(taken)
+        self.taken += unsure.values()
 
     def lost(self) -> set[Identity]:
-        """Accepted, and nobody has ever had it, nor been killed while a lease of it was ending well."""
+        """Accepted, and nobody has it for good, nor was killed on the way there."""
         return self.accepted - {
-            taken.identity
-            for taken in self.taken
-            if taken.is_kept or not taken.flagged or taken.consumer in self.killed
+            taken.identity for taken in self.taken if taken.is_kept or taken.consumer in self.killed
         }
 
     def unexpected(self) -> set[Identity]:

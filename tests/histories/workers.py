@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from rlinf_async import Channel, EndOfChannel, LeaseLost, Worker
 from rlinf_async._channels.remote_queue import RemoteQueue
+from tests.histories.history import GIVEN_BACK, KEPT, UNSURE
 
 LARGE_EVERY: Final = 400
 """One item in so many travels as shared memory."""
@@ -90,7 +91,7 @@ class Consumer(Worker):
             left = chance.randrange(1, 60)
             async for producer, number, _ in channel.items(key, window=chance.choice((None, 3))):
                 begun += 1
-                journal.write(producer, number, 1, begun, 1)
+                journal.write(producer, number, 1, begun, KEPT)
                 left -= 1
                 if not left:
                     break
@@ -112,14 +113,16 @@ class Consumer(Worker):
                     if how == "late":
                         await asyncio.sleep(0.03)
                     if how == "in parts":
-                        ending(journal, open_[:1])
+                        write(journal, open_[:1], UNSURE)
                         await items.done()
-                        keep(journal, open_[:1])
+                        write(journal, open_[:1], KEPT)
                         del open_[:1]
-                    ending(journal, open_)
-                keep(journal, open_)
-            except (LookupError, LeaseLost):
+                    write(journal, open_, UNSURE)
+                write(journal, open_, KEPT)
+            except LookupError:
                 continue
+            except LeaseLost:
+                write(journal, open_, GIVEN_BACK)
             except EndOfChannel:
                 return
 
@@ -138,20 +141,14 @@ class Consumer(Worker):
             with contextlib.suppress(TimeoutError):
                 async with patience(chance):
                     try:
-                        keep(journal, [await channel.get(key=key)])
+                        write(journal, [await channel.get(key=key)], KEPT)
                     except EndOfChannel:
                         return
 
 
-def ending(journal: Journal, items: list[Any]) -> None:
-    """Note that a lease is about to end well: its holder may be killed when the channel has confirmed these."""
+def write(journal: Journal, items: list[Any], end: int) -> None:
     for producer, number, _ in items:
-        journal.write(producer, number, 1, 0, 0)
-
-
-def keep(journal: Journal, items: list[Any]) -> None:
-    for producer, number, _ in items:
-        journal.write(producer, number, 1, 0, 1)
+        journal.write(producer, number, 1, 0, end)
 
 
 @contextlib.contextmanager
