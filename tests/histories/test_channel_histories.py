@@ -15,7 +15,7 @@ import pytest
 
 from rlinf_async import Channel, ClosedError, Cluster, EndOfChannel, NodePlacementStrategy, WorkerDied
 from tests.histories.history import History
-from tests.histories.workers import Consumer, Producer
+from tests.histories.workers import LARGE_EVERY, Consumer, Producer
 
 KEYS = 4
 
@@ -35,7 +35,7 @@ class Run:
         """Pids, by number."""
         self._consumers: list[int] = []
         self.unwritten = 0
-        """Items that killed consumers may have had without writing them down: a loop has one at a time."""
+        """Large items that killed consumers may have had without writing them down: a loop has one at a time."""
 
     async def go(self, items: int, producers: int, consumers: int, pause: float, maxsize: int, way: str) -> None:
         """Consumers take from all keys, many gets at a time, or each from a key of its own, in loops or leases."""
@@ -124,6 +124,7 @@ async def judge(
     history = run.history
     print(f"\n{run.kills} kills; {history.told()}")
     assert len(history.lost()) <= run.unwritten
+    assert all(number % LARGE_EVERY == 0 for _, number in history.lost())
     assert not history.unexpected()
     assert not history.duplicated()
     assert not history.out_of_order()

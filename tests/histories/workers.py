@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from rlinf_async import Channel, EndOfChannel, LeaseLost, Worker
 from rlinf_async._channels.remote_queue import RemoteQueue
+from rlinf_async._channels.request import Get
+from rlinf_async._core import codec
 from tests.histories.history import GIVEN_BACK, KEPT, UNSURE
 
 LARGE_EVERY: Final = 400
@@ -87,16 +89,17 @@ class Consumer(Worker):
         journal = Journal(path)
         chance = random.Random(who)
         begun = 0
-        while True:
-            left = chance.randrange(1, 60)
-            async for producer, number, _ in channel.items(key, window=chance.choice((None, 3))):
-                begun += 1
-                journal.write(producer, number, 1, begun, KEPT)
-                left -= 1
-                if not left:
-                    break
-            else:
-                return
+        with noted(journal):
+            while True:
+                left = chance.randrange(1, 60)
+                async for producer, number, _ in channel.items(key, window=chance.choice((None, 3))):
+                    begun += 1
+                    journal.write(producer, number, 0, begun, KEPT)
+                    left -= 1
+                    if not left:
+                        break
+                else:
+                    return
 
     async def lease(self, channel: Channel, who: int, key: int, path: str) -> None:
         """In leases of one key, some of which end by an error, or too late."""
@@ -153,16 +156,22 @@ def write(journal: Journal, items: list[Any], end: int) -> None:
 
 @contextlib.contextmanager
 def noted(journal: Journal) -> Iterator[None]:
-    """What is taken is written down first."""
-    original = RemoteQueue.taken
+    """Items are written down before the channel hears that they are taken; of a loop only those without descriptors."""
+    original, take_next = RemoteQueue.taken, Get.take_next
 
     def taken(queue: RemoteQueue, get: Any) -> None:
-        who, number, _ = get._value
-        journal.write(who, number, int(get.redelivered), get.number, 0)
+        if get.reader is None:
+            who, number, _ = get._value
+            journal.write(who, number, int(get.redelivered), get.number, UNSURE)
         original(queue, get)
 
-    RemoteQueue.taken = taken  # type: ignore[method-assign]
+    def take(get: Get[Any]) -> list[Any]:
+        if get._bodies and not get._bodies[-1][1]:
+            write(journal, [codec.decode(get._bodies[-1][0])], UNSURE)
+        return take_next(get)
+
+    RemoteQueue.taken, Get.take_next = taken, take  # type: ignore[method-assign]
     try:
         yield
     finally:
-        RemoteQueue.taken = original  # type: ignore[method-assign]
+        RemoteQueue.taken, Get.take_next = original, take_next  # type: ignore[method-assign]
