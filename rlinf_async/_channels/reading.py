@@ -47,6 +47,9 @@ class Items:
                     self._arrived(due)
                 except EndOfChannel:
                     raise StopAsyncIteration from None
+                except BaseException:
+                    self._ahead = None  # a request that nobody awaits is withdrawn; the next wait makes another
+                    raise
             found = self._take()
             if found:
                 return found[0]
@@ -79,9 +82,8 @@ class Items:
         return self._ahead
 
     def _arrived(self, due: Get[None]) -> None:
-        self._ahead = None
+        self._current, self._ahead = due, None  # first: it can be given back from now on, as what is at hand
         due._result()
-        self._current = due
 
     def _take(self) -> list[Any]:
         """The next item; none if all went back meanwhile, because others get here too."""

@@ -239,3 +239,12 @@ def test_a_window_is_a_whole_number(channel: Channel) -> None:
     for window in (0, -1, 1.5, "2"):
         with pytest.raises((ValueError, TypeError), match=r"items\(\) of channel '.*': window= takes a whole number"):
             channel.items(window=window)  # type: ignore[arg-type]
+
+
+async def test_a_loop_goes_on_after_a_wait_that_was_cancelled() -> None:
+    channel = Channel.create("waits", local=True)
+    items = channel.items()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(items), 0.01)
+    await channel.put(1)
+    assert await anext(items) == 1
