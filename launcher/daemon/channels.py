@@ -159,19 +159,14 @@ class Channels:
         elif what == "cancel":
             (number,) = _numbers(facts)
             self._follow(hosted, queue.cancel(source, number))
+            self._replies.flush(hosted, source)  # a put that was accepted before this is done
             self._replies.send(source, hosted.number, "cancelled", facts)
-        elif what == "take_back":
-            (number,) = _numbers(facts)
-            steps = queue.take_back(source, number)
-            if steps is not None:
-                self._replies.send(source, hosted.number, "taken_back", [number])
-                self._follow(hosted, steps)
         elif what == "skip":
             (number,) = _numbers(facts)
             self._follow(hosted, queue.skip(source, number))
         elif what == "confirm":
             question, number, count = _numbers(facts)
-            steps = []
+            steps: list[Step] = []
             if queue.confirm(source, number, count, steps):
                 self._replies.send(source, hosted.number, "confirmed", [question])
             else:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rlinf_async._channels.batching import emptied
 from rlinf_async._channels.queue_errors import error_of
-from rlinf_async._channels.request import Get, Put, Question, QueueRequest
+from rlinf_async._channels.request import Destination, Get, Put, Question, QueueRequest
 from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, Step
 from rlinf_async._channels.state.queue import Queue
 from rlinf_async._channels.state.queue_counts import QueueCounts
@@ -23,11 +23,8 @@ _ME: Final = 1
 """The one client of such a queue."""
 
 
-class LocalQueue:
+class LocalQueue(Destination):
     """Queue of a local channel: carries out requests in the caller's thread, and hands items over as they are."""
-
-    channel = 0
-    has_told_of_loss = False
 
     def __init__(self, token: str, name: str, maxsize: int, max_bytes: int) -> None:
         self._pid = process.pid
@@ -39,10 +36,6 @@ class LocalQueue:
         self._requests: dict[int, QueueRequest[Any]] = {}
         self._lock = threading.RLock()
         self._given_back: deque[int] = deque()
-
-    @property
-    def where(self) -> str:
-        return "this process"
 
     def __repr__(self) -> str:
         return f"<LocalQueue {self.name} [{self._queue!r}]>"
@@ -88,16 +81,6 @@ class LocalQueue:
         self._requests[number] = request
         return number
 
-    def far_side(self, request: QueueRequest[Any]) -> None:
-        return None
-
-    @property
-    def user_loop(self) -> None:
-        return None
-
-    def flush_from_thread(self) -> None:
-        pass
-
     def withdraw(self, request: QueueRequest[Any]) -> None:
         self._withdraw(request.number)
 
@@ -117,9 +100,6 @@ class LocalQueue:
     def _withdraw_forgotten(self) -> None:
         for number in emptied(self._given_back):
             self._withdraw(number)
-
-    def take_back(self, put: Put) -> bool:
-        return False
 
     def taken(self, get: Get[Any]) -> None:
         with self._lock:

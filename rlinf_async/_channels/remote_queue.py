@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rlinf_async._channels.batching import MIN_BURST, Batching, Large, emptied
 from rlinf_async._channels.queue_errors import QueueEnd, error_of
-from rlinf_async._channels.request import Get, Put, Question, QueueRequest, Reader
+from rlinf_async._channels.request import Destination, Get, Put, Question, QueueRequest
 from rlinf_async._channels.state.put_window import PutWindow, cost
 from rlinf_async._client import far_side
 from rlinf_async._client.client import NodeClient
@@ -36,19 +36,18 @@ _LAST_WORD_S: Final = 1.0
 """Seconds for which a queue may take to say whether a put was withdrawn in time."""
 
 
-class RemoteQueue:
+class RemoteQueue(Destination):
     """Proxy of one queue, shared by all ``Channel`` objects of this process that are the same channel.
 
     Requests to the daemon are numbered, and answered by that number.  ``start`` may be used from any thread; the
     client's thread handles what the daemon says.
     """
 
-    has_told_of_loss = False
-
     def __init__(
         self, client: NodeClient, node: int, channel: int, name: str, max_bytes: int, maxsize: int = 0
     ) -> None:
         self.node = node
+        self.where = f"node {node}"
         self.name = name
         self.channel = channel
         self._client = client
@@ -67,7 +66,7 @@ class RemoteQueue:
         self._lost = 0
         """Items of puts that were done, and that no operation has been told of."""
         self._paused_at = 0.0
-        self._batching = Batching(client, self._send_together)
+        self._batching = Batching(client.unsent, self._send_together)
         self._last_put: Put | None = None
         self._unobserved = 0
         """Puts in a row that were started before the result of the one before was observed: several are under way."""
@@ -75,17 +74,13 @@ class RemoteQueue:
         """Gets that nobody refers to any more; they are withdrawn soon."""
         self._withdrawing = threading.RLock()
         self._leases: weakref.WeakValueDictionary[int, Get[Any]] = weakref.WeakValueDictionary()
-        self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+        self._readers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._over: QueueEnd | None = None
         """There is no such queue any more, or no way to it."""
 
     def __repr__(self) -> str:
         puts = len(self._puts) + len(self._window.waiting)
         return f"<RemoteQueue {self.name} [{self.where} | {puts} puts, {len(self._gets)} gets open]>"
-
-    @property
-    def where(self) -> str:
-        return f"node {self.node}"
 
     # -- to the daemon ------------------------------------------------------------------------------------------
 
@@ -297,8 +292,7 @@ class RemoteQueue:
         if put.mode == frames.SENT:
             put.end_unknown()
             return True
-        self._batching.leave()
-        self.tell("take_back", [put.number])
+        self._cancel(put.number)
         self._client.later(_LAST_WORD_S, put.end_unknown)
         return True
 
@@ -359,12 +353,11 @@ class RemoteQueue:
             if request is not None:
                 request.turn_down(error_of(kind, text))
             self._fill_window()
-        elif what == "taken_back":
+        elif what == "cancelled":
             put = self._pop_put(facts[0])
-            if put is not None:
+            if put is not None:  # it was asked back, and had no answer before this
                 put.end_late()
             self._fill_window()
-        elif what == "cancelled":
             self._client.giving_back.confirmed(self, facts[0])
         elif what == "closed":
             self._is_bounded = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable, Generator
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from rlinf_async import settings
 from rlinf_async._channels.queue_errors import QueueEnd
@@ -24,14 +24,7 @@ logger = own_logger(__name__)
 T = TypeVar("T")
 
 
-class Reader(Protocol):
-    """A loop that takes items one by one."""
-
-    def give_back(self) -> None:
-        """Has the items that it has not begun with go back, because others get there too."""
-
-
-class Destination(Protocol):
+class Destination:
     """A queue to which requests go: in this process, or in a daemon.
 
     Attributes:
@@ -41,36 +34,41 @@ class Destination(Protocol):
     """
 
     name: str
-    channel: int
-    has_told_of_loss: bool
-
-    @property
-    def where(self) -> str: ...
+    where = "this process"
+    channel = 0
+    has_told_of_loss = False
 
     def far_side(self, request: QueueRequest[Any]) -> slow_waits.FarSide | None:
         """Says in words how much is queued, and how many requests wait."""
+        return None
 
     @property
     def user_loop(self) -> asyncio.AbstractEventLoop | None:
         """The user's loop that has to turn for the queue's answers."""
+        return None
 
     def flush_from_thread(self) -> None:
         """A thread is about to wait: requests that wait to be batched leave now."""
 
     def withdraw(self, request: QueueRequest[Any]) -> None:
         """The request is given up: if it waits it is forgotten, items that have arrived go back."""
+        raise NotImplementedError
 
     def withdraw_later(self, request: QueueRequest[Any]) -> None:
         """The same, from a finalizer: without locks."""
+        raise NotImplementedError
 
     def taken(self, get: Get[Any]) -> None:
         """The user has the items of this get."""
+        raise NotImplementedError
 
     def open(self, body: Any, fds: list[int]) -> Any:
         """The value of an item."""
+        raise NotImplementedError
 
     def take_back(self, put: Put) -> bool:
         """The time of a put is over; False if it is withdrawn at once, and True if the queue says so later."""
+        return False
 
 
 class QueueRequest(Work[T]):
@@ -280,7 +278,7 @@ class Get(QueueRequest[T]):
         target: as in a GET frame: the weight of a batch, in a list if it must be there at once; a list of the number
             of items and of a mode, ``SOME`` if fewer will do; None for one item, ``NOW`` for one that is there.
         redelivered: items that arrived had been handed to a consumer before, which gave them back or died.
-        reader: takes the items one by one; None where the caller has them with the result.
+        reader: the loop (``Items``) that takes the items one by one; None where the caller has them with the result.
         brought, had: how many items have arrived, and the caller has.
         is_lease, is_lost: the items stay the queue's until they are confirmed, and have gone back.
     """
@@ -300,7 +298,7 @@ class Get(QueueRequest[T]):
         key: bytes,
         target: int | list[Any] | None,
         timeout: float | None,
-        reader: weakref.ref[Reader] | None = None,
+        reader: weakref.ref[Any] | None = None,
     ) -> None:
         super().__init__(verb, channel, name, key, timeout)
         self.target = target

@@ -162,7 +162,7 @@ def test_a_put_that_is_withdrawn_lets_the_next_one_leave(client: Client, end: st
         first.give_up(ClosedError("nobody wants it"))
     else:
         first._timeout = 1.0
-        queue.on_queue_frame("taken_back", [first.number])
+        queue.on_queue_frame("cancelled", [first.number])
     assert [frame[5] for frame in client.sent if frame[0] == frames.PUT] == [1, 2]
 
 
@@ -185,13 +185,13 @@ def test_a_put_that_times_out_is_not_in_the_channel_or_says_that_nobody_knows(cl
     request = late_put(new_queue(client, max_bytes=100), client)
     queue = request.destination
     assert isinstance(queue, RemoteQueue)
-    assert client.sent[-1][5:] == ("take_back", [1])
+    assert client.sent[-1][5:] == ("cancel", [1])
     assert not request.done()
     if answer == "accepted":
         queue.on_queue_frame("replies", [[1], [], 0])
         request.wait()
         return
-    queue.on_queue_frame("taken_back", [1]) if answer == "taken back" else client.timers.pop()()
+    queue.on_queue_frame("cancelled", [1]) if answer == "taken back" else client.timers.pop()()
     with pytest.raises(DeadlineExceeded) as late:
         request.wait()
     assert ("may be in the channel" in str(late.value)) == (answer == "none")

@@ -87,25 +87,9 @@ class Queue:
         """Put an item, which waits while there is no room."""
         return self._in_order(producer, number, Item(producer, number, key, weight, nbytes, body, nowait, sent))
 
-    def get(
-        self,
-        consumer: int,
-        number: int,
-        key: bytes,
-        target: int | None = None,
-        nowait: bool = False,
-        counted: bool = False,
-        partly: bool = False,
-        shared: bool = False,
-        stepwise: bool = False,
-        lease_s: float | None = None,
-    ) -> list[Step]:
-        """Get one item; with a ``target``, as many as weigh that much together, or so many if it is ``counted``.
-
-        The other arguments are attributes of ``Get``.
-        """
-        get = Get(consumer, number, key, target, nowait, counted, partly, shared, stepwise, lease_s)
-        return self._in_order(consumer, number, get)
+    def get(self, consumer: int, number: int, key: bytes, *demand: Any, **attributes: Any) -> list[Step]:
+        """Get one item, or what the further attributes of ``Get`` say, from its ``target`` on."""
+        return self._in_order(consumer, number, Get(consumer, number, key, *demand, **attributes))
 
     def skip(self, who: int, number: int) -> list[Step]:
         """Count a request that makes no sense as given up."""
@@ -165,13 +149,6 @@ class Queue:
             gets = [client.gets.pop(number) for number in numbers if number in client.gets]
             self._withdraw(puts, gets, steps)
         return steps
-
-    def take_back(self, producer: int, number: int) -> list[Step] | None:
-        """As ``cancel``, of a put; None if that had been answered: accepted, or refused."""
-        client = self.client(producer)
-        if client is None or (number < client.expected and number not in client.puts):
-            return None
-        return self.cancel(producer, number)
 
     def drop(self, who: int, *, is_lost: bool = False) -> list[Step]:
         """Give up everything of a dead client.  Its items stay, and so do those that it had sent.

@@ -58,8 +58,8 @@ class Get:
     consumer: int
     number: int
     key: bytes
-    target: int | None
-    nowait: bool
+    target: int | None = None
+    nowait: bool = False
     counted: bool = False
     partly: bool = False
     shared: bool = False

@@ -476,12 +476,10 @@ def test_the_producer_hears_of_half_a_window_of_sent_bytes_at_once() -> None:
 def test_a_put_is_taken_back_unless_it_was_answered() -> None:
     queue = filled("a", maxsize=1)
     queue.put(P, 2, K, body="b")
-    assert queue.take_back(P, 1) is None
-    assert queue.take_back(P, 2) == []
-    assert queue.take_back(P, 2) is None
-    assert queue.take_back(P, 3) == []  # before it came
+    for number in (1, 2, 2, 3):  # the last one before it comes
+        assert queue.cancel(P, number) == []
     assert queue.put(P, 3, K, body="c") == []
-    assert queue.waiting(K) == (0, 0)
+    assert (queue.size(K), queue.waiting(K)) == (1, (0, 0))
 
 
 # -- loops ------------------------------------------------------------------------------------------------------------

@@ -398,13 +398,19 @@ async def test_a_put_that_waits_is_taken_back_and_one_that_is_in_is_not(daemon: 
     there, waits = process.put(b"a"), process.put(b"b")
     await turn()
     process.heard()
-    process.tell("take_back", [there])
-    process.tell("take_back", [waits])
+    process.tell("cancel", [there])
+    process.tell("cancel", [waits])
     process.tell("skip", [3])
     process._said = 3
     process.put(b"c", frames.NOWAIT)
+    waits_too = process.put(b"d")
+    assert process.get(frames.NOW)  # makes room in the same turn
+    process.tell("cancel", [waits_too])
+    await turn()
     heard = [(word, facts[0]) for word, facts in process.heard()]
-    assert heard == [("taken_back", waits), ("failed", 4)]
+    assert heard == [
+        ("cancelled", there), ("cancelled", waits), ("failed", 4), ("replies", [waits_too]), ("cancelled", waits_too),
+    ]  # fmt: skip
 
 
 async def test_who_asks_what_is_there_is_answered_when_others_have_been_heard(daemon: Daemon) -> None:

@@ -104,11 +104,17 @@ class Daemon:
     def left_of(self, client: Client) -> list[str]:
         """Where the daemon's state still names a client.
 
-        It may know that the client is gone, whose items these were, and which channel was promised by it.
+        It may know that the client is gone, whose items these were, which channel was promised by it, and which of its
+        errors the script has never got: the end of the run tells of these.
         """
         found = find(self.service, client.id, "service", set())
         items = ("items[].producer", "returned[].producer")
-        known = ("service.gone", "service.channel_names.table._kept", "service.channel_names._gone")
+        known = (
+            "service.gone",
+            "service.unobserved",
+            "service.channel_names.table._kept",
+            "service.channel_names._gone",
+        )
         return [
             place
             for place in found
@@ -303,7 +309,6 @@ class Liar:
         facts = {
             "requests": [[put], [get], []],
             "taken": [[number, self.pick(1)], self.pick([2, 1])],
-            "take_back": [number],
             "skip": [number],
             "confirm": [self.pick(1), number, self.pick(1)],
             "cancel": [number, self.pick(1, 2)],
