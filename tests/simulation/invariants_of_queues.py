@@ -23,16 +23,11 @@ def judge_queues(
         inserts = {each.facts[2]: each for each in mine if each.kind == "insert"}
         takes = [each for each in mine if each.kind == "take"]
         found += _takes(takes, inserts, is_calm)
-        # An item that comes back from a take that was given up stands before later ones, and beyond the bound.
-        comes_back = any(
-            take.facts[2] in ("soon", "hasty", "loop")
-            or take.value in ("ValueError", "LookupError", "LeaseLost")
-            or (take.error and take.error[0] in GIVEN_UP)
-            for take in takes
-        )
-        if is_calm and not comes_back:
-            found += _in_order(queue, book, takes)
+        if is_calm:
             found += _bounds(queue, book)
+        # An item that comes back stands before later ones.
+        if is_calm and not any(map(_gives_back, takes)):
+            found += _in_order(queue, book, takes)
         else:
             found += _in_order(queue, book, [take for take in takes if take.facts[5]])
         if not node_died and not queue.is_discarded:
@@ -162,7 +157,8 @@ def _bounds(queue: Queue, book: Sequence[Operation]) -> Iterator[Violation]:
             take = takes[each.facts[1]]
             present[take.facts[1]] -= len(_items(take))
             size -= sum(sizes[item[2]] for item in _items(take))
-            asked[take.facts[1]] -= _most(take)
+            if not _gives_back(take):  # otherwise as many may be beyond the bound from now on
+                asked[take.facts[1]] -= _most(take)
         over = [key for key in present if queue.maxsize and present[key] > queue.maxsize + asked[key]]
         if over:
             yield Violation("bound", f"queue {queue.number}: {present} items of {over}, of which {asked} may be gone")
@@ -170,6 +166,13 @@ def _bounds(queue: Queue, book: Sequence[Operation]) -> Iterator[Violation]:
         if queue.max_bytes and not sum(asked.values()) and size > queue.max_bytes:
             yield Violation("bound", f"queue {queue.number}: {size} bytes in {queue.max_bytes}")
             return
+
+
+def _gives_back(take: Operation) -> bool:
+    """Whether it may have had items, all of it or some, that have come back."""
+    if take.error is not None and take.error[0] in GIVEN_UP:
+        return True
+    return take.facts[2] in ("soon", "hasty", "loop") or take.value in ("ValueError", "LookupError", "LeaseLost")
 
 
 def _most(take: Operation) -> int:
