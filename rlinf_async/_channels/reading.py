@@ -82,8 +82,9 @@ class Items:
         return self._ahead
 
     def _arrived(self, due: Get[None]) -> None:
-        self._current, self._ahead = due, None  # first: it can be given back from now on, as what is at hand
+        self._ahead = None
         due._result()
+        self._current = due
 
     def _take(self) -> list[Any]:
         """The next item; none if all went back meanwhile, because others get here too."""
@@ -97,16 +98,10 @@ class Items:
 
     # -- what it has not begun with -----------------------------------------------------------------------------
 
-    def give_back(self) -> None:
-        """Others get here too: items that the loop has not begun with are for all."""
-        current, ahead = self._current, self._ahead
-        if current is not None:
-            current.give_rest_back()
-        if ahead is not None and ahead.done():
-            ahead.give_rest_back()
-
     def __del__(self) -> None:
-        # The current get gives itself back; one that waits is also known to its queue, and would live on there.
-        ahead = self._ahead
-        if ahead is not None and ahead.destination is not None:
-            ahead.destination.withdraw_later(ahead)
+        # Not left to the gets themselves: the thread that has just handed one over may still refer to it, and this
+        # thread's next request would overtake the items.
+        # tests/_channels/test_remote_queue.py::test_a_loop_that_is_left_gives_back_before_the_next_request_leaves
+        for get in (self._current, self._ahead):
+            if get is not None and get.destination is not None and (get.left or not get.done()):
+                get.destination.withdraw_later(get)

@@ -74,7 +74,8 @@ class RemoteQueue(Destination):
         """Gets that nobody refers to any more; they are withdrawn soon."""
         self._withdrawing = threading.RLock()
         self._leases: weakref.WeakValueDictionary[int, Get[Any]] = weakref.WeakValueDictionary()
-        self._readers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._reading: weakref.WeakValueDictionary[int, Get[Any]] = weakref.WeakValueDictionary()
+        """Gets of loops that give way to others."""
         self._over: QueueEnd | None = None
         """There is no such queue any more, or no way to it."""
 
@@ -188,12 +189,12 @@ class RemoteQueue(Destination):
         self._gets[number] = get
         if get.is_lease:
             self._leases[number] = get
-        reader = None if get.reader is None or get.target[1] != frames.READ_SHARED else get.reader()  # type: ignore[index]
-        if reader is not None:
-            self._readers.add(reader)
-            if len(self._readers) > 1:
+        if get.reader is not None and get.target[1] == frames.READ_SHARED:  # type: ignore[index]
+            if any(each.reader is not get.reader for each in self._gets_of_loops()):
                 get.target = [1, frames.READ_SHARED]
                 self._share()
+                self._withdraw_forgotten()
+            self._reading[number] = get
         batching = self._batching
         # Before a get that does not wait is answered, producers are heard: so it has a frame of its own.  Others leave
         # together where several are under way: their caller is likely to ask for more in this turn of the loop.
@@ -210,8 +211,12 @@ class RemoteQueue(Destination):
 
     def _share(self) -> None:
         """Several loops get here: none holds items that it has not begun with."""
-        for reader in list(self._readers):
-            reader.give_back()
+        for get in self._gets_of_loops():
+            if get.done():
+                get.give_rest_back()
+
+    def _gets_of_loops(self) -> list[Get[Any]]:
+        return [get for ref in self._reading.valuerefs() if (get := ref()) is not None]
 
     def flush(self) -> None:
         """Sends requests that have waited to be batched."""
@@ -254,6 +259,7 @@ class RemoteQueue(Destination):
         else:
             self._gets.pop(request.number, None)
             self._gives_back(request)
+            request._let_go()  # type: ignore[attr-defined]
             if had := request.had:  # type: ignore[attr-defined]
                 self.tell("taken", [(request.number, had)])  # another thread may be about to: it must not come later
             self._cancel(request.number)

@@ -395,11 +395,11 @@ class Get(QueueRequest[T]):
         return [destination.open(body, fds)]
 
     def give_rest_back(self) -> None:
+        """Others get there too: items that the loop has not begun with are for all."""
         with self._lock:
-            left = bool(self._bodies)
-            self._let_go()
-        if left and self.destination is not None:
-            self.destination.withdraw(self)
+            if self._bodies and self.destination is not None:
+                self.destination.withdraw_later(self)  # first: a loop that finds nothing left may ask again at once
+                self._let_go()
 
     # -- the user has it not ------------------------------------------------------------------------------------
 

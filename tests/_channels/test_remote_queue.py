@@ -6,6 +6,7 @@ import asyncio
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +33,8 @@ class Client:
         self.unsent: dict[Any, None] = {}
         self.takings = Takings(self.later)
         self.giving_back = GivingBack()
+        self.closed = None
+        self.loop = SimpleNamespace(call_soon_threadsafe=lambda callback: None)
         self.sent: list[Any] = []
         self.is_full = False
         self.waiting: list[Callable[[], None]] = []
@@ -423,8 +426,9 @@ def test_items_that_a_loop_has_are_said_before_the_rest_goes_back(client: Client
     items = Items(lambda reader: begun(queue, reader), "obs")
     assert next(items) == 1
     assert next(items) == 2
-    items.give_back()
-    assert [frame[5:] for frame in client.sent[1:]][-2:] == [("taken", [(1, 1), (1, 2)]), ("cancel", [1])]
+    queue.on_queue_frame("shared", None)
+    put(queue, 0)
+    assert [frame[5:] for frame in client.sent[1:]][-3:-1] == [("taken", [(1, 1), (1, 2)]), ("cancel", [1])]
 
 
 @pytest.mark.parametrize("end", ["confirmed", "gone", "before"])
@@ -434,7 +438,7 @@ def test_what_is_given_back_is_under_way_until_the_queue_says_so_or_ends(client:
     assert next(items) == 1
     if end == "before":
         queue.end("")
-    items.give_back()
+    queue.on_queue_frame("shared", None)
     assert bool(client.giving_back.open) == (end != "before")
     if end == "confirmed":
         queue.on_queue_frame("cancelled", [1])
@@ -443,8 +447,24 @@ def test_what_is_given_back_is_under_way_until_the_queue_says_so_or_ends(client:
     assert not client.giving_back.open
 
 
+def test_a_loop_that_is_left_gives_back_before_the_next_request_leaves(client: Client) -> None:
+    """Though the thread that has handed its get over still refers to it."""
+    page_of(client)
+    queue, asked = new_queue(client), []
+
+    def ask(reader: Items) -> Get[Any]:
+        asked.append(begun(queue, reader))
+        return asked[-1]
+
+    items = Items(ask, "obs")
+    assert next(items) == 1
+    del items
+    queue.start(Get("get() from", "obs", "key", b"key", None, None))
+    assert [frame[5] for frame in client.sent if frame[5] != "taken"] == [1, "cancel", 2]
+
+
 def begun(queue: RemoteQueue, reader: Items) -> Get[Any]:
-    request: Get[Any] = Get("get() from", "obs", "key", b"key", [9, frames.READ], None, weakref.ref(reader))
+    request: Get[Any] = Get("get() from", "obs", "key", b"key", [9, frames.READ_SHARED], None, weakref.ref(reader))
     queue.start(request)
     given = [[request.number, item < 9, False, codec.encode_plain(item)] for item in range(1, 10)]
     queue.on_queue_frame("replies", [[], given, 0])
