@@ -397,9 +397,10 @@ class Get(QueueRequest[T]):
     def give_rest_back(self) -> None:
         """Others get there too: items that the loop has not begun with are for all."""
         with self._lock:
-            if self._bodies and self.destination is not None:
+            if (self._bodies or not self._done) and self.destination is not None:
                 self.destination.withdraw_later(self)  # first: a loop that finds nothing left may ask again at once
                 self._let_go()
+        self._settle()
 
     # -- the user has it not ------------------------------------------------------------------------------------
 

@@ -463,6 +463,33 @@ def test_a_loop_that_is_left_gives_back_before_the_next_request_leaves(client: C
     assert [frame[5] for frame in client.sent if frame[5] != "taken"] == [1, "cancel", 2]
 
 
+def test_a_loop_that_gives_way_asks_anew(client: Client) -> None:
+    """Also where it has asked ahead: the queue may serve that before the items are back."""
+    queue, asked = new_queue(client), list[Get[Any]]()
+
+    def ask(reader: Items) -> Get[Any]:
+        if not asked:
+            asked.append(begun(queue, reader))
+        else:
+            asked.append(Get("get() from", "obs", "key", b"key", [9, frames.READ_SHARED], None, weakref.ref(reader)))
+            queue.start(asked[-1])
+        return asked[-1]
+
+    items = Items(ask, "obs")
+    assert [next(items) for _ in range(5)] == [1, 2, 3, 4, 5]
+    assert len(asked) == 2
+    queue.on_queue_frame("shared", None)
+    queue.on_queue_frame("replies", [[], [[2, False, False, codec.encode_plain(10)]], 0])
+    due = items._due()
+    assert due is not None
+    items._arrived(due)
+    assert items._take() == []
+    assert items._due() is asked[2]
+    words = [frame[5] for frame in client.sent if frame[5] != "taken"]
+    assert words[:2] + sorted(set(words[2:-1])) + words[-1:] == [1, 2, "cancel", 3]
+    assert {frame[6][0] for frame in client.sent if frame[5] == "cancel"} == {1, 2}
+
+
 def begun(queue: RemoteQueue, reader: Items) -> Get[Any]:
     request: Get[Any] = Get("get() from", "obs", "key", b"key", [9, frames.READ_SHARED], None, weakref.ref(reader))
     queue.start(request)
