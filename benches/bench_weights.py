@@ -213,7 +213,7 @@ def costs(quick: bool) -> list[Measurement]:
     return found
 
 
-DIGESTS: Final = {"none": "off", "crc": "crc", "sha256": "sha256"}
+DIGESTS: Final = {"none": "off", "sha256": "sha256"}
 """``verify=``, by name of the row."""
 
 

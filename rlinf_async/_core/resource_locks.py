@@ -123,7 +123,8 @@ class DeviceLocks:
             free = all(
                 device not in self._owners or self._is_held_by(device, ticket.holder) for device in request.devices
             )
-            if free and not request.devices & wanted:
+            has_them = all(self._is_held_by(device, ticket.holder) for device in request.devices)
+            if has_them or (free and not request.devices & wanted):
                 del self.waiting[ticket]
                 self._grant(ticket, request)
                 granted.append(ticket)

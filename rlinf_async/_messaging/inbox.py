@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -288,13 +289,13 @@ class Inbox:
             if stream.source is peer or peer in stream.others:
                 self._fail(stream, peer)
                 with self._lock:
-                    if stream.arrivals.is_idle:
+                    if stream.arrivals.is_idle and stream.source is peer:
                         self._streams.pop(key, None)
 
     def _fail(self, stream: _ReceiveStream, peer: Peer) -> None:
         error = peer.error
         assert error is not None
-        self._act(stream, stream.arrivals.fail, error)
+        self._act(stream, functools.partial(stream.arrivals.fail, parts=peer is not stream.source), error)
 
 
 def _content(body: Any, fds: list[int]) -> Content:

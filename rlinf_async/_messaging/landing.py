@@ -43,7 +43,7 @@ class Host:
     Args:
         carrier: the link to the source, by which other hosts are reached too: ``send``, ``send_tensor``,
             ``receive_tensor``, and ``later``, which calls back after some seconds.
-        make_room: makes room for a payload: its number, size in bytes, base and head.
+        make_room: makes room for a payload: its number and size in bytes.
         submit: calls a function in a thread where it may take its time, one after the other.
     """
 
@@ -51,7 +51,7 @@ class Host:
         self,
         carrier: Any,
         line: int,
-        make_room: Callable[[int, int, int, bytes], Room],
+        make_room: Callable[[int, int], Room],
         submit: Callable[[Callable[[], None]], None],
     ) -> None:
         self.carrier = carrier
@@ -80,15 +80,13 @@ class Host:
         else:
             landing.keep(*facts)
 
-    def _bring(
-        self, number: int, sizes: list[int], base: int, head: bytes, source: Any = None, patience: float | None = None
-    ) -> None:
+    def _bring(self, number: int, sizes: list[int], source: Any = None, patience: float | None = None) -> None:
         if self._landing is not None:
             self._landing.keep_all()
         self._landing = landing = _Landing(self, number, sizes, source, patience)
         if self._end is not None:  # closed by another thread meanwhile, which may not have seen this one
             landing.fail(self._end)
-        self._submit(functools.partial(self._expect, landing, sum(sizes), base, head))
+        self._submit(functools.partial(self._expect, landing, sum(sizes)))
 
     def _expect(self, landing: _Landing, *facts: Any) -> None:
         try:

@@ -220,6 +220,9 @@ class Peers:
         """One that was to come back does not."""
         assert peer.error is not None
         peer.returns = False
+        if isinstance(peer.error, WorkerDied):  # whose words say that it is started again
+            peer.error = WorkerDied.from_exit_report({**vars(peer.error), "returns": False, "reason": reason})
+            return
         peer.error = copy_of(peer.error)
         if isinstance(peer.error, PeerLost):
             peer.error.returns = False

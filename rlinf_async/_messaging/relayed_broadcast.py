@@ -291,7 +291,7 @@ class _BroadcastHost(Host):
         self._submit_later = submit
         super().__init__(carrier, line, self._make, submit)
 
-    def _make(self, number: int, nbytes: int, base: int, head: bytes) -> _SegmentRoom:
+    def _make(self, number: int, nbytes: int) -> _SegmentRoom:
         self._rooms.append(_SegmentRoom(nbytes))
         return self._rooms[-1]
 

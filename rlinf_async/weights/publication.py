@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from rlinf_async._core import clock
@@ -50,8 +50,7 @@ def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **opti
         slots: versions that the shared memory has room for, 2 to 64; each takes as much as the weights.
         transport_dtype: what floating-point tensors travel as, ``torch.bfloat16`` or its name, or a function of (name,
             dtype); by default as they are.
-        delta: ``"on"``, to other machines only what has changed travels; ``"auto"``, where that is less; ``"off"``.
-        verify: ``"crc"``, followers check what arrives, or ``"sha256"``, and the trainer what their models hold then.
+        verify: ``"sha256"``, the trainer checks what followers' models hold once a version is applied.
         select: ``"trainable"``, without what needs no gradient, or a function of (name, tensor); by default ``"all"``.
         strip_prefix: taken off the names of the model's tensors that begin with it, such as ``"module."``.
         rename: names under which the model's tensors travel by its own, of tensors or of modules; or a function.
@@ -128,7 +127,6 @@ class Publication(Scope):
         weights: Any = None,
         *,
         version: int | None = None,
-        keys: Collection[Any] | None = None,
         timeout: float | None = None,
     ) -> Any:
         """Sends the weights; done when they may change.  With ``behind=0`` waits first for the version before.
@@ -136,7 +134,6 @@ class Publication(Scope):
         Args:
             weights: in the place of the model's.
             version: higher than the last one; by default the next number.
-            keys: names or paths of what is new; by default all.
             timeout: seconds that followers have; by default ``ack_timeout``.
 
         Returns:
@@ -146,11 +143,11 @@ class Publication(Scope):
             DeadlineExceeded, PeerLost, Exception: a version before could not be applied somewhere, a group does not
                 exist, or a follower has ended; with ``behind=0`` also: a follower was late.  Nothing was sent; each is
                 raised once, by this, by ``delivered`` or on leaving.
-            WeightMismatch, ValueError, KeyError: as ``Publisher.publish``.
+            WeightMismatch, ValueError: as ``Publisher.publish``.
         """
         call = self._next_call()
         check_seconds(timeout)
-        begin = functools.partial(self._send, call, weights, version=version, keys=keys, timeout=timeout)
+        begin = functools.partial(self._send, call, weights, version=version, timeout=timeout)
         work = self._bridge.run(begin_after(self._sending, begin), f"a send by {self!r}")
         self._sending = work if isinstance(work, Work) else None
         return work

@@ -92,7 +92,7 @@ class Landing(Host):
         self.jobs: list[Callable[[], None]] | None = None
         super().__init__(carrier, 7, self.make_room, self.submit)
 
-    def make_room(self, number: int, nbytes: int, base: int, head: bytes) -> Room:
+    def make_room(self, number: int, nbytes: int) -> Room:
         if nbytes > 10:
             raise MemoryError("no room")
         self.rooms.append(Room(nbytes))
@@ -118,7 +118,7 @@ def carrier() -> Carrier:
 @pytest.fixture
 def host(carrier: Carrier) -> Landing:
     host = Landing(carrier)
-    host.hear(BRING, 1, SIZES, 0, b"", SOURCE, 20.0)
+    host.hear(BRING, 1, SIZES, SOURCE, 20.0)
     return host
 
 
@@ -151,7 +151,7 @@ def test_each_piece_goes_on_when_it_has_come_and_the_memory_is_held_until_it_is_
 def test_what_is_asked_for_before_there_is_memory_goes_on_once_it_is_there(carrier: Carrier) -> None:
     host = Landing(carrier)
     host.jobs = []
-    host.hear(BRING, 1, SIZES, 0, b"")
+    host.hear(BRING, 1, SIZES)
     host.hear(PASS, 1, NEXT, 9)
     host.hear(WHOLE, 1)
     assert carrier.received == []
@@ -193,7 +193,7 @@ def test_what_nothing_waits_for_is_given_up_and_the_source_is_not_told(
     if how == "keep":
         host.hear(KEEP, 9)
     elif how == "next":
-        host.hear(BRING, 2, SIZES, 0, b"")
+        host.hear(BRING, 2, SIZES)
         host.hear(PASS, 1, OTHER, 11)
         assert carrier.last(STUCK)[1] == 11, "what has left its memory is not passed on"
         carrier.said = []
@@ -247,7 +247,7 @@ def test_a_host_that_is_closed_says_nothing_and_waits_for_nothing(carrier: Carri
     host.jobs = []
     if when == "before":
         host.close(PeerLost("gone"))
-    host.hear(BRING, 1, SIZES, 0, b"")
+    host.hear(BRING, 1, SIZES)
     if when == "between":
         host.close(PeerLost("gone"))
     host.go_on()
@@ -265,15 +265,15 @@ def test_there_is_no_room_or_what_has_come_is_of_no_use(carrier: Carrier, host: 
     host.hear(WHOLE, 1)
     assert "another base" in str(unpack_error(carrier.last(LANDED)[2]))
     assert host.rooms[0].is_abandoned
-    host.hear(BRING, 2, [11], 0, b"")
+    host.hear(BRING, 2, [11])
     assert carrier.last(LANDED)[1] == 2
     assert "no room" in str(unpack_error(carrier.last(LANDED)[2]))
     carrier.is_gone = True
-    host.hear(BRING, 3, [11], 0, b"")
+    host.hear(BRING, 3, [11])
 
 
 def test_memory_is_let_go_of_once_nothing_comes_into_it_and_not_before(carrier: Carrier, host: Landing) -> None:
-    host.hear(BRING, 2, SIZES, 0, b"")
+    host.hear(BRING, 2, SIZES)
     carrier.received[0][3]._settle(error=TransferFailed("no way"))
     assert [room.is_abandoned for room in host.rooms] == [True, False]
     for number in range(3, 6):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -89,12 +88,6 @@ class FakeGpus:
 
     def follow(self, marks: Marks) -> None:
         self._do("follow", dict(marks))
-
-    @contextlib.contextmanager
-    def beside(self, device: torch.device) -> Iterator[None]:
-        self._do("beside")
-        yield
-        self._do("beside no more")
 
     def settle(self, device: torch.device) -> None:
         self._do("settle")

@@ -122,9 +122,6 @@ class Sender:
     def answer(self, receiver: Receiver, number: int, failure: bytes | None, memory: Any) -> None:
         self.landed(receiver, number, failure, memory, receiver.line)
 
-    def doubt(self, receiver: Receiver) -> None:
-        self.relay.act(self.plan.doubt, receiver)
-
     def stuck(self, receiver: Receiver, line: int, failure: bytes) -> None:
         self.relay.hear(receiver, "stuck", line, failure)
 

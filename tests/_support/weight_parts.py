@@ -27,10 +27,8 @@ from rlinf_async.weights.model.copying import copy_tensors as copy_tensors
 from rlinf_async.weights.model.fit import Fit as Fit
 from rlinf_async.weights.model.gather import gather_buckets as gather_buckets
 from rlinf_async.weights.model.param_tree import name_of as name_of
-from rlinf_async.weights.model.partial import completed as completed
 from rlinf_async.weights.model.places import Places as Places
 from rlinf_async.weights.model.writing import Update as Update
-from rlinf_async.weights.plane.comparing import Comparing as Comparing
 from rlinf_async.weights.plane.delivery import Parcel as Parcel
 from rlinf_async.weights.plane.outlets import Outlets as Outlets
 from rlinf_async.weights.plane.sync_handle import SyncHandle as SyncHandle

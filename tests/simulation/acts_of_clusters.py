@@ -229,7 +229,7 @@ class ClusterActs(Stage):
 
     async def do_guest_talk(self, rank: int, guest: int) -> None:
         nonce = next(self.nonces)
-        self.script(f"{rank} listens to guest {guest}", (CREW, rank), "hear_guest", guest, nonce)
+        self.listen_to(rank, guest, nonce)
         self.start(f"guest {guest} talks to {rank}", self.talk(rank, guest, nonce))
 
     async def talk(self, rank: int, guest: int, nonce: int) -> None:
@@ -241,6 +241,34 @@ class ClusterActs(Stage):
             self.guests.was_killed = True
             if self.guests.born_by is not None:
                 self.guests.deaths.append(rank)
+
+    async def do_guest_meet(self, rank: int, other: int, victim: int) -> None:
+        if not self.guests.is_closed:
+            self.start(f"{rank} meets guests {other} and {victim}", self.meet_guests(rank, other, victim))
+
+    async def meet_guests(self, rank: int, other: int, victim: int) -> None:
+        """One that knows a guest only by its message finds others while that one is away, and hears its successor."""
+        nonces = [next(self.nonces) for _ in range(3)]
+        await self.talk(rank, victim, nonces[0])
+        await asyncio.sleep(0.05)
+        self.listen_to(rank, victim, nonces[0])
+        await asyncio.sleep(0.02)
+        if not self.sim.kill(fleet.GUEST, victim):  # it is away already, or its node is lost
+            return
+        self.guests.was_killed = True
+        self.guests.deaths.append(victim)
+        for guest, nonce in ((other, nonces[1]), (victim, nonces[2])):
+            await asyncio.sleep(0.02)
+            self.listen_to(rank, guest, nonce)
+            self.start(f"guest {guest} talks to {rank}", self.talk(rank, guest, nonce))
+        await asyncio.sleep(3.0)
+        heard = [each for each in subject.BOOK if each.kind == "guest_talk" and each.facts[0] == nonces[2]]
+        if not self.guests.is_closed:
+            found = [each for each in heard if each.value == "WorkerDied"]
+            self.hung += [Violation("death", f"{each}, and guest {victim} comes back") for each in found]
+
+    def listen_to(self, rank: int, guest: int, nonce: int) -> None:
+        self.script(f"{rank} listens to guest {guest}", (CREW, rank), "hear_guest", guest, nonce)
 
     async def do_guest_restart(self, rank: int) -> None:
         guests = self.guests
@@ -316,6 +344,27 @@ class ClusterActs(Stage):
 
     async def do_look_nobody(self, rank: int) -> None:
         self.script(f"{rank} listens to nobody", (CREW, rank), "hear_nobody")
+
+    async def do_nest_orphaned(self, owner: int, listener: int, node: int) -> None:
+        if owner != listener:
+            self.start(f"a group of rank {owner}'s that it leaves", self.orphan(owner, listener, node))
+
+    async def orphan(self, owner: int, listener: int, node: int) -> None:
+        """One that waits for a rank to be back hears that the rank's owner has ended."""
+        nonces = [next(self.nonces), next(self.nonces)]
+        self.script(f"rank {owner} has a group", (CREW, owner), "rear", listener, nonces[0], node)
+        for nonce in nonces:
+            self.script(f"{listener} listens to it", (CREW, listener), "hear_guest", 0, nonce, fleet.BROOD)
+            await asyncio.sleep(5.0 if nonce == nonces[0] else 0.03)
+            if nonce == nonces[0] and not self.sim.kill(fleet.BROOD, 0):  # there is no such group
+                return
+            await asyncio.sleep(0.02)
+        if self.sim.kill(CREW, owner):
+            self.killed.add(f"{CREW}:{owner}")
+            subject.begin("fault", "killed", f"{CREW}:{owner}")
+            await asyncio.sleep(20.0)
+            heard = [each for each in subject.BOOK if each.kind == "guest_talk" and each.facts[0] == nonces[1]]
+            self.hung += [Violation("death", f"{each}, whose owner has died") for each in heard if not each.ended]
 
     async def do_nest(self, rank: int, node: int, seconds: float) -> None:
         self.start(f"a group of rank {rank}'s own", self.have_nest(rank, node, seconds))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+from tests.faults.judgement import Violation
 from tests.simulation import subject
 from tests.simulation.families import CREW
 from tests.simulation.stage import Stage
@@ -16,6 +18,24 @@ class CrewActs(Stage):
         nonce = next(self.nonces)
         self.script(f"{one} talks to {other}", (CREW, one), "talk", other, nonce, plan, meets="message")
         self.script(f"{other} listens to {one}", (CREW, other), "listen", one, nonce, patience, meets="message")
+
+    async def do_t_farewell(self, size: int) -> None:
+        nodes = self.program.placement[CREW]
+        if self.program.is_calm and 0 in nodes and any(nodes):
+            self.start("a rank that ends itself", self.part_from(nodes.index(max(nodes)), nodes.index(0), size))
+
+    async def part_from(self, one: int, other: int, size: int) -> None:
+        """A rank of another node ends behind a large answer and a large message, which both come."""
+        nonce, group = next(self.nonces), self.groups[CREW]
+        heard = subject.begin("driver", "t_heard", nonce)
+        listening = asyncio.ensure_future(subject.follow(heard, group[other].hear_last(one, nonce), list))
+        self.killed.add(f"{CREW}:{one}")
+        subject.begin("fault", "killed", f"{CREW}:{one}")
+        await group[one].farewell(other, nonce, size)
+        await listening
+        is_sent = any(each.kind == "t_last" and each.facts[0] == nonce and each.ended for each in subject.BOOK)
+        if is_sent and heard.value != [True]:
+            self.hung.append(Violation("lost", f"the last message of rank {one}: {heard}"))
 
     async def do_t_cast(self, source: int, size: int) -> None:
         nonce = next(self.nonces)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+
+from tests.faults.judgement import Violation
 from tests.simulation import subject
 from tests.simulation.families import CREW
 from tests.simulation.stage import Stage
@@ -17,6 +20,23 @@ class FaultActs(Stage):
             for each in range(len(self.program.placement[group])) if everybody else [rank]:
                 self.killed.add(f"{group}:{each}")
                 subject.begin("fault", "killed", f"{group}:{each}")
+
+    async def do_t_bereaved(self, victim: int, source: int, size: int) -> None:
+        self.start("a broadcast behind a death", self.cast_without(victim, source, size))
+
+    async def cast_without(self, victim: int, source: int, size: int) -> None:
+        """Ranks that have had a broadcast with one that has died since hear of its death in the next one."""
+        ranks = range(len(self.program.placement[CREW]))
+        for nonce in (next(self.nonces), next(self.nonces)):
+            for rank in ranks:
+                name = f"{rank} in broadcast {nonce}"
+                self.script(name, (CREW, rank), "give_all", source, nonce, size, meets="message")
+            await asyncio.sleep(15.0)
+            await self.do_kill((CREW, victim))
+            await asyncio.sleep(5.0)
+        casts = [each for each in subject.BOOK if each.kind == "t_cast" and each.facts[0] == nonce]
+        if self.program.restart[CREW] is None:
+            self.hung += [Violation("death", f"{each} waits for rank {victim}") for each in casts if not each.ended]
 
     async def do_restart(self, who: tuple[str, int]) -> None:
         group, rank = who

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from tests.faults.journal import all_of
 from tests.faults.judgement import Violation
@@ -33,9 +33,44 @@ class MethodActs(Stage):
         else:
             self.script(name, (CREW, rank), "hold_blocking", nonce, list(devices), seconds)
 
+    async def do_l_behind(self) -> None:
+        if self.program.is_calm and len(self.program.placement[CREW]) > 2:
+            self.start("one behind one that gives up", self.wait_behind())
+
+    async def wait_behind(self) -> None:
+        """A free device is given on when one gives up that has waited for it and another one, which is held."""
+        plans: tuple[tuple[Any, ...], ...] = (([0], 12.0, None, 1), ([0, 1], 0.0, 1.0, 1), ([1], 0.0, 6.0, 1))
+        nonces = [next(self.nonces) for _ in plans]
+        for rank, plan in enumerate(plans):
+            self.script(f"rank {rank} with devices {plan[0]}", (CREW, rank), "hold", nonces[rank], *plan)
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(10.0)
+        (last,) = [each for each in subject.BOOK if each.kind == "l_hold" and each.facts[0] == nonces[2]]
+        if last.value != "held":
+            self.hung.append(Violation("hang", f"{last}, and device 1 is free"))
+
     async def do_l_waver(self, rank: int, devices: Sequence[int], times: int, seed: int) -> None:
         name = f"rank {rank} changes its mind about devices {devices}"
         self.script(name, (CREW, rank), "want_briefly", list(devices), times, seed)
+
+    async def do_l_pair(self, rank: int, devices: Sequence[int]) -> None:
+        self.script(f"rank {rank} wants devices {devices} twice", (CREW, rank), "hold_twice", list(devices))
+
+    async def do_m_silent(self, rank: int, seconds: float) -> None:
+        if self.program.is_calm:
+            self.start(f"calls that rank {rank} does not answer", self.be_silent(rank, seconds))
+
+    async def be_silent(self, rank: int, seconds: float) -> None:
+        """Of two calls that are begun at once one is answered; the other one is given up, and not waited for."""
+        loop = asyncio.get_running_loop()
+        pool, began = self.groups[CREW][rank].any(stall_timeout=1.0), loop.time()
+        nonces = [next(self.nonces), next(self.nonces)]
+        calls = [subject.begin("driver", "m_silent", nonce, rank) for nonce in nonces]
+        await all_of(
+            [self.follow(calls[0], pool.serve(nonces[0], seconds)), self.follow(calls[1], pool.serve(nonces[1], 30.0))]
+        )
+        if calls[0].error is not None or calls[1].error is None or loop.time() - began > seconds + 3.0:
+            self.hung.append(Violation("stall", f"{calls} ended after {loop.time() - began:.1f} s"))
 
     async def do_m_look(self, rank: int, seconds: float, calls: int) -> None:
         self.start(f"calls beside one that blocks rank {rank}", self.look_beside(rank, seconds, calls))

@@ -76,11 +76,7 @@ def _broken_cast(rng: random.Random, crew: tuple[int, ...]) -> list[Step]:
 def _chained_weights(rng: random.Random, crew: tuple[int, ...], trainer: int) -> list[Step]:
     """Versions, one after the other, that begin while a host of a node is stopped, out of reach or dead."""
     versions, pause, numbers = rng.choice((6, 12)), rng.choice((0.1, 0.5)), rng.choice((30_000, 100_000))
-    options = (
-        ("behind", rng.choice((0, 1, 2))),
-        ("ack_timeout", rng.choice((3.0, 20.0))),
-        ("delta", rng.choice(("off", "off", "on"))),
-    )
+    options = (("behind", rng.choice((0, 1, 2))), ("ack_timeout", rng.choice((3.0, 20.0))))
     found = [_step(1.0, "w_train", versions, pause, numbers, options)]
     for rank in range(len(crew)):
         at = rng.choice((0.0, 0.0, 0.0, rng.uniform(1.0, 3.0)))
@@ -178,7 +174,7 @@ def _relays(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[St
 def _weights(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[Step]:
     """A trainer, and followers that come late, leave, come back, are stopped or die; a trainer that dies."""
     found, size = [], len(crew)
-    options = rng.choice(((), (), (("delta", "on"),), (("verify", "sha256"),), (("slots", 4),), (("apply", "map"),)))
+    options = rng.choice(((), (), (("behind", 0),), (("verify", "sha256"),), (("slots", 4),), (("apply", "map"),)))
     options += (("ack_timeout", rng.choice((3.0, 20.0, 20.0))),)
     numbers = rng.choice((100, 30_000, 300_000))
     pause = rng.choice((0.0, 0.002, 0.02, 0.3))
@@ -247,7 +243,9 @@ def _guests(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[St
             found.append(_step(at + delay, "guest_call", how, None, rng.choice((10, 70_000)), 0.02))
     if rng.random() < 0.3:  # more often than it is started again
         victim, at, gap = rng.randrange(count), rng.uniform(0, spread), rng.choice((0.6, 2.5))
-        found += [_step(at + gap * number, "guest_kill", victim) for number in range(4)]
+        # The ranks of a group that starts again as a whole have one budget, whichever of them dies.
+        step = restart == "group"
+        found += [_step(at + gap * number, "guest_kill", (victim + step * number) % count) for number in range(4)]
     for _ in range(rng.choice((0, 1, 3))):
         found.append(_step(rng.uniform(0, spread), "guest_talk", rng.randrange(len(crew)), rng.randrange(count)))
     for _ in range(rng.choice((0, 1, 2))):
@@ -268,6 +266,16 @@ def _guests(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[St
         found += [_step(spread + 4.0 + 3.0 * number, "guest_kill", victim) for number in range(2)]
     if not any(step.kind == "guest_close" for step in found) and (own.random() < 0.6 or order == "rank"):
         found += _end_of_guests(own, spread + 20.0, count, len(crew), order == "rank")
+    if restart == "rank" and budget[0] == 1 and frail in (0, 2) and (frail or own.random() < 0.7):
+        frail = 2  # its next process fails too, and it is lost while it is away
+        found = [step for step in found if step.kind not in ("guest_kill", "guest_restart") or step.facts[0] != 0]
+        at = own.uniform(spread, spread + 2.0)
+        beside = [rank for rank, node in enumerate(crew) if node == nodes[0]] or [0]
+        found += [_step(at + 0.02, "guest_talk", rank, 0) for rank in (own.choice(beside), own.randrange(len(crew)))]
+        found.append(_step(at, "guest_kill", 0))
+    if restart == "rank" and count > 1 and not frail and budget != (1, 600.0):
+        facts = (own.randrange(len(crew)), *own.sample(range(count), 2))
+        found.append(_step(spread + 15.0, "guest_meet", *facts))
     return [_step(0.0, "guest_open", nodes, restart, order, budget, timeout, frail, hook_s), *found]
 
 
@@ -313,6 +321,8 @@ def _looks(rng: random.Random, spread: float, crew: tuple[int, ...]) -> list[Ste
         found.append(_step(rng.uniform(0, spread + 0.5), "kill", (CREW, rng.randrange(size))))
     for _ in range(rng.choice((2, 4))):
         found.append(_step(rng.uniform(0, spread), "look", rng.choice(("status", "why", "queue"))))
+    own = random.Random(str(found))
+    found.append(_step(spread + 20.0, "nest_orphaned", *own.sample(range(size), 2), own.randrange(max(crew) + 1)))
     return found
 
 

@@ -153,7 +153,7 @@ UNREACHED: Final[tuple[tuple[str, str], ...]] = (
         r"behind, tried = self\._chain|if way\.machine\.receivers\[0\] not in tried:|if carrier in self\._hosts:",
         "what has left for a process that lives has come: no link fails for good",
     ),
-    (r"if way\.has_room:$|if way\.patch is not None:  # whatever", "the same"),
+    (r"if way\.has_room:$", "the same"),
     (r"if broadcast is not None:$", "the garbage of a simulation is collected at its end"),
     (r"the memory that was announced", "a host keeps its descriptor for as long as others may be told of it"),
     (
@@ -165,7 +165,7 @@ UNREACHED: Final[tuple[tuple[str, str], ...]] = (
     (r"# else it was lost before its link was up", "faults of a simulation begin once all links are up"),
     (r"was closed, or has left", "subprocesses of workers, which join a group, are no simulated processes"),
     (
-        r"def (packed|abandon)\(self, number|def dissolve\(|def (catch_up|lost|doubt)\(self, rec",
+        r"def (packed|abandon)\(self, number|def (catch_up|lost)\(self, rec",
         "only versions of weights are packed while they leave, or come late; tests/_messaging/state drive these events",
     ),
 )

@@ -72,6 +72,22 @@ class Crew(Needing):
             if operation.value == ["end", nonce] or (operation.error and operation.error[0] != "TimeoutError"):
                 break
 
+    async def farewell(self, rank: int, nonce: int, size: int) -> bytes:
+        """Answers, sends a last message, and ends: the message has left by then."""
+
+        async def leave() -> None:
+            await asyncio.sleep(0.001)  # the answer has left
+            with noted(self.name, "t_last", nonce):
+                await self.send((nonce, bytes(size)), CREW, rank)
+            raise ValueError("a task of its own")
+
+        self.background(leave())
+        return bytes(size)
+
+    async def hear_last(self, rank: int, nonce: int) -> bool:
+        number, _ = await self.recv(CREW, rank, timeout=30.0)
+        return bool(number == nonce)
+
     async def give_all(self, source: int, nonce: int, size: int) -> None:
         """One of all ranks, which get one value."""
         value = (nonce, bytes(size)) if self._rank == source else None
@@ -101,7 +117,18 @@ class Crew(Needing):
             for _ in range(held):
                 begin(self.name, "l_frees", nonce, devices, self._token)
                 lock.release()
+        if lock.is_held:
+            begin(self.name, "l_stays", devices)
         operation.ended = True
+
+    async def hold_twice(self, devices: Sequence[int]) -> None:
+        """Want these devices twice at once, and let go of them only with both."""
+        client = context.client
+        assert client is not None
+        lock = DeviceLock(client, self.name, devices)
+        await asyncio.gather(_call(lock.acquire), _call(lock.acquire))
+        lock.release()
+        lock.release()
 
     async def want_briefly(self, devices: Sequence[int], times: int, seed: int) -> None:
         """Want these devices again and again, and change one's mind some turns of the loop later."""
@@ -117,6 +144,8 @@ class Crew(Needing):
             finally:  # also where this call is given up
                 wanting.cancel()
             await asyncio.wait([wanting])
+        if lock.is_held:
+            begin(self.name, "l_stays", devices)
 
     def hold_blocking(self, nonce: int, devices: Sequence[int], seconds: float) -> None:
         client = context.client

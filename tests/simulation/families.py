@@ -47,6 +47,20 @@ def _later(names: tuple[str, ...], spread: float, size: int, seed: str) -> list[
     if "methods" in names:
         for _ in range(rng.choice((0, 1, 1, 2))):
             found.append(_at(rng, spread, "m_crowd", rng.randrange(1 << 20)))
+    if "locks" in names:
+        for _ in range(rng.choice((0, 1, 1))):
+            rank, devices = rng.choice((0, *range(2, size))), tuple(sorted(rng.sample(range(3), rng.choice((1, 2)))))
+            found.append(_at(rng, spread, "l_pair", rank, devices))
+    if "verdicts" not in names:  # which last as long as they like
+        if "locks" in names:
+            found.append(Step(round(spread + 30.0, 4), "l_behind"))
+        if "methods" in names:
+            found.append(Step(round(spread + 30.0, 4), "m_silent", (rng.randrange(size), rng.choice((0.2, 0.6)))))
+        if "messages" in names:
+            found.append(Step(round(spread + 60.0, 4), "t_farewell", (rng.choice((300_000, 1_500_000)),)))
+            found.append(
+                Step(round(spread + 90.0, 4), "t_bereaved", (*rng.sample(range(size), 2), rng.choice((10, 70_000))))
+            )
     return found
 
 

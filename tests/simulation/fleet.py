@@ -26,6 +26,7 @@ from tests.simulation.families import CREW
 from tests.simulation.subject import Subject, begin, follow
 
 NEST: Final = "nest"
+BROOD: Final = "brood"
 """Name of a group that a rank launches."""
 
 NAME: Final = "fleet"
@@ -102,10 +103,10 @@ class Fleet(Crew):
             await follow(operation, work, lambda _: [_is_pattern(nonce, [place])])
         excuse(operation, "ValueError")
 
-    async def hear_guest(self, rank: int, nonce: int) -> None:
-        operation = begin(self.name, "guest_talk", nonce)
+    async def hear_guest(self, rank: int, nonce: int, group: str = GUEST) -> None:
+        operation = begin(self.name, "guest_talk", nonce, f"{group}:{rank}")
         async with asyncio.timeout(60.0):
-            await follow(operation, self.recv("guest", rank), lambda number: number)
+            await follow(operation, self.recv(group, rank), lambda number: number)
         excuse(operation, "ClosedError", "WorkerDied")
 
     async def hear_nobody(self) -> None:
@@ -127,6 +128,14 @@ class Fleet(Crew):
 
         await follow(operation, work(), lambda found: found)
         excuse(operation, "ValueError")  # another rank has such a group
+
+    async def rear(self, listener: int, nonce: int, node: int) -> None:
+        """Has a group that is started again until this rank ends, and whose rank talks to another one of the crew."""
+        async with Cluster() as cluster:
+            brood = Guest.create_group(0).launch(cluster, NodePlacementStrategy([node]), name=BROOD, restart="rank")
+            async with brood:
+                await brood.say(listener, nonce)
+                await asyncio.sleep(60.0)
 
     def find_port(self, most: int | None) -> int:
         return int(self.acquire_free_port(most))  # type: ignore[call-overload]  # it blocks in a ``def`` method

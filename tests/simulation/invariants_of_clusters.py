@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from tests.faults.journal import Operation
 from tests.faults.judgement import GIVEN_UP, Violation
 from tests.simulation.acts_of_clusters import Invitation
-from tests.simulation.fleet import RUN_STEP
+from tests.simulation.fleet import GUEST, RUN_STEP
 from tests.simulation.program import Program
 
 
@@ -125,10 +125,15 @@ def judge_guests(book: Sequence[Operation], guests: Invitation | None, node_died
                 yield Violation("foreign", f"{each}: answers of other ranks")
     if node_died:
         return
+    given_up = {f"{GUEST}:{each.facts[0]}" for each in book if each.kind == "guest_death" and not each.facts[2]}
+    for each in book:
+        is_late = each.kind == "guest_talk" and each.error is not None and each.error[0] == "TimeoutError"
+        if is_late and each.facts[1] in given_up:
+            yield Violation("death", f"{each}, which is not started again")
     told_of = {each.facts[0] for each in book if each.kind == "guest_death"}
     if not guests.is_closed and (silent := set(guests.deaths) - told_of):
         yield Violation("lost", f"the driver was not told of the deaths of guests {sorted(silent)}")
-    born = Counter(each.who for each in book if each.kind == "guest_born")
+    born = Counter(each.who for each in book if each.kind == "guest_born" and each.who.startswith(f"{GUEST}:"))
     most = 1 + guests.max_restarts + guests.by_hand if guests.restart else 1
     if guests.window == 600.0:
         yield from (Violation("budget", f"{who} was born {n} times of {most}") for who, n in born.items() if n > most)

@@ -21,6 +21,8 @@ def judge_locks(book: Sequence[Operation], is_calm: bool, node_died: bool) -> It
                     del of[holder]
         if each.kind == "l_hold" and is_calm and each.ended and each.value is None and each.error is None:
             yield Violation("lost", f"{each} has ended without a word")
+        if each.kind == "l_stays":
+            yield Violation("left", f"{each}: nobody has it there")
         if each.kind not in ("l_has", "l_frees"):
             continue
         _, devices, token = each.facts

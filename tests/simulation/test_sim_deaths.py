@@ -222,3 +222,29 @@ def test_each_rank_of_a_node_that_is_lost_while_its_group_is_launched_is_told_de
         sim.run(main)
     assert told
     assert all(dead >= {0, 1} for dead in told), told
+
+
+class Member(Worker):
+    async def cast(self, value: str) -> str:
+        """Its value, which rank 0 gives to all, or the name of the error."""
+        try:
+            given = value if self._rank == 0 else None
+            return str(await self.broadcast(given, [("members", [0, 1, 2])], src=("members", 0), async_op=True))
+        except Exception as error:
+            return type(error).__name__
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_broadcast_behind_a_death_brings_no_value_of_one_that_has_failed(seed: int) -> None:
+    sim = SimCluster(nodes=2, seed=seed)
+
+    async def main() -> list[list[str]]:
+        async with Cluster(log_to_driver=False) as cluster:
+            place = NodePlacementStrategy([0, 1, 1])
+            group = await Member.create_group().launch(cluster, place, name="members")
+            assert sim.kill("members", 2)
+            await asyncio.sleep(1.0)
+            found = [await group[rank].cast(value) for value in ("first", "second", "third") for rank in (1, 0)]
+            return found[::2]  # of rank 1, which has failed before the value comes
+
+    assert sim.run(main) == [["WorkerDied"]] * 3

@@ -266,3 +266,29 @@ def test_a_hook_sends_to_the_incarnation_that_is_back(owner: int, slow_s: float,
             return list(await group.own(slow_s))
 
     assert Owner.sim.run(main) == [[0, 1, 2]]
+
+
+class Waiter(Worker):
+    async def hear(self) -> tuple[str, bool]:
+        """What it hears of rank 0, which sends nothing."""
+        with pytest.raises(WorkerDied) as died:
+            await self.recv("ring", 0)
+        return "\n".join([str(died.value), *getattr(died.value, "__notes__", ())]), died.value.returns
+
+
+def test_who_waits_for_a_rank_that_is_lost_is_not_told_that_it_is_started_again() -> None:
+    sim = SimCluster(nodes=2, seed=1)
+
+    async def main() -> tuple[str, bool]:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = await launch(cluster, Waiter, max_restarts=1)
+            hearing = group[2].hear()
+            for _ in range(2):
+                await asyncio.sleep(2.0)
+                assert sim.kill("ring", 0)
+            return tuple((await hearing)[0])  # type: ignore[return-value]
+
+    text, returns = sim.run(main)
+    assert not returns
+    assert "it is started again" not in text
+    assert "restart     it died more than 1 time within 600 s, and is not started again" in text

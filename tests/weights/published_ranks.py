@@ -86,8 +86,8 @@ async def to_shards(rank: int) -> None:
             await each.close()
 
 
-async def some_and_cast(rank: int) -> None:
-    """Only the keys that are named, in another dtype; and what does not fit is refused by every rank."""
+async def cast(rank: int) -> None:
+    """Weights in another dtype; and what does not fit is refused by every rank."""
     mesh = init_device_mesh("cpu", (RANKS,))
 
     def weights(value: float, rows: int = 5) -> dict[str, Any]:
@@ -99,16 +99,14 @@ async def some_and_cast(rank: int) -> None:
 
     arrived = {"a": torch.zeros(5, 3), "b": torch.zeros(4), "c": torch.zeros(2)}
     publisher, subscribers = await published(
-        weights(0), *([arrived] if rank == 0 else []), transport_dtype=torch.bfloat16, verify="crc"
+        weights(0), *([arrived] if rank == 0 else []), transport_dtype=torch.bfloat16
     )
     await (await publisher.publish(weights(1.00390625)))
-    await (await publisher.publish(weights(2), keys=["b"]))
+    await (await publisher.publish(weights(2)))
     with pytest.raises(WeightMismatch, match="'a' has become"):
         await publisher.publish(weights(3, rows=6))
     if rank == 0:
-        assert {name: set(tensor.view(-1).tolist()) for name, tensor in arrived.items()} == {
-            "a": {1.0}, "b": {2.0}, "c": {1.0},
-        }  # fmt: skip
+        assert {value for tensor in arrived.values() for value in tensor.view(-1).tolist()} == {2.0}
     await (await publisher.publish(weights(4)))
     assert publisher.version == 3
     if rank == 0:
@@ -140,7 +138,7 @@ def rank_main(rank: int) -> None:
     DTensor.full_tensor = refuse  # type: ignore[method-assign]
     if rank != 0:
         Store.__init__ = refuse  # type: ignore[method-assign]
-    for case in (trained, some_and_cast, misplaced):
+    for case in (trained, cast, misplaced):
         asyncio.run(case(rank))
 
 

@@ -82,10 +82,9 @@ async def sent(kind: type, strategy: str, rank: int) -> None:
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.fill_(7.0)
-    await sender.send(keys=["2"])
+    await sender.send()
     if rank == 0:
         assert {float(value) for value in arrived[2].bias} == {7.0}
-        assert torch.equal(arrived[0].bias, plain[0].bias)
     for scheme in (sending, receiving):
         await scheme.close()
     if serving is not None:

@@ -11,10 +11,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import nn
-from torch.distributed import rpc
 
-from rlinf_async import RPCTransport, RPCWeightSyncScheme, WorkerActorTransport, WorkerTransport, WorkerWeightSyncScheme
-from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded
+from rlinf_async import RPCWeightSyncScheme, WorkerActorTransport, WorkerTransport, WorkerWeightSyncScheme
+from rlinf_async.errors import ConfigError
 from tests.weights.scripts import run
 
 
@@ -108,46 +107,6 @@ def test_calls_of_torchs_have_copies_come_one_by_one_and_have_the_schemes_time(t
 
 class Collector:
     def update_policy_weights_(self, policy_or_weights: Any) -> None: ...
-
-
-def test_a_call_of_torchs_that_was_given_up_has_to_end_before_the_next_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: dict[int, torch.futures.Future[None]] = {}
-
-    def call(to: Any, function: Any, args: Any, kwargs: Any, timeout: float) -> Any:
-        assert timeout == 0, "as long as it takes"
-        number = int(args[1]["w"])
-        begun[number] = torch.futures.Future()
-        return begun[number]
-
-    monkeypatch.setattr(rpc, "rpc_async", call)
-    transport = RPCTransport("worker", "rref", Collector, timeout=0.01)
-    with pytest.raises(DeadlineExceeded, match=r"^update_policy_weights_\(\) of 'worker' was not done"):
-        transport.send_weights("policy", {"w": torch.tensor(1)})
-    for number in (2, 3):
-        with pytest.raises(DeadlineExceeded, match="of 'worker', which waits for the end of an earlier call, was not"):
-            transport.send_weights("policy", {"w": torch.tensor(number)})
-    transport.send_weights_async("policy", {"w": torch.tensor(4)}, timeout=10)
-    assert list(begun) == [1]
-    begun[1].set_result(None)
-    assert list(begun) == [1, 4], "what was given up before it began never begins"
-    begun[4].set_exception(OSError("of the worker's"))
-    with pytest.raises(OSError, match="of the worker's"):
-        transport.wait_ack()
-    transport.close()
-
-
-def test_a_call_of_torchs_that_is_given_up_before_it_begins_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    first: torch.futures.Future[None] = torch.futures.Future()
-    monkeypatch.setattr(rpc, "rpc_async", lambda *_, **__: first)
-    transport = RPCTransport("worker", "rref", Collector)
-    transport.send_weights_async("policy", {})
-    transport.send_weights_async("policy", {})
-    second = transport._open
-    assert second is not None
-    transport.close()
-    first.set_result(None)
-    with pytest.raises(ClosedError, match="given up before it began"):
-        second.wait(10)
 
 
 NOBODY: dict[str, dict[str, Any]] = {

@@ -39,10 +39,8 @@ async def test_contract(way: Way, name: str) -> None:
 
 
 async def test_what_a_job_of_torchs_cannot_do_is_refused_and_what_it_can_map_is_not_copied() -> None:
-    with pytest.raises(
-        ConfigError, match="DistributedWeightSyncScheme cannot do delta='on': all of every version goes"
-    ):
-        DistributedWeightSyncScheme(delta="on")
+    with pytest.raises(ConfigError, match="DistributedWeightSyncScheme cannot do slots=3: all of every version goes"):
+        DistributedWeightSyncScheme(slots=3)
     for apply in ("copy", "map"):
         async with both("distributed", apply=apply) as ends:
             weight = ends.model.layers[0].weight

@@ -270,11 +270,11 @@ def test_entering_can_be_cancelled_at_any_step_and_leaves_nothing(launch: Launch
 
 def test_wrong_options_and_places_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"follow\(\) has no option 'verfy': 'verify', perhaps\?"):
-        follow(Tied(), "trainer", verfy="crc")
+        follow(Tied(), "trainer", verfy="sha256")
     with pytest.raises(ConfigError, match=r"publish\(\) cannot do strict_dtype=True: each follower has its own"):
         publish(Tied(), "rollout", strict_dtype=True)
-    with pytest.raises(ConfigError, match=r"follow\(\) cannot do delta='on': the trainer decides"):
-        follow(Tied(), "trainer", delta="on")
+    with pytest.raises(ConfigError, match=r"follow\(\) cannot do slots=3: the trainer decides"):
+        follow(Tied(), "trainer", slots=3)
     with pytest.raises(ValueError, match="timeout= takes seconds"):
         follow(Tied(), "trainer", timeout=-1)
     for of in (3, None, ("trainer", -1), ("trainer", "0"), (3, 0), ["trainer"]):

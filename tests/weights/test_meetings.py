@@ -19,7 +19,7 @@ from rlinf_async.weights.links.pipe_mail import PipeMail
 from tests._support.weight_parts import words as say
 from tests.weights.ends import Tied
 
-STEPS = ("notice", "join", say.HELLO, say.READY, say.ACK, say.PUBLISH, "bye")
+STEPS = ("notice", "join", say.HELLO, say.ACK, say.PUBLISH, "bye")
 
 SOON, ANY = 0.2, 20.0
 """Seconds for what may not come at all, and for what comes."""

@@ -200,9 +200,9 @@ async def test_d11_nobody_sees_the_trainers_work_before_it_is_sent() -> None:
     async with both("shared memory", source=source, apply="map", strategy="state_dict") as ends:
         await ends.deliver(source.state_dict())
         source.fill(99.0)
-        buffer = ends.schemes[0].transport.buffer("policy")
+        shown = ends.schemes[0].policy_weights["policy"]
         assert ends.sees == {1.0}
-        assert set(buffer["layers"]["0"]["weight"].flatten().tolist()) == {1.0}
+        assert set(shown["layers.0.weight"].flatten().tolist()) == {1.0}
         assert not any(parameter.is_shared() for parameter in source.parameters())
 
 
@@ -220,7 +220,7 @@ def test_d13_a_pickled_scheme_holds_no_pipe(pipes: Pipes) -> None:
     scheme = SharedMemWeightSyncScheme({"policy": TensorDict({"w": torch.zeros(2)})})
     scheme.init_on_sender("policy", pipes=[pipes[0]])
     copy = pickle.loads(pickle.dumps(scheme))
-    assert torch.equal(copy.transport.buffer("policy")["w"], torch.zeros(2))
+    assert torch.equal(copy.policy_weights["policy"]["w"], torch.zeros(2))
     assert copy.transport.pipes == []
     del copy
     gc.collect()

@@ -55,17 +55,6 @@ def test_a_strategy_that_there_is_not(scheme: Any) -> None:
         scheme(strategy="pickle")
 
 
-@pytest.mark.parametrize("scheme", [MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme])
-@pytest.mark.parametrize("delta", ["on", "auto"])
-def test_what_has_changed_is_not_sent_where_nothing_is(scheme: Any, delta: str) -> None:
-    with pytest.raises(
-        ConfigError, match=f"{scheme.__name__} cannot do delta='{delta}': the workers are on the sender's"
-    ):
-        scheme(delta=delta)
-    assert scheme(delta="off").options.delta == "off"
-    assert WorkerWeightSyncScheme(delta=delta).options.delta == delta
-
-
 @every_scheme
 def test_a_strictness_that_is_no_truth_value(scheme: Any) -> None:
     with pytest.raises(ConfigError, match="strict_dtype= is one of False, True; got 'bfloat16'"):

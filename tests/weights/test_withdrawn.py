@@ -115,8 +115,8 @@ async def test_what_was_not_published_is_in_no_later_version(cancelled: Callable
             await (await publisher.publish(weights(value)))
         await cancelled(publisher, weights(9))
         for value in (3, 4, 5):
-            await (await publisher.publish(weights(value), keys=["b"]))
-            assert values(held) == [[2], [value]]
+            await (await publisher.publish(weights(value)))
+            assert values(held) == [[value], [value]]
         await subscriber.close()
 
 
@@ -183,10 +183,11 @@ async def test_who_takes_what_it_has_refused_hears_of_what_is_published_and_not_
     to_sender.listen(ear)
     async with Publisher(weights(0)) as publisher:
         publisher.add(0, to_receiver)
-        to_sender.send([say.REFUSE, pack_error(WeightMismatch("not yet"))])
+        handle = await publisher.publish(weights(1))
+        to_sender.send([say.ACK, 1, pack_error(WeightMismatch("not yet")), "", 0.0, 0.0, 0.0, None])
         with pytest.raises(WeightMismatch):
-            await (await publisher.publish(weights(1)))
-        await cancelled(publisher, weights(9), lambda: to_sender.send([say.READY, 0, "", None]))
+            await handle
+        await cancelled(publisher, weights(9), publisher._outlets.ask_again)
         ear.until(lambda: any(words[0] == say.PUBLISH and words[2] is not None for words in ear.words))
         assert ear.words[-1][:2] == [say.PUBLISH, 1]
     to_sender.close()
@@ -241,7 +242,7 @@ async def test_another_machine_gets_afresh_what_is_published_and_not_what_is_wit
 
     async with Publisher(weights(0)) as publisher:
         publisher.add(0, links[0][0])
-        links[0][1].send([say.READY, 0, "", None])
+        links[0][1].send([say.ACK, 0, None, "", 0.0, 0.0, 0.0, None])
         await publisher.connect(5)
         handle = await publisher.publish(weights(1))
         line = host.words[0][-1]

@@ -48,26 +48,6 @@ class Trainer(Worker):
             self._publisher.add(number, WorkerLink(group, rank, "policy"))
         await self._publisher.connect()
 
-    async def publish_changed(self, value: float, share: float) -> list[tuple[int, int]]:
-        """Publishes weights of which a share has changed; the base and the bytes of what was sent to each machine."""
-        sent: list[tuple[int, int]] = []
-        for outlet in self._publisher._outlets._outlets.values():
-            send = outlet.link.send
-
-            def note(words: list[Any], send: Any = send) -> None:
-                if words[0] == "bring":
-                    sent.append((words[3], sum(words[2])))
-                send(words)
-
-            outlet.link.send = note  # type: ignore[method-assign]
-        self._source = getattr(self, "_source", None) or model(0)
-        large = self._source["b.d"]
-        large[: int(len(large) * share)] = value
-        await (await self._publisher.publish(self._source))
-        for outlet in self._publisher._outlets._outlets.values():
-            del outlet.link.send
-        return sent
-
     def make_chains(self) -> None:
         """Also of so little."""
         self._chain_from = 1 << 20
@@ -177,9 +157,6 @@ class Rollout(Worker):
         await self._subscriber.wait_version(version, 30)
         return await self.values()
 
-    async def sum_of(self, name: str) -> float:
-        return float(self._weights[name].double().sum())
-
     def count_copies(self) -> None:
         """Of received tensors, from where they have arrived to where they belong."""
         from rlinf_async._transports import in_place
@@ -209,15 +186,6 @@ class Rollout(Worker):
 
     async def is_host(self) -> bool:
         return self._subscriber._host is not None
-
-    async def lose_the_base(self) -> None:
-        """What it has is some other version, for all it knows."""
-        host = self._subscriber._host
-        assert host is not None
-        assert host._store is not None
-        latest = host._store.latest
-        assert latest is not None
-        latest._set(version=77)
 
     async def checksum(self) -> int:
         async with self._subscriber.reading():

@@ -120,6 +120,7 @@ class Arrivals:
         self._reported_total = 0
         self._waiting_for_room = 0
         self._error: Exception | None = None
+        self._is_parted = False
 
     def __repr__(self) -> str:
         return f"<Arrivals [{len(self._queue)} messages queued, {len(self._wanted)} receives posted]>"
@@ -183,7 +184,7 @@ class Arrivals:
         message = Message(number, kind, about)
         message.charge = charge
         message.content = content
-        if self._error is not None and not message.is_complete:
+        if self._error is not None and (self._is_parted or not message.is_complete):
             return []
         return self._arrive(message)
 
@@ -239,8 +240,14 @@ class Arrivals:
         self._queue.remove(message)
         return self._match()
 
-    def fail(self, error: Exception) -> list[Step]:
-        """The sender is gone: what is here stays, and nothing more will come."""
+    def fail(self, error: Exception, *, parts: bool = False) -> list[Step]:
+        """The sender is gone: what is here stays, and nothing more will come.
+
+        Args:
+            parts: another receiver is gone, and the sender may go on.  Later messages are for receives that fail
+                meanwhile: the next receive must not take them.
+        """
+        self._is_parted = self._is_parted or parts
         if self._error is not None:
             return []
         self._error = error

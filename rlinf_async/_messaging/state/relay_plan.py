@@ -3,8 +3,7 @@
 One receiver of each machine, its *host*, gets a payload into memory that all receivers of the machine read::
 
     source -> host
-      BRING   number, sizes, base, head                  a payload comes, in pieces of these sizes on the host's line;
-                                                         with a head they are what has changed since number base
+      BRING   number, sizes                              a payload comes, in pieces of these sizes on the host's line
       BRING   …, sender, seconds                         all of it comes from another machine's host, where it is on its
                                                          way; once it is published, each piece within so many seconds
       WHOLE   number, facts…                             it is published; nothing else belongs to it
@@ -15,14 +14,14 @@ One receiver of each machine, its *host*, gets a payload into memory that all re
       LANDED  number, failure, memory, line              it is in memory, and where; or why it is not
       STUCK   line, failure                              what was to go on along that line does not
 
-Pieces leave as soon as they are packed.  Of a large payload the machines make a chain (``Chain``), and the source's
+Pieces leave as soon as they are packed.  Machines form a chain (``Chain``) for a large payload, and the source's
 network carries it once: hosts of two neighbours exchange pieces and no words.  When something breaks, the machines
 behind it in the chain begin again, each on a line of its own, with all that there is:
 
-* A host dies, or cannot receive.  Those behind it follow the one before it, or the source.
+* A host dies, or cannot receive.  The hosts behind it follow the one before it, or the source.
 * STUCK, or LANDED with a failure: nothing has come for a part of the time that there is; perhaps the sender is stopped,
-  or there is no way between the two.  The one that lacks it, and those behind it, get it from the source, with a
-  warning; the two are not neighbours again for a while.
+  or there is no way between the two.  The source itself serves the one that lacks it, with a warning, and the two are
+  not neighbours again for a while.
 
 Plain state: methods are events, after which the owner carries out ``actions`` in their order.  A receiver is the
 owner's own; its ``link`` has the ``node`` that it is on, its ``address`` for others (None: it has none), its ``label``.
@@ -34,7 +33,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from rlinf_async._core import clock
 from rlinf_async._messaging.state.chain import DISTRUST_S, Chain, chain_sizes
@@ -68,14 +67,6 @@ def piece_sizes(nbytes: int) -> list[int]:
     return sizes
 
 
-class Patch(NamedTuple):
-    """Change of a payload since the one of number ``base``: a head for the host, and a body that travels in pieces."""
-
-    base: int
-    head: bytes
-    body: Any
-
-
 class Job:
     """One payload to be distributed.
 
@@ -86,11 +77,11 @@ class Job:
 
     Attributes:
         body: its bytes, which are sliced for its pieces.
-        sizes: of the pieces of all of it, in bytes.
+        sizes: of the pieces of all of it, in bytes; the same for all machines, which pass on what they get.
         packed: bytes from its beginning that will not change any more.
         facts: what belongs to it besides, once it is published; None before.
-        patch: sent to machines that have its base.
         is_current: its memory has it still, once it is published.
+        is_cut: a machine has been told of its pieces.
         may_wait: where an earlier one is on its way to a machine, it follows once that has landed, or the time for that
             is over; else the earlier one is given up.
     """
@@ -98,6 +89,7 @@ class Job:
     body: Any
     is_current = True
     may_wait = False
+    is_cut = False
 
     def __init__(self, number: int, nbytes: int, seconds: float) -> None:
         self.number = number
@@ -106,7 +98,6 @@ class Job:
         self.sizes = piece_sizes(nbytes)
         self.packed = 0
         self.facts: tuple[Any, ...] | None = None
-        self.patch: Patch | None = None
 
     def hold(self) -> None:
         """Keeps its memory as it is until ``release``, which is called as often."""
@@ -123,7 +114,6 @@ class Machine:
         line: on which its host gets pieces; no two hosts ever have the same.
         memory, number: of what has landed there last.
         way: of what is coming.
-        is_doubted: the host was late.
         behind: receivers that get the latest payload once nothing else is on its way.
     """
 
@@ -133,7 +123,6 @@ class Machine:
     memory: Any = None
     number: int = 0
     way: Way | None = None
-    is_doubted: bool = False
     behind: list[Any] = field(default_factory=list)
 
 
@@ -143,7 +132,6 @@ class Way:
 
     Attributes:
         waiting: receivers that are told of its end.
-        patch: what travels instead of everything.
         sender: host of another machine that passes it on; None: it comes from the source.
         tried: hosts of the machine to which it could not be sent.
         works: the owner's: sends of its pieces.
@@ -154,7 +142,6 @@ class Way:
     machine: Machine
     line: int
     waiting: list[Any]
-    patch: Patch | None
     sender: Any
     tried: Sequence[Any]
     works: list[Any] = field(default_factory=list)
@@ -172,17 +159,13 @@ class Way:
     def is_wanted(self) -> bool:
         return self.machine.way is self
 
-    @property
-    def sizes(self) -> list[int]:
-        return self.job.sizes if self.patch is None else piece_sizes(len(self.patch.body))
-
     def next_piece(self) -> Any:
         """The next piece, if there is one and it is packed."""
-        start, end = sum(self.sizes[: self._sent]), sum(self.sizes[: self._sent + 1])
-        if start == end or (self.patch is None and end > self.job.packed):
+        start, end = sum(self.job.sizes[: self._sent]), sum(self.job.sizes[: self._sent + 1])
+        if start == end or end > self.job.packed:
             return None
         self._sent += 1
-        return (self.job if self.patch is None else self.patch).body[start:end]
+        return self.job.body[start:end]
 
 
 class Source(Protocol):
@@ -306,20 +289,6 @@ class RelayPlan:
                     self._catch_up(machine, waiting, latest)
             self.catch_up(receiver, latest)
 
-    def dissolve(self) -> None:
-        """Takes out all receivers: they join once more, with memory for payloads of another size."""
-        for machine in self._machines.values():
-            machine.receivers.clear()
-            machine.behind.clear()
-            self._chain.leave(machine.node)
-            self._appoint(machine)
-
-    def doubt(self, receiver: Any) -> None:
-        """Notes that a receiver was late: if it is a host, another one takes its place with the next payload."""
-        machine = self._machine_of(receiver)
-        if machine is not None and machine.receivers[0] is receiver:
-            machine.is_doubted = True
-
     def _machine_of(self, receiver: Any) -> Machine | None:
         machine = self._machines.get(receiver.link.node)
         return machine if machine is not None and receiver in machine.receivers else None
@@ -329,7 +298,7 @@ class RelayPlan:
         self._give_up(machine)
         self._last_line += 1
         machine.line = self._last_line
-        machine.memory, machine.number, machine.is_doubted = None, 0, False
+        machine.memory, machine.number = None, 0
         if machine.receivers:
             self._do(self._owner.appoint, machine.receivers[0], machine.line)
 
@@ -374,11 +343,11 @@ class RelayPlan:
 
     def _plan(self, machines: Iterable[Machine], job: Job) -> list[Machine]:
         """Plans the chain; returns the machines that all of the job can leave for now."""
-        able = [each for each in machines if each.receivers and each.way is None and not each.is_doubted]
+        able = [each for each in machines if each.receivers and each.way is None]
         chained = [each.node for each in able if each.receivers[0].link.address is not None]
         if job.nbytes < self._chain_from or len(chained) < 2:
             chained = []
-        else:
+        elif not job.is_cut:
             job.sizes = chain_sizes(job.nbytes)
         self._chain.plan(chained, clock.monotonic())
         self._chained = job
@@ -411,7 +380,7 @@ class RelayPlan:
         by_node = self._by_node(receivers)
         is_new, self.job, self._published = job is not self.job, job, job
         if is_new and not (job.may_wait and self._is_chaining()):
-            self._plan([self._machines[node] for node in by_node] if job.patch is None else (), job)
+            self._plan([self._machines[node] for node in by_node], job)
         for node, waiting in by_node.items():
             machine = self._machines[node]
             way = machine.way
@@ -422,7 +391,7 @@ class RelayPlan:
             elif self._is_busy(machine, job):
                 _join(machine.behind, waiting)
             else:
-                if way is not None or machine.is_doubted:  # the host is stopped, perhaps
+                if way is not None:  # the host is stopped, perhaps
                     self._next_host(machine)
                 self._bring(machine, job, waiting)
         for way in self._ways(job):  # also to machines whose receivers have left since, and others have come
@@ -437,7 +406,7 @@ class RelayPlan:
     def _is_busy(self, machine: Machine, job: Job) -> bool:
         """True if a job that may wait does so, for an earlier one that is on its way to that machine."""
         way = machine.way
-        is_coming = way is not None and not way.is_overdue and not machine.is_doubted
+        is_coming = way is not None and not way.is_overdue
         return job.may_wait and (is_coming or (self._is_chaining() and self._chained is not job))
 
     def _go_further(self) -> None:
@@ -446,7 +415,7 @@ class RelayPlan:
         waiting = [each for each in self._machines.values() if each.behind and each.way is None]
         if not waiting or job is None or not job.is_current or self._is_chaining():
             return  # it comes once nothing is passed on any more, or the next one comes instead
-        self._plan(waiting if job.patch is None else (), job)
+        self._plan([each for each in waiting if each.number < job.number], job)
         for machine in waiting:
             behind, machine.behind = machine.behind, []
             if machine.number >= job.number:
@@ -455,9 +424,7 @@ class RelayPlan:
 
     # -- to one machine -----------------------------------------------------------------------------------------
 
-    def _bring(
-        self, machine: Machine, job: Job, waiting: list[Any], *, tried: Sequence[Any] = (), all_of_it: bool = False
-    ) -> None:
+    def _bring(self, machine: Machine, job: Job, waiting: list[Any], *, tried: Sequence[Any] = ()) -> None:
         _join(waiting, machine.behind)
         machine.behind = []
         if job.facts is not None and not job.is_current:
@@ -467,14 +434,12 @@ class RelayPlan:
                 error = TransferFailed(f"version {job.number} is followed by others already")
                 self._do(self._owner.end, waiting, job.number, None, error)
             return
-        patch = job.patch
-        if all_of_it or (patch is not None and patch.base != machine.number):
-            patch = None
         node = self._chain.source(machine.node) if job is self._chained else None
         sender: Any = None if node is None else self._machines[node].receivers[0]
         job.hold()  # until ``_end``: nothing else comes into that memory
-        machine.way = way = Way(job, machine, machine.line, waiting, patch, sender, tried)
-        words = [BRING, job.number, way.sizes, *((0, b"") if patch is None else patch[:2])]
+        machine.way = way = Way(job, machine, machine.line, waiting, sender, tried)
+        job.is_cut = True
+        words = [BRING, job.number, job.sizes]
         if node is not None:
             words += [sender.link.address, self._chain.patience(machine.node, job.seconds)]
         self._do(self._owner.say, machine.receivers[0], *words)
@@ -534,7 +499,7 @@ class RelayPlan:
         machine = way.machine
         if error is None:
             self._end(way)
-            machine.memory, machine.number, machine.is_doubted = memory, number, False
+            machine.memory, machine.number = memory, number
             self._chain.landed(machine.node)
             self._do(self._owner.end, way.waiting, number, memory, None)
             self._go_further()
@@ -546,12 +511,9 @@ class RelayPlan:
             self._appoint(machine)
         else:
             self._end(way)
-        if way.patch is not None:  # whatever was wrong with what has changed
-            self._bring(machine, way.job, way.waiting, all_of_it=True)
-        else:
-            behind = self._chain.leave(machine.node)
-            self._fail(way, error)
-            self._begin_again(behind, way.job)
+        behind = self._chain.leave(machine.node)
+        self._fail(way, error)
+        self._begin_again(behind, way.job)
         self._go_further()
 
     def _fail(self, way: Way, error: Exception) -> None:

@@ -14,7 +14,6 @@ import termios
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rlinf_async._transports.lazy_thread import LazyThread
@@ -30,17 +29,8 @@ UPDATE: Final = "update_weights"
 
 _LENGTH: Final = struct.Struct("!i")
 
-_LONG_LENGTH: Final = struct.Struct("!iQ")
-"""Of what has more bytes than the short one tells: that is -1 then."""
-
-_MARK: Final = b"\x80\x05N0N0"
-"""The beginning of our own pickles: None is pushed and popped twice, which changes nothing; other pickles lack it."""
-
-_NOTICE_MARK: Final = _MARK + b"N0"
-"""The beginning of a notice."""
-
-_LOOKED_AT_BYTES: Final = 65536
-"""Bytes; a longer message without the mark is not ours."""
+_NOTICE_MARK: Final = b"\x80\x05N0N0N0"
+"""The beginning of a notice: None is pushed and popped, which changes nothing; other pickles lack it."""
 
 
 class PipeMail:
@@ -58,23 +48,12 @@ class PipeMail:
     def __init__(self, pipe: Any) -> None:
         self._pipe = weakref.proxy(pipe)
         self._reset()
-        # Connection writes a long message in several steps, between which a notice could come in another thread.
-        # tests/weights/links/test_pipe_mail.py::test_what_others_send_meanwhile_is_not_cut_and_cuts_nothing
-        plain, own = type(pipe)._send_bytes, self._pipe
-
-        def send_bytes(message: Any) -> None:
-            with self._writing:
-                plain(own, message)
-
-        pipe._send_bytes = send_bytes
 
     def _reset(self) -> None:
         self.notices: dict[str, Notice] = {}
         self._reader, self._writer = LazyThread("weights from a pipe"), LazyThread("weights into a pipe")
-        self._last: Future[Any] | None = None
-        """What the writer was told last to write."""
-        self._writing, self._taking = threading.Lock(), threading.Lock()
-        """Held while a message is written, by anybody; and by one that looks for a message until it has taken it."""
+        self._taking = threading.Lock()
+        """Held by one that looks for a message until it has taken it."""
 
     @classmethod
     def of(cls, pipe: Connection[Any, Any]) -> PipeMail:
@@ -92,7 +71,7 @@ class PipeMail:
 
     @classmethod
     def forget(cls) -> None:
-        """In a forked process, without the threads that hold locks or write."""
+        """In a forked process, without the threads that hold locks."""
         cls._finding = threading.Lock()
         for mail in cls._all.values():
             mail._reset()
@@ -100,14 +79,14 @@ class PipeMail:
     # -- writing ------------------------------------------------------------------------------------------------------
 
     async def send(self, message: tuple[Any, str], timeout: float | None) -> None:
-        """Sends one; ends when it is written.  Given up, it does not leave, unless its beginning has left: then the
-        others wait until it is read.
+        """Sends one; ends when it is written.  Given up, it does not leave, unless its beginning has left: then those
+        that follow wait until it is read.
 
         Raises:
             DeadlineExceeded: the other side has not read it within ``timeout`` seconds.
             PeerLost: it is gone.
         """
-        writing = self._write_later(_MARK + pickle.dumps(message, protocol=5)[2:])
+        writing = self._writer.call(self._pipe.send_bytes, pickle.dumps(message, protocol=5))
         try:
             async with asyncio.timeout(timeout):
                 await asyncio.wrap_future(writing)
@@ -117,7 +96,8 @@ class PipeMail:
             raise _gone(error) from error
 
     def post(self, notice: Notice, text: str) -> bool:
-        """Sends a notice, if there is room for it now; it is short, and leaves whole.
+        """Sends a notice, if there is room for it now; it is short, and leaves whole, with its length: where that has
+        come, it is seen whose it is.
 
         Raises:
             PeerLost: the other side is gone.
@@ -125,24 +105,11 @@ class PipeMail:
         if not self._polls(select.POLLOUT):
             return False
         body = _NOTICE_MARK + pickle.dumps(((notice.model_id, notice), text), protocol=5)[2:]
-        if (self._last is not None and not self._last.done()) or not self._writing.acquire(blocking=False):
-            self._write_later(body)  # behind what another thread is writing
-            return True
         try:
             self._pipe._send(_framed(body))
         except OSError as error:
             raise _gone(error) from error
-        finally:
-            self._writing.release()
         return True
-
-    def _write_later(self, body: bytes) -> Future[Any]:
-        self._last = self._writer.call(self._write, body)
-        return self._last
-
-    def _write(self, body: bytes) -> None:
-        with self._writing:
-            self._pipe._send(_framed(body))
 
     def is_all_read(self) -> bool:
         """Whether the other side has read all that was written here."""
@@ -152,26 +119,18 @@ class PipeMail:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    async def receive(self, timeout: float | None, is_ours: Callable[[bytes], bool]) -> tuple[Any, str] | None:
-        """The next message, if one of us has sent it, or it is short and its pickle looks like ours; any other stays.
-
-        Returns:
-            The message; None where there is none within ``timeout`` seconds, or another one comes first.
+    async def receive(self, timeout: float | None) -> tuple[Any, str] | None:
+        """The next message; None where there is none within ``timeout`` seconds.
 
         Raises:
             PeerLost: the other side is gone.
         """
         if not await self.wait(timeout):
             return None
-        there = self._peek(_LENGTH.size + _LOOKED_AT_BYTES)
-        length = _LENGTH.unpack_from(there.ljust(_LENGTH.size))[0]
-        body = there[_LENGTH.size :] if length >= 0 else there[_LONG_LENGTH.size :]
-        if body.startswith(_NOTICE_MARK):
-            return None
-        if not body.startswith(_MARK) and not (0 <= length <= len(body) and is_ours(body[:length])):
-            return None
-        # In a thread, because it may wait in the middle for the rest.
-        message: tuple[Any, str] = await finish_in_thread(asyncio.wrap_future(self._reader.call(self._pipe.recv)))
+        try:  # in a thread, because it may wait in the middle for the rest
+            message: tuple[Any, str] = await finish_in_thread(asyncio.wrap_future(self._reader.call(self._pipe.recv)))
+        except EOFError:
+            raise PeerLost("the other end of the pipe is closed") from None
         return message
 
     def take_notice(self, model_id: str) -> Notice | None:
@@ -269,20 +228,9 @@ class PipeMail:
         return head
 
 
-def is_update(body: bytes) -> bool:
-    """Whether a loop of a user's may have sent weights, as TorchRL does."""
-    return body.endswith(UPDATE.encode() + b"\x94\x86\x94.")
-
-
-def is_answer(body: bytes) -> bool:
-    """Whether one may have sent an answer: ``(None, "updated")``, or another text."""
-    return body[11:12] == b"N"
-
-
 def _framed(body: bytes) -> bytes:
-    """As ``Connection`` does, but the mark leaves with the length: where that has come, it is seen whose it is."""
-    size = len(body)
-    return (_LENGTH.pack(size) if size < 1 << 31 else _LONG_LENGTH.pack(-1, size)) + body
+    """A short message as ``Connection`` writes it."""
+    return _LENGTH.pack(len(body)) + body
 
 
 def _gone(error: OSError) -> PeerLost:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import torch
@@ -94,15 +93,6 @@ class Cuda:
         if device not in self._streams:
             self._streams[device] = _cuda.Stream(device)
         return self._streams[device]
-
-    @contextlib.contextmanager
-    def beside(self, device: torch.device) -> Iterator[None]:
-        stream = self._stream(device)
-        with torch.cuda.stream(stream):
-            try:
-                yield
-            finally:
-                stream.synchronize()
 
     def follow(self, marks: Marks) -> None:
         for device, mark in marks.items():

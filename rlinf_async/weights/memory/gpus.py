@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -51,12 +50,6 @@ class Gpus(Protocol):
 
     def follow(self, marks: Marks) -> None:
         """This thread's current streams go on after these."""
-
-    def beside(self, device: torch.device) -> AbstractContextManager[None]:
-        """What this thread begins in the block waits for nothing that others have begun, and is done at its end.
-
-        What it looks at has to be settled.
-        """
 
     def settle(self, device: torch.device) -> None:
         """Waits until all that was begun there is done."""

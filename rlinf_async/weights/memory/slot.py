@@ -10,7 +10,7 @@ while it is read, and the lease of a process that has been killed is gone with t
 
     head    header │ extra: what the model has beside its tensors
     leaves  leaf │ leaf │ …                                          from a multiple of 2 MiB on
-    header  magic, manifest digest, sequence, version, number of bytes of extra, checksum, where the leaves are
+    header  magic, manifest digest, sequence, version, number of bytes of extra, where the leaves are
 
 The sequence is odd while the slot is being written: what a sender that died has left half written is recognised by it.
 The leaves of a version may be in the memory of a GPU, too or instead.  Here they are mapped by the first that asks for
@@ -54,8 +54,8 @@ HEADER_BYTES: Final = 4096
 
 _LEAVES_ALIGNMENT_BYTES: Final = 2 << 20
 _MIN_HEAD_BYTES: Final = 64 << 10
-_MAGIC: Final = b"RLAslab3"
-_HEADER: Final = struct.Struct("<8s32sQQQIB")
+_MAGIC: Final = b"RLAslab4"
+_HEADER: Final = struct.Struct("<8s32sQQQB")
 
 
 class SlotHeader(NamedTuple):
@@ -66,7 +66,6 @@ class SlotHeader(NamedTuple):
         sequence: grows by one when writing begins and when it ends.
         version: of the weights.
         extra: bytes of what the model has beside its tensors.
-        checksum: CRC-32 of the leaves and the extra; 0 where none was asked for.
         places: of the leaves, ``IN_SLOT`` and ``ON_GPU``; where they are in the slot, it has memory for them.  And
             ``PUBLISHED``.
     """
@@ -75,7 +74,6 @@ class SlotHeader(NamedTuple):
     sequence: int = 0
     version: int = 0
     extra: int = 0
-    checksum: int = 0
     places: int = 0
 
     @property
@@ -225,7 +223,6 @@ class SlotWriter(Slot):
     The memory of its leaves is taken by the first that asks for ``leaves``, all at once: packing meets no page fault.
 
     Attributes:
-        held: by leaf, the version in which the value that is there was new; None while that is not known.
         name_on_gpu: where its leaves can be packed to besides, once there is such a place: see ``MemoryName``.
 
     Raises, there too:
@@ -236,7 +233,6 @@ class SlotWriter(Slot):
         self._label = label
         self._header = SlotHeader(manifest.digest)
         self._uses: list[None] = []  # one for each ``hold``: to append and to pop takes no lock
-        self.held: list[int] | None = None
         self.name_on_gpu: list[Any] | None = None
         fd = allocate_segment(layout.head, f"rlinf-{label}"[:200])
         try:
@@ -267,6 +263,11 @@ class SlotWriter(Slot):
         return self._header.version
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it holds a version."""
+        return self._header.is_whole
+
+    @property
     def is_in_slot(self) -> bool:
         """Whether the leaves of its version are in the slot itself."""
         return bool(self._header.places & IN_SLOT)
@@ -279,10 +280,6 @@ class SlotWriter(Slot):
     @property
     def extra(self) -> bytes:
         return bytes(self._extra(self._header.extra))
-
-    @property
-    def checksum(self) -> int:
-        return self._header.checksum
 
     def hold(self) -> None:
         """It is being sent from: no other version comes into it until ``let_go``."""
@@ -304,10 +301,9 @@ class SlotWriter(Slot):
 
     def begin(self) -> None:
         """What is in the slot is no version from now on.  It has been claimed."""
-        self.held = None
         self._set(sequence=self._header.sequence | 1)
 
-    def finish(self, version: int, extra: bytes = b"", checksum: int = 0, places: int = IN_SLOT) -> None:
+    def finish(self, version: int, extra: bytes = b"", places: int = IN_SLOT) -> None:
         """The slot holds a whole version.
 
         Args:
@@ -324,7 +320,7 @@ class SlotWriter(Slot):
             )
         self._extra(len(extra))[:] = extra
         sequence = self._header.sequence + 1
-        self._set(sequence=sequence, version=version, extra=len(extra), checksum=checksum, places=places)
+        self._set(sequence=sequence, version=version, extra=len(extra), places=places)
 
     def filled(self) -> None:
         """The leaves, which were only on a GPU, are in the slot too; those who read them there go on."""

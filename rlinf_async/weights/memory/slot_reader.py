@@ -26,7 +26,6 @@ from rlinf_async.weights.memory.slot import (
     Views,
     lock,
 )
-from rlinf_async.weights.model.digests import checksum_of
 from rlinf_async.weights.model.manifest import Manifest
 
 logger = own_logger(__name__)
@@ -125,17 +124,6 @@ class SlotReader(Slot):
 
     def extra(self, header: SlotHeader) -> bytes:
         return bytes(self._extra(header.extra))
-
-    def check(self, header: SlotHeader) -> None:
-        """
-        Raises:
-            TransferFailed: it is not what was written.
-        """
-        found = checksum_of(self.leaves, self.extra(header))
-        if header.checksum and found != header.checksum:
-            raise TransferFailed(
-                f"version {header.version} was written with checksum {header.checksum:#010x} and reads as {found:#010x}"
-            )
 
     def open(self, gpus: Gpus, on_gpu: list[Any], device: torch.device) -> None:
         """Opens the leaves that are on a GPU, if there are any yet, until ``close``.

@@ -1,9 +1,8 @@
-"""Slots of a sender: takes one for each version, packs, fills, compares and replaces it."""
+"""Slots of a sender: takes one for each version, packs, fills and replaces it."""
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 
 import torch
@@ -14,8 +13,6 @@ from rlinf_async.weights.memory.device_leaves import DeviceLeaves, free_retired,
 from rlinf_async.weights.memory.gpus import Gpus, Registrar, copy_settled
 from rlinf_async.weights.memory.slot import IN_SLOT, ON_GPU, PUBLISHED, SlotLayout, SlotWriter
 from rlinf_async.weights.model.copying import Copy, copy_tensors
-from rlinf_async.weights.model.delta import GPU_PIECE, Delta, encode_within
-from rlinf_async.weights.model.digests import checksum_of
 from rlinf_async.weights.model.manifest import Manifest
 
 logger = own_logger(__name__)
@@ -68,8 +65,6 @@ class Store:
         self._device: torch.device | None = None
         """The GPU on which versions lie."""
         self._is_refused = manifest.nbytes == 0
-        self._changed = [0] * len(manifest.leaves)
-        """By leaf, the version in which its value was new."""
         self._slots: list[SlotWriter] = []
         self._on_gpu: dict[SlotWriter, DeviceLeaves] = {}
         self._before: SlotWriter | None = None
@@ -144,10 +139,8 @@ class Store:
         slot: SlotWriter,
         version: int,
         tensors: Sequence[torch.Tensor],
-        given: Sequence[int] | None = None,
         *,
-        extra: bytes | None = None,
-        with_checksum: bool = False,
+        extra: bytes = b"",
         copy: Copy = copy_tensors,
         on_gpu: bool = False,
         fill: Copy | None = None,
@@ -155,9 +148,8 @@ class Store:
         """Copies a version into a slot that was taken, in the dtypes in which it travels; one pass over the memory.
 
         Args:
-            tensors: in the order of ``given``.
-            given: indices of the leaves that are new; the others are those of the latest version.  None: all.
-            extra: what the model has beside its tensors; None: as in the latest version.
+            tensors: in the order of the leaves.
+            extra: what the model has beside its tensors.
             copy: what is called with their places and these tensors.
             on_gpu: their places are on the GPU, for which there is room.
             fill: what copies all that is there into the slot, if it should.
@@ -165,55 +157,18 @@ class Store:
         Raises:
             ValueError: it does not fit.
         """
-        latest = self.latest
         try:
-            views = self._views(slot, on_gpu=on_gpu)  # for which there may be no memory
-            missing = self._missing(slot, given, on_gpu=on_gpu)
-            if missing and not on_gpu:
-                self.fill()
+            views = list((self._on_gpu[slot] if on_gpu else slot).views.values())  # for which there may be no memory
             slot.begin()
-            if extra is None:
-                extra = b"" if latest is None else latest.extra
-            copy(views if given is None else [views[leaf] for leaf in given], tensors)
-            if missing and latest is not None:
-                before = self._views(latest, on_gpu=on_gpu and latest.is_on_gpu)
-                copy_missing = self._copy_settled if on_gpu else copy_tensors
-                copy_missing([views[leaf] for leaf in missing], [before[leaf] for leaf in missing])
+            copy(views, tensors)
             if on_gpu and fill is not None:
                 self._fill(slot, fill)
-            checksum = checksum_of(slot.leaves, extra) if with_checksum else 0
             places = (ON_GPU | IN_SLOT if fill is not None else ON_GPU) if on_gpu else IN_SLOT
-            slot.finish(version, extra, checksum, places)
-            self._finished(slot, given)
+            slot.finish(version, extra, places)
+            self._before, self.latest = self.latest, slot
         finally:
             slot.give_back()
         return slot
-
-    def _views(self, slot: SlotWriter, *, on_gpu: bool) -> list[torch.Tensor]:
-        return list((self._on_gpu[slot] if on_gpu else slot).views.values())
-
-    def _missing(self, slot: SlotWriter, given: Sequence[int] | None, *, on_gpu: bool) -> list[int]:
-        """Leaves that a slot has to get from the latest version, as far as it has not got them already.
-
-        Raises:
-            ValueError: there is no version to take them from.
-        """
-        if given is None:
-            return []
-        rest = sorted(set(range(len(self._changed))) - set(given))
-        if rest and self.latest is None:
-            raise ValueError("the first version has to have every leaf: there is nothing to take the others from")
-        is_there = slot.is_on_gpu if on_gpu else slot.is_in_slot  # and not only in the other place
-        held = slot.held if is_there else None
-        return rest if held is None else [leaf for leaf in rest if held[leaf] != self._changed[leaf]]
-
-    def _finished(self, slot: SlotWriter, given: Sequence[int] | None) -> None:
-        """A slot holds a new version, with the given leaves new."""
-        version = slot.version
-        for leaf in range(len(self._changed)) if given is None else given:
-            self._changed[leaf] = version
-        slot.held = self._changed.copy()
-        self._before, self.latest = self.latest, slot
 
     def fill(self) -> None:
         """The latest version is in its slot too from here on; not while another one is packed.
@@ -242,39 +197,11 @@ class Store:
         slot.begin()
         return slot.leaves
 
-    def patch(self, slot: SlotWriter, delta: Delta) -> None:
-        """Makes a slot what the latest version becomes by a delta.
-
-        Raises:
-            WeightMismatch: it is no delta of these weights.
-        """
-        assert self.latest is not None
-        self.receive(slot).copy_(self.latest.leaves)
-        delta.apply(self.manifest, slot.leaves)
-
-    def delta(self, most: float = math.inf) -> tuple[int, Delta | None] | None:
-        """What has changed in the latest version, and since which; None where that one is not there any more.
-
-        Args:
-            most: bytes; of more, it is only said that it is more.
-        """
-        latest, before = self.latest, self._before
-        if latest is None or before is None:
-            return None
-        if before.is_on_gpu and latest.is_on_gpu:
-            both = self._on_gpu[before].memory, self._on_gpu[latest].memory
-            with self._gpus.beside(self._on_gpu[latest].device):  # the trainer computes already
-                found = encode_within(most, self.manifest, *both, GPU_PIECE)
-                return before.version, None if found is None else Delta(found.head, found.body.cpu())
-        if not (before.is_in_slot and latest.is_in_slot):
-            return None
-        return before.version, encode_within(most, self.manifest, before.leaves, latest.leaves)
-
-    def received(self, slot: SlotWriter, version: int, extra: bytes, checksum: int) -> SlotWriter:
-        """A slot holds a whole version, with the checksum that it had where it came from."""
+    def received(self, slot: SlotWriter, version: int, extra: bytes) -> SlotWriter:
+        """A slot holds a whole version."""
         try:
-            slot.finish(version, extra, checksum, IN_SLOT | PUBLISHED)
-            self._finished(slot, None)
+            slot.finish(version, extra, IN_SLOT | PUBLISHED)
+            self._before, self.latest = self.latest, slot
         finally:
             slot.give_back()
         return slot
@@ -295,4 +222,4 @@ class Store:
 
 def _age(slot: SlotWriter) -> tuple[bool, int]:
     """Sorts slots without a version first, then older ones."""
-    return slot.held is not None, slot.version
+    return slot.is_whole, slot.version

@@ -5,7 +5,6 @@ leaf, or neighbouring small leaves of one element size.  Each piece takes the sm
 
     same      nothing
     gaps      16 bits per changed element for how many were skipped before it, then the new values
-    bitmap    a bit per element, then the new values
     dense     the whole piece
 
 Values are absolute, so that applying a delta twice does no harm, and NaN or -0.0 are values like any others.
@@ -14,7 +13,6 @@ Values are absolute, so that applying a delta twice does no harm, and NaN or -0.
 from __future__ import annotations
 
 import contextlib
-import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,7 +34,7 @@ GPU_PIECE: Final = 64 << 20
 """Bytes of a piece on a GPU, which every call costs as much as to compare some megabytes."""
 
 _SMALL: Final = 64 << 10  # leaves below this many bytes share a piece
-_SAME, _GAPS, _BITMAP, _DENSE = range(4)
+_SAME, _GAPS, _DENSE = range(3)
 _ESCAPE: Final = 0xFFFF  # as a gap: skip that many elements, and none of them changes
 _ENTRY: Final = struct.Struct("<BII")  # form, changed elements, gaps with escapes
 
@@ -122,8 +120,8 @@ class _Piece:
 
     def nbytes(self, form: int, changed: int, gaps: int) -> int:
         """Of its section of the body, in which values begin at a multiple of 8."""
-        positions = (0, 2 * gaps, -(-self.count // 8), 0)[form]
-        values = (0, changed, changed, self.count)[form] * self.unit
+        positions = (0, 2 * gaps, 0)[form]
+        values = (0, changed, self.count)[form] * self.unit
         return _padded(positions) + _padded(values)
 
 
@@ -148,30 +146,13 @@ def encode(
         A delta; its head and its body are the same bytes whatever the device, where the pieces are of one size.  Where
         they are not, both turn the base into the same new version.  It has its own memory.
     """
-    found = encode_within(math.inf, manifest, base, new, piece, snapshot)
-    assert found is not None
-    return found
-
-
-def encode_within(
-    most: float,
-    manifest: Manifest,
-    base: torch.Tensor | None,
-    new: torch.Tensor | LeafMemory,
-    piece: int = PIECE,
-    snapshot: torch.Tensor | None = None,
-) -> Delta | None:
-    """The same; None as soon as it is known to take more than so many bytes, for which no memory is taken then."""
-    table, sections, nbytes = bytearray(), [], 0
+    table, sections = bytearray(), []
     for part in _pieces(manifest, piece):
         after = part.of(new)
         form, changed, gaps, parts = (
             (_DENSE, part.count, 0, [after]) if base is None else _encode(part, part.of(base), after)
         )
         table += _ENTRY.pack(form, changed, gaps)
-        nbytes += part.nbytes(form, changed, gaps)
-        if len(table) + nbytes > most:
-            return None
         for section in parts:
             octets = section.view(torch.uint8)
             sections.append(octets)
@@ -180,8 +161,6 @@ def encode_within(
         if snapshot is not None and form != _SAME:
             part.of(snapshot).copy_(after)
     head = msgpack.packb([manifest.digest, piece, bytes(table)])
-    if len(head) + nbytes > most:
-        return None
     return Delta(head, torch.cat(sections) if sections else torch.empty(0, dtype=torch.uint8, device=new.device))
 
 
@@ -212,17 +191,12 @@ def _encode(piece: _Piece, before: torch.Tensor, after: torch.Tensor) -> tuple[i
         return _SAME, 0, 0, []
     # The least that gaps can take; so most dense pieces are found out without looking for their positions.
     dense = piece.nbytes(_DENSE, changed, 0)
-    bitmap = piece.nbytes(_BITMAP, changed, 0)
-    if min(bitmap, piece.nbytes(_GAPS, changed, changed)) >= dense:
-        return _DENSE, changed, 0, [after]
-    positions = _positions(different)
-    if piece.nbytes(_GAPS, changed, changed) < bitmap:
+    if piece.nbytes(_GAPS, changed, changed) < dense:
+        positions = _positions(different)
         gaps = _to_gaps(positions)
-        if piece.nbytes(_GAPS, changed, gaps.numel()) < min(bitmap, dense):
+        if piece.nbytes(_GAPS, changed, gaps.numel()) < dense:
             return _GAPS, changed, gaps.numel(), [gaps, after.index_select(0, positions)]
-    if bitmap >= dense:
-        return _DENSE, changed, 0, [after]
-    return _BITMAP, changed, 0, [_to_bits(different), after.index_select(0, positions)]
+    return _DENSE, changed, 0, [after]
 
 
 def _check(piece: _Piece, section: torch.Tensor, form: int, changed: int, gaps: int) -> None:
@@ -231,9 +205,6 @@ def _check(piece: _Piece, section: torch.Tensor, form: int, changed: int, gaps: 
         skipped = section[: 2 * gaps].view(torch.int16).to(torch.int32) & _ESCAPE
         escapes = int((skipped == _ESCAPE).sum())
         fits = gaps - escapes == changed and int(skipped.sum()) + changed <= piece.count
-    elif form == _BITMAP:
-        bits = _from_bits(section[: -(-piece.count // 8)])
-        fits = int(bits.sum()) == changed == int(bits[: piece.count].sum())
     else:
         fits = True
     if not fits:
@@ -241,16 +212,12 @@ def _check(piece: _Piece, section: torch.Tensor, form: int, changed: int, gaps: 
 
 
 def _write(target: torch.Tensor, section: torch.Tensor, form: int, changed: int, gaps: int) -> None:
-    count, dtype = target.numel(), target.dtype
+    dtype = target.dtype
     if form == _DENSE:
         target.copy_(section[: target.nbytes].view(dtype))
         return
     values = section[section.numel() - _padded(changed * target.itemsize) :][: changed * target.itemsize].view(dtype)
-    if form == _GAPS:
-        positions = _from_gaps(section[: 2 * gaps].view(torch.int16))
-    else:
-        positions = _positions(_from_bits(section[: -(-count // 8)]))
-    target.index_copy_(0, positions, values)
+    target.index_copy_(0, _from_gaps(section[: 2 * gaps].view(torch.int16)), values)
 
 
 def _padded(nbytes: int) -> int:
@@ -284,17 +251,3 @@ def _from_gaps(gaps: torch.Tensor) -> torch.Tensor:
     skipped = gaps.to(torch.int64) & _ESCAPE
     is_value = skipped != _ESCAPE
     return (skipped + is_value).cumsum(0)[is_value] - 1
-
-
-def _to_bits(mask: torch.Tensor) -> torch.Tensor:
-    if mask.device.type == "cpu":
-        return torch.from_numpy(numpy.packbits(mask.numpy(), bitorder="little"))
-    octets = torch.nn.functional.pad(mask.to(torch.uint8), (0, -mask.numel() % 8)).view(-1, 8)
-    return (octets << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(1, dtype=torch.uint8)
-
-
-def _from_bits(bits: torch.Tensor) -> torch.Tensor:
-    if bits.device.type == "cpu":
-        return torch.from_numpy(numpy.unpackbits(bits.numpy(), bitorder="little")).view(torch.bool)
-    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
-    return ((bits[:, None] >> shifts) & 1).view(-1).bool()

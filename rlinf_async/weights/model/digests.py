@@ -1,11 +1,10 @@
-"""Digests of weights: CRC-32 of a packed version, SHA-256 of each tensor that a destination holds, in its own dtype."""
+"""Digests of weights: SHA-256 of each tensor that a destination holds, in its own dtype."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import hashlib
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -26,12 +25,6 @@ Parts: TypeAlias = Sequence[Part | Slice]
 
 Form: TypeAlias = tuple[int, str, Parts]
 """Index of a leaf, dtype of a tensor that holds it, and the part of the leaf that is (empty: all)."""
-
-
-def checksum_of(leaves: torch.Tensor, extra: bytes) -> int:
-    """CRC-32 of a packed version; never 0, which says that there is none."""
-    array: Any = leaves.numpy()
-    return zlib.crc32(extra, zlib.crc32(array)) or 1
 
 
 def digests_of(manifest: Manifest, held: Iterable[tuple[int, Parts, torch.Tensor]]) -> tuple[bytes, bytes]:

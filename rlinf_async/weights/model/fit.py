@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights.model.copying import are_alike, are_contiguous, as_integers
-from rlinf_async.weights.model.manifest import Manifest, dtype_name, dtype_of, not_dense
+from rlinf_async.weights.model.manifest import Manifest, dtype_of, not_dense
 from rlinf_async.weights.model.naming import Naming, advice
 from rlinf_async.weights.model.overlap import overlaps
 from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, Path, local_part, memory_of, name_of
@@ -42,7 +42,6 @@ class Fit:
         ties: pairs of these that are one tensor in the destination and several in the weights.
         maps: they can stand in the leaves.
         why_copied: the reason where they were to, and cannot.
-        kinds: by leaf, the dtype in which it could be mapped; None where it could not, whatever its dtype.
         wholes: DTensors whose local parts are among the targets.
         is_inference: some were made under ``torch.inference_mode()``.
 
@@ -73,7 +72,6 @@ class Fit:
         self._shard = shard
         problems = list(self._match(places, leaves, names, parts))
         self.why_copied = _why_copied(self._pairs, parts) if maps else ""
-        self.kinds = _kinds(self._pairs, parts) if maps else None
         self.maps = maps and not self.why_copied
         tensors = [place.tensor for place, _ in self._pairs]
         is_simple = are_alike(tensors, parts) and are_contiguous(tensors)
@@ -269,18 +267,6 @@ def _why_copied(pairs: Sequence[tuple[Place, int]], parts: Sequence[torch.Tensor
             return f"{place} was made under torch.inference_mode()"
     devices = {place.tensor.device for place, _ in pairs}
     return f"the tensors are on several devices, {', '.join(sorted(map(str, devices)))}" if len(devices) > 1 else ""
-
-
-def _kinds(pairs: Sequence[tuple[Place, int]], parts: Sequence[torch.Tensor]) -> dict[int, str] | None:
-    """By leaf, the dtype in which it could be mapped, its own or another; None where that is not what is missing."""
-    found: dict[int, str] = {}
-    for (place, index), part in zip(pairs, parts, strict=True):
-        mine, theirs = place.tensor.dtype, part.dtype
-        if mine is not theirs and not (mine.is_floating_point and theirs.is_floating_point):
-            return None
-        if found.setdefault(index, dtype_name(mine)) != dtype_name(mine):  # of two that have one leaf
-            return None
-    return None if _why_copied(pairs, [place.tensor for place, _ in pairs]) else found
 
 
 def _without_values(tensor: torch.Tensor, where: str) -> str | None:

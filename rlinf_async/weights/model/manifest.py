@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -14,7 +14,7 @@ import msgpack
 import torch
 
 from rlinf_async.errors import WeightMismatch
-from rlinf_async.weights.model.param_tree import ParamTree, Path, name_of, paths_named
+from rlinf_async.weights.model.param_tree import ParamTree, Path, name_of
 
 TransportDtype: TypeAlias = torch.dtype | str | Callable[[str, torch.dtype], torch.dtype | str | None] | None
 
@@ -124,22 +124,6 @@ class Manifest:
         except Exception as error:
             raise WeightMismatch(f"what arrived is no manifest of weights: {error!r}") from error
         return manifest
-
-    def nbytes_of(self, indices: Iterable[int] | None) -> int:
-        """Of some of the leaves, each from one place to the next, so that all of them are ``nbytes``; None: all."""
-        if indices is None:
-            return self.nbytes
-        return sum(-(-self.leaves[index].nbytes // ALIGNMENT) * ALIGNMENT for index in indices)
-
-    def select(self, keys: Collection[Any] | None) -> list[int] | None:
-        """The indices of the leaves that ``keys=`` names; a tied tensor has several names.  None: all.
-
-        Raises:
-            KeyError: a key names nothing.
-        """
-        if keys is None:
-            return None
-        return sorted({self.indices[path] for path in paths_named(keys, self.indices)})
 
     def check(self, other: Manifest) -> None:
         """Compares this side's manifest with the other side's.

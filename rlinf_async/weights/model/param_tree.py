@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy
@@ -171,22 +171,6 @@ def key_path(key: Any, above: Path = ()) -> Path:
     if not isinstance(key, tuple) or not key or not all(isinstance(part, str) for part in key):
         raise WeightMismatch(f"keys of weights are strings; got {key!r}{f' in {name_of(above)!r}' if above else ''}")
     return (*above, *path_of(".".join(key)))
-
-
-def paths_named(keys: Collection[Any], paths: Collection[Path]) -> set[Path]:
-    """Of some paths, the ones that ``keys=`` names by paths, or names with dots; a prefix names all below it.
-
-    Raises:
-        KeyError: a key names nothing.
-    """
-    found: set[Path] = set()
-    for key in keys:
-        wanted = path_of(key) if isinstance(key, str) else tuple(key)
-        below = {wanted} if wanted in paths else {path for path in paths if path[: len(wanted)] == wanted}
-        if not below:
-            raise KeyError(f"keys= names {name_of(wanted)!r}, which the weights do not have")
-        found |= below
-    return found
 
 
 def is_tensordict(value: Any) -> bool:

@@ -64,27 +64,29 @@ class Source:
         self.is_sharded = any(map(is_sharded, tree.tensors.values()))
         """Every rank has only a part of them."""
 
-    def take(self, source: Any, given: Sequence[int] | None) -> tuple[list[torch.Tensor], bytes | None]:
-        """The tensors of the given leaves (None: all), and what there is beside tensors (None: as before).
+    def take(self, source: Any) -> tuple[list[torch.Tensor], bytes]:
+        """The tensors of the leaves, and what there is beside tensors.
 
         Raises:
             WeightMismatch: they are not what the receivers were told of; names the first that differ.
             SerializationError: something beside the tensors cannot travel.
         """
-        found = self._take_quickly(source) if given is None else None
+        found = self._take_quickly(source)
         if found is not None:
             return found, b""
         tree = self._naming.tree_of(source, self._select)
-        indices = range(len(self._names)) if given is None else given
-        if given is None and (len(tree) != len(self._names) or tree.aliases != self.manifest.aliases):
-            self.manifest.check(Manifest.of(tree, self._transport_dtype))
+        if len(tree) != len(self._names) or tree.aliases != self.manifest.aliases:
+            # A dict may have copies of what is tied in the model: they are one leaf, if their values are equal.
+            owners = {self.manifest.aliases.get(path, path) for path, _ in tree.items()}
+            if isinstance(source, nn.Module) or owners != {leaf.path for leaf in self.manifest.leaves}:
+                self.manifest.check(Manifest.of(tree, self._transport_dtype))
         tensors = []
-        for index in indices:
-            path = self.manifest.leaves[index].path
+        for index, leaf in enumerate(self.manifest.leaves):
+            path = leaf.path
             tensor = tree[path] if path not in self._tied and path in tree else self._tied_tensor(tree, path)
             self._check(index, tensor)
             tensors.append(tensor)
-        return tensors, pack_extra(tree) if given is None else None
+        return tensors, pack_extra(tree)
 
     def _check(self, index: int, tensor: torch.Tensor) -> None:
         """
@@ -165,7 +167,6 @@ class Source:
         self,
         targets: Sequence[torch.Tensor],
         tensors: Sequence[torch.Tensor],
-        given: Sequence[int] | None,
         call: Call | None,
     ) -> None:
         """Puts sharded tensors whole to where they go on the rank that gathers; on the others there are no targets.
@@ -175,8 +176,7 @@ class Source:
         Raises:
             TransferFailed: another rank is not in this call.
         """
-        leaves = self.manifest.leaves
-        paths = [leaf.path for leaf in (leaves if given is None else [leaves[index] for index in given])]
+        paths = [leaf.path for leaf in self.manifest.leaves]
         assert call is not None
         with torch.no_grad():
             tree = ParamTree(dict(zip(paths, tensors, strict=True)))

@@ -32,7 +32,7 @@ class Applying:
 
     Args:
         maps: the destination comes to stand in what is leased.
-        verify: ``"crc"``: checksums are checked; ``"sha256"``: what the destination holds is hashed.
+        verify: ``"sha256"``: what the destination holds is hashed.
         patience: seconds that readers have to leave.
 
     Attributes:
@@ -91,11 +91,6 @@ class Applying:
                 await self._aside.do(self.leases.forget, nbytes=None)
         self.leases.expect(manifest, extra, slots, device)
 
-    @property
-    def readable(self) -> tuple[str, dict[int, str] | None]:
-        """The GPU on which leaves can be read; by leaf, the dtypes in which they could be mapped."""
-        return self.leases.gpu, self.destination.wish
-
     async def lease(self, name: MemoryName) -> Leased | None:
         """What is in a slot, which is mapped first if it was not; see ``Leases.take``."""
         if self.leases.is_new(name):
@@ -117,8 +112,6 @@ class Applying:
         version = leased.header.version
         if self.reception.judge(version) is not Verdict.APPLY:
             return 0.0
-        if self._verify == "crc":
-            await self._aside.do(leased.reader.check, leased.header, nbytes=nbytes)
         extra = unpack_extra(leased.reader.extra(leased.header))
         assert leased.views is not None
         await self._aside.do(destination.compare, leased.views, extra, nbytes=nbytes)

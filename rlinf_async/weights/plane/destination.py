@@ -44,7 +44,6 @@ class Destination:
     Attributes:
         places: the GPUs that some of it is on, once it is checked.
         device: the GPU that all of it is on.
-        wish: by leaf, the dtypes, other than the sender's, in which all could be mapped; None where they could not.
         is_whole: no write has broken off half way since one has ended.
     """
 
@@ -68,7 +67,6 @@ class Destination:
         self._gpus = gpus
         self.places: set[torch.device] = set()
         self.device: torch.device | None = None
-        self.wish: dict[int, str] | None = None
         self.is_whole = True
         self._holder: Any = _NOTHING
         """What is written to; at first nothing that could be found."""
@@ -107,8 +105,6 @@ class Destination:
             self.detach()  # what others may have of it is not overwritten with the slot that it stands in
         self._is_first = self._manifest is not manifest
         self._holder, self._fit, self._manifest = found, fit, manifest
-        kinds, leaves = None if fit is None else fit.kinds, manifest.leaves
-        self.wish = kinds and {index: kind for index, kind in kinds.items() if kind != leaves[index].dtype}
         targets = [] if fit is None else fit.targets
         self.places, self.device = self._gpus.places(targets), self._gpus.only_place(targets)
 
@@ -161,9 +157,8 @@ class Destination:
             stand_in(targets, sources)
             self._mapped = targets
         else:
-            # The sender may pack the next version in the dtypes that were wished for, and where they are wished for: it
-            # packs the first one before it knows of this receiver.
-            if (why := self._fit.why_copied or _ELSEWHERE * is_far) and not (self._is_first and (self.wish or is_far)):
+            # The sender packs the first version before it knows where this receiver is.
+            if (why := self._fit.why_copied or _ELSEWHERE * is_far) and not (self._is_first and is_far):
                 self._tell(why)
             self._is_first = False
             self._let_go(targets, torch.empty_like)

@@ -6,15 +6,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._messaging.landing import Host
 from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.weights.links.weight_link import Link
 from rlinf_async.weights.memory.store import Store
-from rlinf_async.weights.model.delta import Delta
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.waiting.dropped import on_drop
 from rlinf_async.work import Work
@@ -51,10 +48,10 @@ class HostMemory:
         else:
             self._keep = on_drop(self, "", self._store.close)
 
-    def _make_room(self, version: int, nbytes: int, base: int, head: bytes) -> _SlotRoom:
+    def _make_room(self, version: int, nbytes: int) -> _SlotRoom:
         if self._store is None:
             raise TransferFailed("the receiver has no memory for the weights of its machine")
-        return _SlotRoom(self._store, nbytes, base, head)
+        return _SlotRoom(self._store)
 
     def close(self) -> Work[None]:
         """Lets go of the memory, after what comes is given up; the receivers of this machine go on reading it."""
@@ -72,19 +69,14 @@ class HostMemory:
 
 
 class _SlotRoom:
-    """A slot for one version.
+    """A slot for one version."""
 
-    Args:
-        base, head: of what has changed, where that comes; else the head is empty.
-    """
-
-    def __init__(self, store: Store, nbytes: int, base: int, head: bytes) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._slot = store.take()
-        self._change = (base, head)
         self.memory: Any = None
         try:
-            self.memory = torch.empty(nbytes, dtype=torch.uint8) if head else store.receive(self._slot)
+            self.memory = store.receive(self._slot)
         except BaseException:
             self.abandon()
             raise
@@ -93,14 +85,8 @@ class _SlotRoom:
         self._slot.hold()
         return self._slot.let_go
 
-    def finish(self, version: int, extra: bytes, checksum: int) -> list[Any]:
-        base, head = self._change
-        if head:
-            here = 0 if self._store.latest is None else self._store.latest.version
-            if here != base:
-                raise TransferFailed(f"what has changed since version {base} has come, and version {here} is here")
-            self._store.patch(self._slot, Delta(head, self.memory))
-        return list(self._store.received(self._slot, version, extra, checksum).name)
+    def finish(self, version: int, extra: bytes) -> list[Any]:
+        return list(self._store.received(self._slot, version, extra).name)
 
     def abandon(self) -> None:
         self._slot.hold()  # it may still be written to, and is replaced when its turn comes

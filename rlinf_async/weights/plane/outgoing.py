@@ -30,7 +30,7 @@ class Outgoing(Job):
 
     def publish(self) -> Outgoing:
         self.packed = self.nbytes
-        self.facts = self.writer.extra, self.writer.checksum
+        self.facts = (self.writer.extra,)
         return self
 
     def hold(self) -> None:

@@ -18,15 +18,11 @@ class Outlet:
 
     Attributes:
         is_greeted: it was told what comes.
-        is_ready: it has said that it fits.
+        is_ready: it has said that what comes fits.
         gpu: the uuid of the GPU on which it reads leaves; empty if none.
-        wish: pairs of a leaf and the dtype, other than the sender's, in which it could map it; none where it copies.
-        refusal: why it does not, as far as is known.
-        is_behind: it has refused, and gets the latest version when it does not any more.
-        is_asked: somebody waits for it to say whether it still does.
+        refusal: why it does not; or why its link has ended.
         lost: memory on its machine that it was told of, and cannot open.
         owed: versions that it was told of and has not answered.
-        lags: it owes so many that it hears of no more until it answers; then of the latest.
         verifying: versions whose digests it has sent, which are being compared.
     """
 
@@ -42,12 +38,8 @@ class Outlet:
         self.is_greeted = False
         self.is_ready = False
         self.gpu = ""
-        self.wish: frozenset[tuple[int, str]] = frozenset()
         self.refusal: Exception | None = None
-        self.is_behind = False
-        self.is_asked = False
         self.owed: set[int] = set()
-        self.lags = False
         self.verifying: set[int] = set()
         self.lost: Any = None
         self._heard = heard

@@ -1,8 +1,8 @@
 """The receivers of one publisher: what each was told, and what it has answered.
 
-add ──► opened ──► HELLO ──► READY          a late one hears of the latest version in the HELLO
+add ──► opened ──► HELLO ──► ACK of 0       a late one hears of the latest version in the HELLO, and answers that too
 publish ──► PUBLISH to those on this machine; to the others once it has landed on theirs ──► ACK
-HELLO ──► REFUSE          each later version asks again:  PUBLISH of nothing ──► READY ──► PUBLISH, or REFUSE
+connect ──► PUBLISH of the latest version, or of 0 without memory, to those whom it did not fit ──► ACK
 """
 
 from __future__ import annotations
@@ -15,20 +15,16 @@ from typing import Any, Final
 from rlinf_async._core import clock
 from rlinf_async._core.failures import unpack_error
 from rlinf_async._messaging.relay import Relay
-from rlinf_async._messaging.state.relay_plan import FROM_HOSTS, Patch
+from rlinf_async._messaging.state.relay_plan import FROM_HOSTS
 from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.weights.links.weight_link import Link, Words
 from rlinf_async.weights.memory.slot import SlotWriter
 from rlinf_async.weights.memory.store import Store
-from rlinf_async.weights.model.delta import Delta
 from rlinf_async.weights.plane.outgoing import Outgoing
 from rlinf_async.weights.plane.outlet import Outlet
 from rlinf_async.weights.state import words as say
 from rlinf_async.weights.state.sync_report import Ack
 from rlinf_async.weights.state.versions import Ledger
-
-REFUSAL_GRACE_S: Final = 1.0
-"""For which a version waits for what a receiver that has refused before says of it."""
 
 _MOST_OWED: Final = 64
 """Versions that a receiver is told of and does not answer: the next ones would only fill memory."""
@@ -75,8 +71,8 @@ class Outlets:
         self._outlets: dict[Hashable, Outlet] = {}
         self._newcomers: list[Outlet] = []
         """Those that have come since it is known whom the version that is being packed is for."""
-        self._behind: list[tuple[int, set[Outlet], Callable[[], None]]] = []
-        """By the first version of another layout, receivers that may yet open memory of the one before."""
+        self._refusing: set[Outlet] = set()
+        """Receivers that have refused what comes since then.  Their users may have left: nobody answers for them."""
         self._store: Store | None = None
         self._relay = Relay(self, self._lock, chain_from)
         self._plan = self._relay.plan
@@ -96,8 +92,8 @@ class Outlets:
 
     @property
     def is_refused(self) -> bool:
-        """Whether one of them has refused what comes, or has ended, and is not about to say otherwise."""
-        return any(outlet.refusal is not None and not outlet.is_asked for outlet in list(self._outlets.values()))
+        """Whether what comes does not fit one of them, or one has ended."""
+        return bool(self.refusals)
 
     @property
     def quarantined(self) -> dict[Hashable, str]:
@@ -121,6 +117,7 @@ class Outlets:
         """
         with self._lock:
             self._newcomers.clear()
+            self._refusing.clear()
             return self.check(names)
 
     def check(self, names: Sequence[Hashable] | None) -> list[Hashable]:
@@ -154,7 +151,6 @@ class Outlets:
         self.check([name])
         with self._lock:
             outlet = self._outlets.pop(name)
-            self._passes(outlet)
             complete = self.ledger.remove(name, self._removed(name, self.ledger.version))
             self._relay.act(self._plan.leave, outlet)
         outlet.link.close()
@@ -213,13 +209,13 @@ class Outlets:
         outlet.say(say.HOST, store.manifest.to_bytes(), store.extra, store.slots, None, 0, line)
 
     def ask_again(self) -> None:
-        """Asks those who have refused what comes whether it fits by now."""
+        """Offers the latest version once more to those whom it does not fit, or asks them whether it does by now."""
         complete: list[int] = []
         with self._lock:
             for outlet in list(self._outlets.values()):
-                if outlet.is_behind and outlet.link.error is None:
-                    outlet.is_asked = True
-                    complete += self._tell(outlet, self.ledger.version, None, None)
+                if outlet.refusal is not None and outlet.link.error is None:
+                    outlet.refusal = None
+                    complete += self._offer(outlet)
         self._finish(complete)
 
     def close(self, reason: str = "") -> None:
@@ -268,47 +264,11 @@ class Outlets:
 
     # -- publishing ---------------------------------------------------------------------------------------------
 
-    @property
-    def wish(self) -> dict[int, str] | None:
-        """By leaf, the dtypes, other than the sender's, in which all map it; None: somebody has not said yet."""
-        with self._lock:
-            outlets = [outlet for outlet in self._outlets.values() if outlet.refusal is None]
-            if not all(outlet.is_ready for outlet in outlets):
-                return None
-            wishes = {outlet.wish for outlet in outlets}
-        return dict(wishes.pop()) if len(wishes) == 1 else {}
-
-    def lay_anew(self, version: int, left: Callable[[], None]) -> None:
-        """Another store takes the place of this one: everybody is told once more what comes, with what is published.
-
-        Args:
-            version: that is published next, in the other one.
-            left: called once nobody is about to open what this one has.
-        """
-        with self._lock:
-            self._store = None
-            self._lacking.clear()
-            there = {each for each in self._outlets.values() if each.is_greeted and each.link.error is None}
-            self._behind.append((version, there, left))
-            self._passes(None, version)
-            for outlet in self._outlets.values():
-                outlet.is_greeted = outlet.is_ready = False
-            self._relay.act(self._plan.dissolve)
-
-    def _passes(self, outlet: Outlet | None, version: int | None = None) -> None:
-        """A receiver has come to that version, or has ended (None), and looks at nothing older from now on."""
-        for published, outlets, left in self._behind.copy():
-            if outlet is not None and (version is None or version >= published):
-                outlets.discard(outlet)
-            if not outlets:
-                self._behind.remove((published, outlets, left))
-                left()
-
     def begin(self, version: int, names: Sequence[Hashable], store: Store, writer: SlotWriter) -> bool:
         """A version is being packed; whether anybody on another machine gets it as it is, from ``packed`` on."""
         with self._lock:
             there = [self._outlets[name] for name in names if name in self._outlets]
-            there = [outlet for outlet in there if outlet.refusal is None and outlet.link.error is None]
+            there = [outlet for outlet in there if outlet.link.error is None]
             far = [outlet for outlet in there if outlet.link.node is not None]
             job = Outgoing(version, store, writer, self.seconds, may_wait=self._ahead)
             return bool(far) and self._relay.act(self._plan.begin, job, far)
@@ -342,7 +302,7 @@ class Outlets:
         with self._lock:
             there = [self._outlets[name] for name in names if name in self._outlets]
             # A receiver that lacks an earlier version may find its memory written to again: it gets this one instead.
-            owing = (each for each in self._outlets.values() if each.owed and each.refusal is None)
+            owing = (each for each in self._outlets.values() if each.owed and each.link.error is None)
             late = {*self._newcomers, *owing} if self._ahead else set(self._newcomers)
             late = {each for each in late if each.is_greeted and self._outlets.get(each.name) is each}
             gone = {name: self._removed(name, version) for name in names if name not in self._outlets}
@@ -358,11 +318,11 @@ class Outlets:
                 self.greet(store)
             for outlet in there:
                 assert writer is not None
-                error = outlet.refusal or outlet.link.error
-                if outlet.is_behind and outlet.link.error is None:  # READY brings it this version; or ``fail_refused``
-                    complete += self._tell(outlet, version, None, None)
-                elif error is not None:
-                    complete += self._failed(outlet.name, version, error)
+                error = outlet.link.error
+                if outlet in self._refusing and outlet.refusal is not None:
+                    complete += self._failed_alone(outlet.name, version, outlet.refusal)
+                if error is not None:
+                    complete += self._failed(outlet.name, version, outlet.refusal or error)
                 elif not outlet.is_greeted:
                     pass  # it hears of it with the greeting
                 elif outlet.link.node is not None:
@@ -385,20 +345,17 @@ class Outlets:
         far: list[Outlet],
         store: Store,
         writer: SlotWriter,
-        delta: tuple[int, Delta] | None,
     ) -> None:
-        """Sends a version to other machines; with a delta only that, where it is enough."""
+        """Sends a version to other machines."""
         with self._lock:
             there = [outlet for outlet in far if self._outlets.get(outlet.name) is outlet and outlet.link.error is None]
             job = self._plan.job
             if not isinstance(job, Outgoing) or job.number != version or job.writer is not writer:
                 job = Outgoing(version, store, writer, self.seconds, may_wait=self._ahead)
-            job.patch = None if delta is None else Patch(delta[0], delta[1].head, delta[1].body)
             self._relay.act(self._plan.publish, job.publish(), there)
 
     def _tell(self, outlet: Outlet, version: int, memory: Any, moment: float | None) -> list[int]:
-        outlet.lags = len(outlet.owed) >= _MOST_OWED
-        if outlet.lags:
+        if len(outlet.owed) >= _MOST_OWED:  # it hears of the latest once it answers
             return []
         if memory is not None:
             outlet.owed.add(version)
@@ -427,22 +384,10 @@ class Outlets:
         with self._lock:
             if self._outlets.get(outlet.name) is not outlet:
                 return
-            if self._behind and what in (say.READY, say.ACK, say.REFUSE):
-                self._passes(outlet, None if what == say.REFUSE else facts[0])
-            if what == say.READY:
-                outlet.is_ready, outlet.is_asked, outlet.gpu = True, False, facts[1]
-                outlet.wish = frozenset(map(tuple, facts[2] or ()))
-                if outlet.is_behind and outlet.link.error is None:
-                    complete = self._catch_up(outlet)
-            elif what == say.LACK:
+            if what == say.NEED:
                 outlet.gpu, outlet.lost = "", facts[1]
                 self._lacking.append(outlet)
                 self._fill()
-            elif what == say.REFUSE:
-                outlet.refusal = unpack_error(facts[0])
-                outlet.is_ready, outlet.is_asked, outlet.is_behind = False, False, True
-                outlet.owed.clear()
-                complete = self._gone(outlet, outlet.refusal)
             elif what == say.ACK:
                 complete = self._acked(outlet, *facts)
             elif what in FROM_HOSTS:
@@ -450,13 +395,12 @@ class Outlets:
         self._finish(complete)
         self._changed()
 
-    def _catch_up(self, outlet: Outlet) -> list[int]:
-        """What it has refused fits now."""
-        outlet.is_behind, outlet.refusal = False, None
+    def _offer(self, outlet: Outlet) -> list[int]:
+        """Shows the latest version to one that it did not fit; while there is none, asks whether what comes fits."""
         store = self._store
         latest = None if store is None else store.latest
         if store is None or latest is None:
-            return []
+            return self._tell(outlet, 0, None, None)
         if self.is_published(latest) and latest.is_in_slot:
             return self._show(outlet, store, latest)
         self._lacking.append(outlet)
@@ -484,8 +428,7 @@ class Outlets:
         with self._lock:
             if self._outlets.get(outlet.name) is not outlet:
                 return
-            outlet.is_ready = outlet.is_asked = False
-            self._passes(outlet)
+            outlet.is_ready = False
             if outlet.refusal is None:
                 outlet.refusal = error
             complete = self._gone(outlet, error)
@@ -493,11 +436,19 @@ class Outlets:
         self._finish(complete)
         self._changed()
 
-    def _acked(self, outlet: Outlet, version: int, failure: bytes | None, *facts: Any) -> list[int]:
+    def _acked(self, outlet: Outlet, version: int, failure: bytes | None, gpu: str, *facts: Any) -> list[int]:
+        lags = len(outlet.owed) >= _MOST_OWED
         outlet.owed.discard(version)
+        outlet.gpu = gpu
+        if not version or failure is None:
+            outlet.is_ready, outlet.refusal = failure is None, None if failure is None else unpack_error(failure)
+        if not version:
+            if outlet.refusal is None:
+                return []
+            self._refusing.add(outlet)
+            return self._gone(outlet, outlet.refusal)
         store = self._store
-        if outlet.lags and store is not None and store.latest is not None and self.is_published(store.latest):
-            outlet.lags = False
+        if lags and store is not None and store.latest is not None and self.is_published(store.latest):
             return [*self._answer(outlet, version, failure, *facts), *self._show(outlet, store, store.latest)]
         return self._answer(outlet, version, failure, *facts)
 
@@ -543,21 +494,10 @@ class Outlets:
             complete = self._answered(name, Ack("applied" if error is None else "failed", version, error))
         self._finish(complete)
 
-    def fail(self, name: Hashable, version: int, error: Exception, *, is_late: bool = True) -> None:
+    def fail(self, name: Hashable, version: int, error: Exception) -> None:
         """Its time is over, or later versions than it may be behind are published."""
         with self._lock:
             complete = self._failed_alone(name, version, error)
-            if is_late and (outlet := self._outlets.get(name)) is not None:
-                self._relay.act(self._plan.doubt, outlet)
-        self._finish(complete)
-
-    def fail_refused(self, version: int) -> None:
-        """Receivers that have refused before, and have not answered, do not take that version either."""
-        with self._lock:
-            refusals, complete = self.refusals, []
-            for name in self.waiting_for(version):
-                if name in refusals:
-                    complete += self._failed_alone(name, version, refusals[name])
         self._finish(complete)
 
     def forget(self, version: int) -> None:
@@ -578,7 +518,9 @@ class Outlets:
                 return self._removed(name, version)
             if target.acked >= version:
                 return Ack("applied", version)
-            error = outlet.refusal or (TransferFailed(target.trouble) if target.trouble is not None else None)
+            error = outlet.link.error
+            if target.trouble is not None:
+                error = outlet.refusal or TransferFailed(target.trouble)
             return None if error is None else Ack("failed", version, error)
 
     def _finish(self, versions: Iterable[int]) -> None:

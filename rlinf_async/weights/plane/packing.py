@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +16,6 @@ from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.param_tree import ParamTree
 from rlinf_async.weights.model.source import Source
 from rlinf_async.weights.model.streamed import is_streamed
-from rlinf_async.weights.plane.comparing import Comparing
 from rlinf_async.weights.plane.verifying import Verifying
 
 
@@ -36,9 +35,7 @@ class Packing:
         taker: gets the tensors.
         tree: the first of them.
         store: has the slots; None where another rank has.
-        comparing: what goes to other machines.
         verify: as of ``Publisher``.
-        wish: by leaf, the dtypes, other than the sender's, in which it is packed, because all receivers map them.
 
     Attributes:
         verifying: of what receivers hold, if that is wanted.
@@ -50,20 +47,15 @@ class Packing:
         tree: ParamTree,
         store: Store | None,
         readers: Readers,
-        comparing: Comparing,
         gpus: Gpus,
         *,
         verify: str,
-        wish: Mapping[int, str] | None = None,
     ) -> None:
         self.taker = taker
         self.store = store
         self._readers = readers
-        self._comparing = comparing
         self._gpus = gpus
-        self._with_checksum = verify == "crc"
         self.verifying = Verifying(store) if store is not None and verify == "sha256" else None
-        self.wish = wish or {}
         self._places = gpus.places(tree.tensors.values())
 
     @property
@@ -79,7 +71,6 @@ class Packing:
         self,
         source: Any,
         version: int,
-        given: Sequence[int] | None,
         names: Sequence[Hashable],
         marks: Marks,
         call: Call | None = None,
@@ -87,35 +78,34 @@ class Packing:
         """Packs a version; None where that is done on another rank.
 
         Args:
-            given: indices of the leaves that are new; None: all.
             names: of the readers.
             call: by which other ranks know that they are in the same one.
         """
         if self.taker.is_sharded and self._places:
             self._gpus.follow(marks)  # shards are put together, and sent, in the streams of this thread
         store, streams = self.store, is_streamed(source)
-        tensors, extra = ([], b"") if streams else self.taker.take(source, given)
+        tensors, extra = ([], b"") if streams else self.taker.take(source)
         if store is None:
-            self.taker.gather((), tensors, given, call)
+            self.taker.gather((), tensors, call)
             for device in self._places:
                 self._gpus.settle(device)  # what is sent has been enqueued only, and the source may change from here on
             return None
         slot = store.take()
-        how: dict[str, Any] = {"extra": extra, "with_checksum": self._with_checksum}
+        how: dict[str, Any] = {"extra": extra}
         if streams:
             how["copy"] = lambda targets, _: self.taker.stream(source, targets)
         elif self.taker.is_sharded:
             for device in self._places:
                 store.register(slot, device)
-            how["copy"] = functools.partial(self.taker.gather, given=given, call=call)
+            how["copy"] = functools.partial(self.taker.gather, call=call)
         else:
             places = self._gpus.places(tensors)
-            at_once = given is None and self._leaves_at_once(version, names, store, slot)
+            at_once = self._readers.begin(version, names, store, slot)
             if places:
                 how |= self._from_gpu(store, slot, version, tensors, min(places, key=str), marks, at_once=at_once)
             elif at_once:
                 how["copy"] = self._in_order(version, self._ends, copy_tensors)
-        return store.pack(slot, version, tensors, given, **how)
+        return store.pack(slot, version, tensors, **how)
 
     def _from_gpu(
         self,
@@ -130,7 +120,7 @@ class Packing:
     ) -> dict[str, Any]:
         """How a version is packed of which some is on that GPU: there, if all is and somebody reads it there."""
         copy: Copy = functools.partial(self._gpus.copy, after=marks)
-        gpu = self._gpus.uuid(device) if not self._with_checksum and self._gpus.only_place(tensors) == device else ""
+        gpu = self._gpus.uuid(device) if self._gpus.only_place(tensors) == device else ""
         is_read_there, is_read_here = self._readers.demand(gpu) if gpu else (False, True)
         if is_read_there and store.make_room(slot, device):
             fill: Copy | None = functools.partial(copy_settled, self._gpus) if is_read_here or at_once else None
@@ -139,10 +129,6 @@ class Packing:
             return {"copy": copy, "on_gpu": True, "fill": fill}
         store.register(slot, device)
         return {"copy": self._in_order(version, self._ends, copy) if at_once else copy}
-
-    def _leaves_at_once(self, version: int, names: Sequence[Hashable], store: Store, slot: SlotWriter) -> bool:
-        """Whether it goes to other machines while it is packed; what has changed is known only afterwards."""
-        return not self._comparing.is_due(version) and self._readers.begin(version, names, store, slot)
 
     @property
     def _ends(self) -> list[int]:

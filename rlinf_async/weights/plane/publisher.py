@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import math
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from rlinf_async._core import clock, process
@@ -23,17 +22,14 @@ from rlinf_async.weights.model.gather import gathers_here
 from rlinf_async.weights.model.gather_calls import Call, Calls
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.naming import UNCHANGED, Naming
-from rlinf_async.weights.model.param_tree import name_of
-from rlinf_async.weights.model.partial import chosen
+from rlinf_async.weights.model.param_tree import ParamTree
 from rlinf_async.weights.model.source import Source, pack_extra
 from rlinf_async.weights.model.streamed import is_streamed, layout_of
-from rlinf_async.weights.plane.comparing import Comparing
 from rlinf_async.weights.plane.delivery import Delivery, Parcel
 from rlinf_async.weights.plane.outlet import Outlet
-from rlinf_async.weights.plane.outlets import REFUSAL_GRACE_S, Outlets
+from rlinf_async.weights.plane.outlets import Outlets
 from rlinf_async.weights.plane.packing import Packing
 from rlinf_async.weights.plane.sync_handle import SyncHandle
-from rlinf_async.weights.state.send_arguments import keys_of
 from rlinf_async.weights.state.sync_report import Ack, SyncReport
 from rlinf_async.weights.waiting.aside import Aside
 from rlinf_async.weights.waiting.changes import Changes
@@ -72,12 +68,10 @@ class Publisher:
         model_id: as errors call it.
         apply: what the receivers do with it, ``"copy"`` or ``"map"``; decides how many slots there are.
         slots: versions that there is room for; by default 2 to copy and 3 to map.
-        delta: what goes to other machines: ``"off"``: everything; ``"on"``: what has changed, with a form for each leaf
-            that is never larger than the leaf; ``"auto"``: the same, unless that is nearly everything.
         transport_dtype: what floating-point tensors travel as: a dtype, or a function of (name, dtype).
         ack_timeout: seconds that receivers have.
-        verify: ``"crc"``: with a checksum, which the receivers check.  ``"sha256"``: what each tensor of a receiver
-            holds once a version is applied is compared with what was packed.
+        verify: ``"sha256"``: what each tensor of a receiver holds once a version is applied is compared with what was
+            packed.
         select: ``"all"``, ``"trainable"``, or a function of (name, tensor).
         naming: gives the names under which the source's tensors travel.
         chain_from: bytes from which on receivers' machines pass a version on to each other; by default 64 MiB.
@@ -94,7 +88,6 @@ class Publisher:
         apply: str = "copy",
         slots: int | None = None,
         transport_dtype: Any = None,
-        delta: str = "off",
         ack_timeout: float = 60.0,
         verify: str = "off",
         select: Any = "all",
@@ -109,7 +102,6 @@ class Publisher:
         self._slots = slots if slots is not None else (3 if apply == "map" else 2)
         self._transport_dtype = transport_dtype
         self._ack_timeout = ack_timeout
-        self._comparing = Comparing(delta, model_id)
         self._gpus = gpus
         self._verify = verify
         self._select = select
@@ -122,13 +114,10 @@ class Publisher:
         self._behind = behind
         self._named: dict[Hashable, float] = {}
         """Receivers that were too far behind, and when the log has named them."""
-        self._may_lay_anew = apply == "map" and transport_dtype is None and delta == "off"
         self._packing: Packing | None = None
         self.aside = Aside(f"weights of {model_id}")
         self._handles: dict[int, SyncHandle] = {}
         """Versions under way, the oldest first."""
-        self._stores: list[Store] = []
-        """That which is packed into, and before it those that somebody may be about to open."""
         self._keep: Callable[[], object] = lambda: None
         """Prevents that they are given back a second time, when this is dropped."""
         self._is_packing = False
@@ -147,6 +136,14 @@ class Publisher:
     def manifest(self) -> Manifest | None:
         """What the receivers were told that comes; None before it is known."""
         return None if self._packing is None else self._packing.taker.manifest
+
+    @property
+    def shown(self) -> ParamTree | None:
+        """Views of the latest version, in the slot that later ones are packed into again."""
+        latest = None if self._store is None else self._store.latest
+        if latest is None or self.manifest is None or not latest.is_in_slot:
+            return None
+        return ParamTree(latest.views, self.manifest.aliases, {})
 
     @property
     def _store(self) -> Store | None:
@@ -195,8 +192,8 @@ class Publisher:
             source = next((each for each in (weights, source, self._source) if each is not None), None)
             if source is None:
                 raise ValueError(f"connect() has to tell the receivers of '{self._model_id}' what comes: give a source")
-            self._adopt(await self._lay_out(source, self._transport_dtype))
-        deadline = None if timeout is None else clock.monotonic() + timeout
+            self._adopt(await self._lay_out(source))
+        begun = clock.monotonic()
         if self._store is None:
             self._refuse_receivers()
         else:
@@ -212,8 +209,7 @@ class Publisher:
             who = ", ".join(f"{name!r} ({self._outlets.label(name)})" for name in missing)
             raise DeadlineExceeded(f"receivers {who} of '{self._model_id}' did not connect within {timeout:g} s")
         if weights is not None:
-            remaining = self._ack_timeout if deadline is None else max(0.0, deadline - clock.monotonic())
-            await (await self.publish(weights, timeout=remaining, call=call))
+            await (await self.publish(weights, timeout=clock.rest(timeout, begun), call=call))
 
     # -- publishing ---------------------------------------------------------------------------------------------
 
@@ -223,7 +219,6 @@ class Publisher:
         worker_ids: Sequence[Hashable] | None = None,
         *,
         version: int | None = None,
-        keys: Collection[Any] | None = None,
         timeout: float | None = None,
         call: Call | None = None,
         deliveries: Sequence[Delivery] | None = None,
@@ -234,8 +229,6 @@ class Publisher:
             source: as in the constructor; by default that one.
             worker_ids: who is to apply it; by default all.
             version: higher than the last one; by default the next number.
-            keys: names or paths of what is new; a prefix names all below it.  By default all.  The rest stays as in
-                the version before.
             timeout: seconds that the receivers have; by default ``ack_timeout``.
             call: what it is a part of, where somebody else counts; every rank of sharded weights counts alike.
             deliveries: by which it goes to further receivers as a message; without ``worker_ids`` nothing is packed.
@@ -247,7 +240,6 @@ class Publisher:
             RuntimeError: another version is under way, or with ``behind`` is being packed.
             ValueError: there is no such receiver, or the version is not after the last one.
             WeightMismatch: there are other weights, shapes or dtypes than at first.  Nothing was sent to anyone.
-            KeyError: ``keys`` names something that the weights do not have.
             ConfigError: as ``connect``.
             TransferFailed: the weights are sharded, and another rank is not in this call.  Nothing was sent to anyone.
         """
@@ -267,18 +259,14 @@ class Publisher:
             raise ValueError(f"there is nothing to publish for '{self._model_id}': give a source")
         self._outlets.seconds = seconds = self._ack_timeout if timeout is None else timeout
         parcels = deliveries or ()
-        laid, writer, packed = None, None, 0
+        writer, packed = None, 0
         self._is_packing = True
         try:
             if is_packed:
-                laid = await self._lay_anew(source, keys, names)
-                writer, packed = await self._stage(laid, source, number, keys, names, call)
+                writer, packed = await self._stage(source, number, names, call)
             if parcels:
-                await self._deliver(parcels, Parcel(self._model_id, number, chosen(source, keys), seconds))
+                await self._deliver(parcels, Parcel(self._model_id, number, source, seconds))
             self._check_open()  # it may have been closed meanwhile
-            if laid is not None:
-                self._lay_over(laid, number)
-                laid = None
             handle = SyncHandle(number, seconds, self._expire, self._forget_version, parcels)
             handle.begun, handle.staged = begun, clock.monotonic() - begun
             self._handles[number] = handle
@@ -287,8 +275,6 @@ class Publisher:
             called = [name for delivery in parcels for name in delivery.names]
             far = self._outlets.publish(number, names, self._store, writer, called)
             recording.version(self._model_id, "published", number)
-            if self._outlets.refusals:
-                asyncio.get_running_loop().call_later(REFUSAL_GRACE_S, self._outlets.fail_refused, number)
             if (far or self._outlets.has_begun(number)) and writer is not None and self._store is not None:
                 near = packed if len(far) < len(names) else 0
                 self.aside.start(self._bring, handle, far, self._store, writer, near, nbytes=writer.leaves.nbytes)
@@ -297,8 +283,6 @@ class Publisher:
                 self.aside.start(self._packing.verifying.begin, number, list(self._handles), nbytes=None)
             return handle
         except BaseException:  # also where whoever waited was cancelled, and all is packed
-            if laid is not None and laid.store is not None:
-                laid.store.close()
             self._take_back(number)
             if number > self.version and any(delivery.has_begun for delivery in parcels):
                 self._outlets.publish(number, ())  # a number that a receiver has heard is never another version's
@@ -375,7 +359,7 @@ class Publisher:
                     self._named[name] = now
                     logger.warning("%s %s; nobody waits for it, and once it goes on it gets the latest one", who, lag)
                 error = DeadlineExceeded(f"{who} {lag}: version {self.version} is published, and it lacks {version}")
-                self._outlets.fail(name, version, error, is_late=False)
+                self._outlets.fail(name, version, error)
 
     def _forget_version(self, version: int) -> None:
         """Forget a version for which nobody waits any more."""
@@ -384,42 +368,30 @@ class Publisher:
 
     async def _stage(
         self,
-        laid: Packing | None,
         source: Any,
         version: int,
-        keys: Collection[Any] | None,
         names: Sequence[Hashable],
         call: Call,
     ) -> tuple[SlotWriter | None, int]:
-        """Packs a version, of which so many bytes are new; None where that is done on another rank.
-
-        Args:
-            laid: the layout that takes the place of this one, if it is packed.
-        """
+        """Packs a version of so many bytes; None where that is done on another rank."""
         if self._packing is None:
-            self._adopt(await self._lay_out(source, self._transport_dtype))
+            self._adopt(await self._lay_out(source))
             self._check_open()
-        packing = laid or self._packing
+        packing = self._packing
         assert packing is not None
         if packing.store is None:
             self._refuse_receivers()
-        given = packing.taker.manifest.select(keys_of(keys))
-        streams = is_streamed(source)
-        if streams and given is not None:
-            raise ValueError("keys= names some of a model's tensors, and a function yields all of them")
-        # Receivers on other machines have no memory yet for another layout: they get it when all is packed.
-        at_once = () if laid is not None else names
-        wanted = (source, version, given, at_once, packing.marks(), call)
-        writer = await self.aside.do(packing.pack, *wanted, nbytes=None if streams else packing.nbytes)
-        return writer, packing.taker.manifest.nbytes_of(given)
+        wanted = (source, version, names, packing.marks(), call)
+        writer = await self.aside.do(packing.pack, *wanted, nbytes=None if is_streamed(source) else packing.nbytes)
+        return writer, packing.taker.manifest.nbytes
 
-    async def _lay_out(self, source: Any, transport_dtype: Any, wish: Mapping[int, str] | None = None) -> Packing:
+    async def _lay_out(self, source: Any) -> Packing:
         """Finds out what comes, and makes room for it where it is packed."""
         if is_streamed(source):  # other ranks may have to be waited for, and what is yielded is computed
             tree = await self.aside.do(layout_of, source, self._select, self.naming, nbytes=None)
         else:
             tree = self.naming.tree_of(source, self._select)
-        taker = Source(tree, self._select, transport_dtype, self.naming)
+        taker = Source(tree, self._select, self._transport_dtype, self.naming)
         made: list[Store] = []
         if gathers_here() or not taker.is_sharded:
             extra = len(pack_extra(tree))
@@ -438,48 +410,12 @@ class Publisher:
                     each.close()
                 raise
         store = made[0] if made else None
-        return Packing(taker, tree, store, self._outlets, self._comparing, self._gpus, verify=self._verify, wish=wish)
+        return Packing(taker, tree, store, self._outlets, self._gpus, verify=self._verify)
 
     def _adopt(self, packing: Packing) -> None:
         self._packing = packing
         if packing.store is not None:
-            if not self._stores:
-                release = functools.partial(_close_all, self._stores)
-                self._keep = on_drop(self, f"publisher of '{self._model_id}'", release)
-            self._stores.append(packing.store)
-
-    async def _lay_anew(self, source: Any, keys: Any, names: Sequence[Hashable]) -> Packing | None:
-        """A layout in the dtype that all receivers map, or else in the sender's own, where it is another than this."""
-        packing = self._packing
-        if (
-            packing is None
-            or not self._may_lay_anew
-            or is_streamed(source)
-            or keys is not None
-            or set(names) != set(self.worker_ids)
-        ):
-            return None
-        if self._handles:  # which would not be verified, and whose memory would have to stay
-            return None
-        wish = self._outlets.wish
-        if wish is None or wish == packing.wish or packing.taker.is_sharded:
-            return None
-        packing.taker.take(source, None)  # which refuses other weights than the receivers were told of
-        leaves = enumerate(packing.taker.manifest.leaves)
-        dtypes = {name_of(leaf.path): wish.get(index, leaf.dtype) for index, leaf in leaves}
-        return await self._lay_out(source, lambda name, _: dtypes[name], wish)
-
-    def _lay_over(self, packing: Packing, version: int) -> None:
-        """Has a layout take the place of this one, whose memory stays until nobody is about to open it."""
-        before = self._store
-        assert before is not None
-        self._adopt(packing)
-        self._outlets.lay_anew(version, functools.partial(self.aside.start, self._forget, before, nbytes=None))
-
-    def _forget(self, store: Store) -> None:
-        if store in self._stores:
-            self._stores.remove(store)
-            store.close()
+            self._keep = on_drop(self, f"publisher of '{self._model_id}'", packing.store.close)
 
     def _refuse_receivers(self) -> None:
         if self.worker_ids:
@@ -489,9 +425,8 @@ class Publisher:
             )
 
     def _bring(self, handle: SyncHandle, far: list[Outlet], store: Store, writer: SlotWriter, near: int) -> None:
-        changed = self._comparing.compare(store, handle.version)
-        handle.nbytes = max(near, writer.leaves.nbytes if changed is None else changed[1].nbytes)
-        self._outlets.bring(handle.version, far, store, writer, changed)
+        handle.nbytes = max(near, writer.leaves.nbytes)
+        self._outlets.bring(handle.version, far, store, writer)
 
     def _fill(self) -> None:
         """Somebody needs in its slot what is on a GPU only; packing goes on afterwards.  From any thread."""
@@ -521,9 +456,8 @@ class Publisher:
     # -- what becomes of it -------------------------------------------------------------------------------------
 
     def _expire(self, version: int) -> None:
-        self._outlets.fail_refused(version)
         for name in self._outlets.waiting_for(version):
-            self._outlets.fail(name, version, self._late(name, version))
+            self._outlets.fail(name, version, self._outlets.refusals.get(name) or self._late(name, version))
         if (handle := self._handles.get(version)) is not None:
             for delivery in handle.deliveries:
                 delivery.give_up()
@@ -579,7 +513,7 @@ class Publisher:
                 self._outlets.close(reason)
                 self._changes.notify()  # whoever waits for receivers hears that it is closed
             if store is not None:  # nothing is packed there, or sent from there, any more
-                await self.aside.do(_close_all, self._stores, nbytes=store.layout.size)
+                await self.aside.do(store.close, nbytes=store.layout.size)
         finally:
             self.aside.close()
             self._keep()
@@ -589,8 +523,3 @@ class Publisher:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
-
-
-def _close_all(stores: list[Store]) -> None:
-    while stores:
-        stores.pop().close()

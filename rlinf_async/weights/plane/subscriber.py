@@ -59,8 +59,7 @@ class Subscriber:
             that is called with ``{path: tensor}`` and must not keep them; None: the weights are only looked at.
         apply: ``"copy"``: the tensors are overwritten.  ``"map"``: they come to stand in the sender's memory, and to
             write to them then is a fault that ends the process; on a GPU it is none, and other receivers see it.
-        verify: ``"crc"``: checksums are checked, where the sender makes them.  ``"sha256"``: the sender hears digests
-            of what the destination holds.
+        verify: ``"sha256"``: the sender hears digests of what the destination holds.
         ack_timeout: seconds that readers have to leave when a version is to be applied.
         find: gives the destination, which may be another one from version to version, or raises why there is none.
         strict_dtype: weights in another dtype than the destination's are refused, and not cast.
@@ -121,11 +120,9 @@ class Subscriber:
         """Prevents that what is leased is given back a second time, when this is dropped."""
         self._serving: asyncio.Task[None] | None = None
         self._is_refused = False
-        """What the sender has said last does not fit, and it knows."""
+        """Whether the offer of the sender does not fit, or has not been judged to the end."""
         self._lacked: list[int] = []
         """The version that was asked for last, as often as it was."""
-        self._said: Any = None
-        """What the sender was told last of where leaves can be read, and in which dtypes they could be mapped."""
         self._is_taking = False
         self._is_closed = False
         self._has_ended = False
@@ -195,9 +192,9 @@ class Subscriber:
             what: is waited for, in words.
         """
         self._check_process()
-        deadline = None if timeout is None else clock.monotonic() + timeout
+        begun = clock.monotonic()
         while not condition():
-            remaining = None if deadline is None else max(0.0, deadline - clock.monotonic())
+            remaining = clock.rest(timeout, begun)
             if self._serving is not None:
                 await self._changes.wait_until(lambda: condition() or self._serving is None, remaining, what)
             else:
@@ -332,8 +329,9 @@ class Subscriber:
             _, memory, sent = facts
             if memory is not None:
                 await self._apply([each[1] for each in words], memory, sent)
-            elif self._is_refused:
+            else:
                 await self._agree()
+                self._say_ack(0, None)
         elif what in (say.HELLO, say.HOST):
             await self._meet(*facts[:5])
         else:
@@ -346,37 +344,33 @@ class Subscriber:
             what = "" if self.link is None or self.link.is_here else f"subscriber of '{self._model_id}'"
             destination = applying.destination if self._maps else None
             self._keep = on_drop(self, what, functools.partial(give_back, destination, applying.leases))
-        await self._agree((manifest, extra, slots))
-        self._said = None
+        self._reception.heard(version)
         try:
+            await self._agree((manifest, extra, slots))
+        except Exception as error:
             if version:
-                self._reception.heard(version)
-                await self._apply([version], memory, None)
-        finally:  # one version that cannot be applied is no reason to have none of the next
-            if self._said is None:
-                self._say_ready()
+                self._say_ack(version, pack_error(error))
+            raise
+        self._say_ack(0, None)
+        if version:
+            await self._apply([version], memory, None)
 
     async def _agree(self, offer: tuple[bytes, int, int] | None = None) -> None:
-        """Answers whether what comes fits: when the sender says it, and when that has changed since.
-
-        What was refused is looked at again with each version that the sender speaks of: the model may have been mended.
+        """Judges what comes: when the sender says it, when the model has changed since, and after it did not fit.
 
         Raises:
             WeightMismatch, Exception: it does not fit, or there is nothing that it could go to.
         """
-        applying, was_refused = self._applying, self._is_refused
-        if offer is None and not was_refused and not applying.destination.has_moved():
+        applying = self._applying
+        if offer is None and not self._is_refused and not applying.destination.has_moved():
             return
+        self._is_refused = True
         try:
             await applying.agree(offer)
         except Exception as error:
-            if offer is not None or was_refused:
-                self._is_refused = True
-                self._say(say.REFUSE, pack_error(error))
+            self._say_ack(0, pack_error(error))
             raise
         self._is_refused = False
-        if offer is None and (was_refused or applying.readable != self._said):
-            self._say_ready()
 
     async def _apply(self, versions: list[int], memory: Any, sent: float | None) -> None:
         """Applies what is in that memory, and acknowledges these versions, or leaves that to the next one."""
@@ -398,7 +392,7 @@ class Subscriber:
             is_published = leased.header.places & PUBLISHED
             if leased.views is None:
                 if is_published:
-                    self._say(say.LACK, leased.header.version, None)
+                    self._say(say.NEED, leased.header.version, None)
                 return
             try:
                 # It has been written again and may be withdrawn before it is published; another version is on its way.
@@ -413,8 +407,6 @@ class Subscriber:
             self._acknowledge(pack_error(error))
             self._check_open()  # its memory is gone then, and all sorts of things go wrong
             raise
-        if applying.readable != self._said:  # before it is acknowledged: the next version may be laid out by it
-            self._say_ready()
         late = 0.0 if sent is None else received - sent
         self._acknowledge(None, late, clock.monotonic() - received, pause, applying.digests)
 
@@ -423,7 +415,7 @@ class Subscriber:
         self._lacked = [*(each for each in self._lacked if each == version), version]
         if len(self._lacked) > _TRIES:
             return False
-        self._say(say.LACK, version, memory)
+        self._say(say.NEED, version, memory)
         return True
 
     def _acknowledge(
@@ -431,11 +423,12 @@ class Subscriber:
     ) -> None:
         owed, self._owed = dict.fromkeys(self._owed), []
         for version in owed:
-            self._say(say.ACK, version, failure, late, apply, pause, digests)
+            self._say_ack(version, failure, late, apply, pause, digests)
 
-    def _say_ready(self) -> None:
-        self._said = gpu, wish = self._applying.readable
-        self._say(say.READY, self.version, gpu, None if wish is None else list(wish.items()))
+    def _say_ack(
+        self, version: int, failure: Any, late: float = 0.0, apply: float = 0.0, pause: float = 0.0, digests: Any = None
+    ) -> None:
+        self._say(say.ACK, version, failure, self._applying.leases.gpu, late, apply, pause, digests)
 
     def _say(self, *words: Any) -> None:
         assert self.link is not None

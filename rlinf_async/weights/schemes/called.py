@@ -34,7 +34,6 @@ class CallingScheme(WeightSyncScheme):
     def _refuse_options(self) -> None:
         self.options.refuse_others(
             "ack_timeout",
-            "policy",  # every version is called with, and applied
             "strict_dtype",
             owner=type(self).__name__,
             why=f"its weights come as the argument of a call, and are copied into the model; {self.instead}",

@@ -64,7 +64,6 @@ class DistributedWeightSyncScheme(WeightSyncScheme):
         self.options.refuse_others(
             "ack_timeout",
             "apply",
-            "policy",  # every version is sent, and applied
             "strict_dtype",
             "transport_dtype",
             owner=type(self).__name__,

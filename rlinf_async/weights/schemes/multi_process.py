@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from rlinf_async.weights.schemes.scheme import WeightSyncScheme, from_either, model_of, register_weight_sync_backend
-from rlinf_async.weights.schemes.sync_options import NOTHING_TRAVELS
 from rlinf_async.weights.transports.mp import MPTransport
 
 
@@ -13,10 +12,6 @@ class PipeScheme(WeightSyncScheme):
     """Base of the schemes for processes that each have a pipe to the trainer."""
 
     publishes = True
-
-    def __init__(self, strategy: Any, **options: Any) -> None:
-        super().__init__(strategy, **options)
-        self.options.refuse("delta", owner=type(self).__name__, why=NOTHING_TRAVELS)
 
     def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
         """

@@ -42,7 +42,7 @@ class WeightSyncScheme(Configuration):
 
     Args:
         strategy: what weights are extracted as: ``"state_dict"`` or ``"tensordict"``.
-        options: see ``SyncOptions``; ``apply``, ``slots``, ``transport_dtype``, ``delta``, ``ack_timeout``, ``verify``,
+        options: see ``SyncOptions``; ``apply``, ``slots``, ``transport_dtype``, ``ack_timeout``, ``verify``,
             ``select``.
 
     Raises:

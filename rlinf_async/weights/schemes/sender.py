@@ -7,13 +7,10 @@ import contextlib
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torch import nn
-
 from rlinf_async._core import clock
-from rlinf_async.errors import ClosedError, DeadlineExceeded, WeightMismatch
+from rlinf_async.errors import ClosedError, DeadlineExceeded
 from rlinf_async.weights.model.gather import gathers_here
 from rlinf_async.weights.model.gather_calls import Call, Calls
-from rlinf_async.weights.model.partial import chosen, completed, fitted
 from rlinf_async.weights.model.streamed import is_streamed
 from rlinf_async.weights.plane.delivery import Delivery
 from rlinf_async.weights.plane.publisher import Publisher
@@ -23,7 +20,7 @@ from rlinf_async.weights.schemes.held import held
 from rlinf_async.weights.schemes.roster import Roster, close_all
 from rlinf_async.weights.schemes.sharded import are_sharded, gather_whole, only_helps
 from rlinf_async.weights.schemes.weight_strategy import _get_strategy
-from rlinf_async.weights.state.send_arguments import check_seconds, keys_of
+from rlinf_async.weights.state.send_arguments import check_seconds
 from rlinf_async.weights.state.sync_report import SyncReport
 from rlinf_async.weights.transports.calls import finish
 from rlinf_async.weights.transports.deliveries import deliveries_to
@@ -41,7 +38,6 @@ class Wanted(NamedTuple):
         links: to workers that read it where it is published, by their ids.
         deliveries: to the others; None where there can be none.
         version: of the weights; None for the next.
-        keys: which of the weights; None: all.
         call: of the sender, by which the ranks of sharded weights know that they are in the same one.
     """
 
@@ -49,7 +45,6 @@ class Wanted(NamedTuple):
     links: Mapping[int, LinkTransport]
     deliveries: Sequence[Delivery] | None
     version: int | None
-    keys: Any
     timeout: float
     call: Call
 
@@ -117,7 +112,6 @@ class WeightSender(Roster):
         worker_ids: int | Sequence[int] | None = None,
         *,
         version: int | None = None,
-        keys: Any = None,
         timeout: float | None = None,
     ) -> Any:
         """Sends, and waits until the workers have applied it.
@@ -127,8 +121,6 @@ class WeightSender(Roster):
                 model.
             worker_ids: which workers; by default all.
             version: higher than the last one; by default the next number.
-            keys: of the weights, those to send; by default all.  Where weights are published, the first version is all
-                of the scheme's model, whatever is given of it.
             timeout: seconds that the workers have; by default the scheme's ``ack_timeout``.
 
         Returns:
@@ -141,7 +133,7 @@ class WeightSender(Roster):
             TypeError: a version, or a timeout, that is no number.
             DeadlineExceeded, PeerLost, Exception: what went wrong at a worker; the notes name which.
         """
-        return self._send_as(self._calls.next(), weights, worker_ids, version, keys, timeout)
+        return self._send_as(self._calls.next(), weights, worker_ids, version, timeout)
 
     def _send_as(self, *wanted: Any) -> Any:
         return self._begin("send() while an async send", self._send, wanted)
@@ -167,7 +159,6 @@ class WeightSender(Roster):
         worker_ids: int | Sequence[int] | None = None,
         *,
         version: int | None = None,
-        keys: Any = None,
         timeout: float | None = None,
     ) -> Any:
         """Sends; finished when the weights may change.  ``wait_async`` must follow.
@@ -180,7 +171,7 @@ class WeightSender(Roster):
         Returns:
             The version; in a coroutine a ``Work`` of it.
         """
-        wanted = (self._calls.next(), weights, worker_ids, version, keys, timeout)
+        wanted = (self._calls.next(), weights, worker_ids, version, timeout)
         return self._begin("send_async() again while a previous send", self._send_async, wanted)
 
     def wait_async(self, timeout: float | None = None) -> Any:
@@ -217,7 +208,6 @@ class WeightSender(Roster):
         weights: Any,
         worker_ids: int | Sequence[int] | None,
         version: int | None,
-        keys: Any,
         timeout: float | None,
     ) -> Wanted:
         self._check_open()  # it may have been closed while its workers were looked for
@@ -239,8 +229,8 @@ class WeightSender(Roster):
             timeout = self._scheme.options.ack_timeout
         links = {each: transport for each, transport in targets.items() if isinstance(transport, LinkTransport)}
         others: dict[Hashable, Any] = {each: targets[each] for each in targets if each not in links}
-        deliveries = None if helps and self._publishes else deliveries_to(others)
-        return Wanted(prepared, links, deliveries, version, keys_of(keys), timeout, call)
+        deliveries = None if self._publishes and not others else deliveries_to(others)
+        return Wanted(prepared, links, deliveries, version, timeout, call)
 
     def _weights(self, weights: Any) -> Any:
         context = self._context_ref() if self._context_ref is not None else None
@@ -250,13 +240,6 @@ class WeightSender(Roster):
         if prepared is None and self._source_model is not None:
             return self._strategy.extract_weights(self._source_model)
         return prepared
-
-    def _model_weights(self) -> Any:
-        """Those of the scheme's model; None if it has none from which they can be taken."""
-        try:
-            return self._weights(None)
-        except (IndexError, TypeError, ValueError):  # a context with something else there
-            return None
 
     def _start(self, begin: Callable[[], Coroutine[Any, Any, Any]], what: str) -> Any:
         previous, self._current = self._current, None
@@ -278,26 +261,21 @@ class WeightSender(Roster):
 
     async def _publish(self, wanted: Wanted) -> SyncHandle:
         """Sends; returns when the weights may change."""
-        weights, links, deliveries, version, keys, timeout, call = wanted
+        weights, links, deliveries, version, timeout, call = wanted
         publisher = self._linked(links)
-        select: Any = self._scheme.options.select
         facts: dict[str, Any] = {"version": version, "timeout": timeout, "call": call, "deliveries": deliveries}
         if not self._publishes and are_sharded(weights):
-            weights, keys = await publisher.aside.do(gather_whole, chosen(weights, keys), call, nbytes=None), None
-        streams = is_streamed(weights)
-        if publisher.manifest is None and (links or deliveries is None) and not streams:
-            weights, keys = completed(weights, keys, self._model_weights(), self._model_id, select), None
-        try:
-            handle = await publisher.publish(weights, list(links), keys=keys, **facts)
-        except WeightMismatch:
-            if publisher.manifest is None or keys is not None or isinstance(weights, nn.Module) or streams or not links:
-                raise
-            weights, keys = fitted(publisher.naming.tree_of(weights, select), publisher.manifest)
-            handle = await publisher.publish(weights, list(links), keys=keys, **facts)
+            weights = await publisher.aside.do(gather_whole, weights, call, nbytes=None)
+        handle = await publisher.publish(weights, list(links), **facts)
         for transport in links.values():
             transport.announce(handle.version)
         self._gave_up = False
         return handle
+
+    def _shown(self) -> Any:
+        """Views of the latest version, in the strategy's form; None where it is not in the CPU's memory."""
+        tree = None if self._made is None else self._made.shown
+        return None if tree is None else self._strategy.extract_weights(tree)
 
     def _linked(self, links: Mapping[int, LinkTransport]) -> Publisher:
         """The publisher, with these among its receivers."""
@@ -385,7 +363,7 @@ class WeightSender(Roster):
             return self._start(lambda: self._connect_after_all(call, weights, timeout), "a connection")
         is_first = not self.version or (self._gave_up and not self._publishes)
         if weights is not None or (is_first and self._weights(None) is not None):
-            return self._send_as(call, weights, None, None, None, timeout)
+            return self._send_as(call, weights, None, None, timeout)
         return self._bridge.run(self._connect(timeout), f"the workers of '{self._model_id}'")
 
     def replace(self, worker_id: int, pipe_or_worker: Any) -> Any:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Hashable
 from typing import Any
 
-from rlinf_async.weights.model.partial import chosen, completed
-from rlinf_async.weights.plane.delivery import Parcel
 from rlinf_async.weights.schemes.multi_process import PipeScheme
 from rlinf_async.weights.schemes.scheme import register_weight_sync_backend
 from rlinf_async.weights.schemes.sender import Wanted, WeightSender
@@ -17,7 +14,7 @@ from rlinf_async.weights.transports.transport import TransportBackend
 
 
 class _SharedSender(WeightSender):
-    """Keeps the model's buffer up to date beside what it publishes."""
+    """Tells workers of registered weights."""
 
     def __init__(self, scheme: SharedMemWeightSyncScheme) -> None:
         super().__init__(scheme)
@@ -31,40 +28,8 @@ class _SharedSender(WeightSender):
         return MPTransport(pipe_or_context, self._scheme.options.ack_timeout, self._shared.registered)
 
     def _prepare(self, *wanted: Any) -> Wanted:
-        prepared = super()._prepare(*wanted)
-        if prepared.deliveries is None:  # another rank sends
-            return prepared
-        weights, keys = prepared.weights, prepared.keys
-        transport, first = self._shared, None
-        if transport.buffer(self._model_id) is None:
-            first = completed(weights, keys, self._model_weights(), self._model_id, self._scheme.options.select)
-        buffer = _IntoBuffer(transport.plan(self._model_id, chosen(weights, keys), first))
-        return prepared._replace(deliveries=[buffer, *prepared.deliveries])
-
-    def _model_weights(self) -> Any:
-        """A buffer that was registered stands for the model where there is no other."""
-        found = super()._model_weights()
-        return self._shared.buffer(self._model_id) if found is None else found
-
-
-class _IntoBuffer:
-    """Delivery into the sender's own buffer, to nobody: done before anybody hears of the version."""
-
-    names = ()
-    nbytes = 0
-    has_begun = False
-
-    def __init__(self, write: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._write = write
-
-    async def stage(self, parcel: Parcel) -> None:
-        await self._write()
-
-    async def end(self) -> dict[Hashable, Exception | None]:
-        return {}
-
-    def give_up(self) -> None:
-        pass
+        self._shared.check_registered(self._model_id)
+        return super()._prepare(*wanted)
 
 
 @register_weight_sync_backend("thread")
@@ -73,14 +38,14 @@ class _IntoBuffer:
 class SharedMemWeightSyncScheme(PipeScheme):
     """Synchronises processes of this machine through shared memory, which each has been told of over a pipe.
 
-    It differs from ``MultiProcessWeightSyncScheme`` in that the sender has one transport for all workers, with a buffer
-    per model that shows what was sent last.  A worker has new weights once it has called ``receive`` or
-    ``apply_weights``, or serves.  Of a buffer that was registered, and not made by the first ``send``, a worker's loop
-    is told by ``((model_id, notice), "register_shared_weights")``, which it answers by ``(None, "registered")``.
+    It differs from ``MultiProcessWeightSyncScheme`` in that the sender has one transport for all workers, and shows
+    what it has packed last.  A worker has new weights once it has called ``receive`` or ``apply_weights``, or serves.
+    The message ``((model_id, notice), "register_shared_weights")`` tells a worker's loop of registered weights; it
+    answers ``(None, "registered")``.
 
     Args:
-        policy_weights: buffers by model id.
-        auto_register: whether a model without one gets one with the first ``send``: a copy.
+        policy_weights: TensorDicts by model id.  They say which models there are; no send writes to them.
+        auto_register: whether models that are not registered can be sent.
 
     Raises:
         ConfigError: an option would do nothing here.
@@ -98,8 +63,13 @@ class SharedMemWeightSyncScheme(PipeScheme):
 
     @property
     def policy_weights(self) -> dict[str, Any]:
-        """The buffers by model id."""
-        return self.transport._buffers
+        """Weights that were sent last, by model id: views of the memory that workers read, which later versions are
+        written to; do not write to them.  Before the first send, what was registered."""
+        found = dict(self.transport.registered)
+        sender = self._sender
+        if sender is not None and (shown := sender._shown()) is not None:
+            found[sender._model_id] = shown
+        return found
 
     def register_shared_weights(self, model_id: str, weights: Any) -> None:
         """The errors are those of ``SharedMemTransport.register_weights``."""
@@ -108,14 +78,14 @@ class SharedMemWeightSyncScheme(PipeScheme):
     def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
         """
         Args:
-            kwargs: ``pipes``; ``cached_weights``, a buffer for the model; ``source_model``.
+            kwargs: ``pipes``; ``cached_weights``, to be registered; ``source_model``.
 
         Raises:
             ValueError: there are no pipes.
         """
         get_cached = getattr(context, "get_cached_weights", None)
         cached = kwargs.get("cached_weights") if get_cached is None else get_cached(model_id)
-        if cached is not None and self.transport.buffer(model_id) is None:
+        if cached is not None and model_id not in self.transport.registered:
             self.transport.register_weights(model_id, cached)
         super().init_on_sender(model_id, context, **kwargs)
         for transport in self.get_sender()._transports.values():

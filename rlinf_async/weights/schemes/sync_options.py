@@ -1,4 +1,4 @@
-"""Options of every scheme: apply, dtypes, delta, verification, deadlines; checked, and refused by name."""
+"""Options of every scheme: apply, dtypes, verification, deadlines; checked, and refused by name."""
 
 from __future__ import annotations
 
@@ -15,18 +15,13 @@ from rlinf_async.weights.model.naming import Naming, Rename
 from rlinf_async.weights.model.shards import ShardOption
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
-    "delta": ("off", "auto", "on"),
     "apply": ("copy", "map"),
-    "verify": ("off", "crc", "sha256"),
+    "verify": ("off", "sha256"),
     "strict_dtype": (False, True),
 }
 
 MOST_SLOTS: Final = 64
 """Each is a file, and as much memory as the weights; more than there are receivers that are late are never used."""
-
-
-NOTHING_TRAVELS: Final = "the workers are on the sender's machine and read what it has packed; leave it out"
-"""Why a scheme has no use for ``delta=``."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +36,10 @@ class SyncOptions:
         slots: versions that the memory has room for, at most 64; by default 2 for ``"copy"``, 3 for ``"map"``.
         transport_dtype: what floating-point tensors travel as: a dtype, its name, or a function of (name, dtype);
             None: as they are.
-        delta: whether between machines only what has changed travels; ``"auto"``: where that is less.
         behind: of ``publish``: earlier versions that may be under way when one is sent, at most 62; 2 by default.
         ack_timeout: seconds that a receiver has to apply an update.
-        verify: ``"crc"``: checksums over everything, which receivers check.  ``"sha256"``: receivers hash what their
-            models hold once a version is applied, and the sender compares that with what it has sent; at both ends.
+        verify: ``"sha256"``: receivers hash what their models hold once a version is applied, and the sender compares
+            that with what it has sent; at both ends.
         select: ``"all"``; ``"trainable"``: without parameters that require no gradient; or a function of (name,
             tensor), which gets a module's parameters themselves.
         strict_dtype: a receiver whose tensors have another dtype than the weights travel in refuses them; by default it
@@ -59,7 +53,6 @@ class SyncOptions:
     apply: str = "copy"
     slots: int | None = None
     transport_dtype: Any = None
-    delta: str = "off"
     behind: int | None = None
     ack_timeout: float = 60.0
     verify: str = "off"
@@ -148,7 +141,7 @@ class SyncOptions:
 
     def for_publisher(self) -> dict[str, Any]:
         """What the sender's side of shared memory takes."""
-        names = ("apply", "slots", "transport_dtype", "delta", "ack_timeout", "verify", "select")
+        names = ("apply", "slots", "transport_dtype", "ack_timeout", "verify", "select")
         return {**{name: getattr(self, name) for name in names}, "behind": self.behind or 0} | self._named()
 
     def _named(self) -> dict[str, Naming]:

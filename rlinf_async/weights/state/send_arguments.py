@@ -1,4 +1,4 @@
-"""Checked arguments of a send: version, keys and timeout."""
+"""Checked arguments of a send: version and timeout."""
 
 from __future__ import annotations
 
@@ -25,11 +25,6 @@ def number_of(version: Any) -> int:
     if not 0 <= number <= LARGEST:
         raise ValueError(f"version= is at least 0 and at most {LARGEST}; got {number}")
     return number
-
-
-def keys_of(keys: Any) -> Any:
-    """What ``keys=`` names: a single name is one key, not its letters."""
-    return [keys] if isinstance(keys, str) else keys
 
 
 def check_seconds(timeout: Any) -> None:

@@ -39,8 +39,7 @@ class SyncReport:
     """The workers that have a version of weights, or why they lack it, and what it cost.
 
     Attributes:
-        bytes: of the weights, as they travel to one worker: in the dtype that they travel in, and with ``keys=`` only
-            those.  To another machine all of them travel, or what has changed (``delta=``).  The most that went to one.
+        bytes: of the weights, as they travel to one worker, in the dtype that they travel in.
         t_stage: seconds until the source could change.
         t_total: seconds until the last worker had answered.
         is_known: False on ranks that send nothing, and do not know who has it.

@@ -2,22 +2,19 @@
 
     sender -> receiver
       HELLO    manifest, extra, slots, memory, version     what will come; the version that is there already, or 0
-      PUBLISH  version, memory, moment                     a version is there, in memory of this machine; without
-                                                           memory, to one that has refused: does it fit by now?
+      PUBLISH  version, memory, moment                     a version is there, in memory of this machine; 0 without
+                                                           memory: does what comes fit?
       LEAVE    reason                                      nothing more comes, because the sender has failed
       HOST     …, line                                     as HELLO, and: have memory for all receivers on your machine
       BRING, WHOLE, PASS, KEEP                             a version for that memory, as of ``RelayPlan``; the facts of
-                                                           WHOLE are its extra and its checksum
+                                                           WHOLE are its extra
     receiver -> sender
       JOIN                                                 it follows a publication, and is to be its receiver
-      READY    version, gpu, wish                          what was announced fits; this version is applied; the uuid
-                                                           of the GPU on which leaves can be read, or nothing; pairs of
-                                                           a leaf's index and the dtype, other than the sender's, in
-                                                           which it could be mapped; None where nothing could be
-      REFUSE   failure                                     it does not; later versions only ask again
-      ACK      version, failure, t_recv, t_apply,          what has become of a version; what the model holds: its
-               t_pause, digests                            version, forms and digests, or None
-      LACK     version, memory                             its leaves cannot be read: they are on a GPU only; or this
+      ACK      version, failure, gpu, t_recv, t_apply,     what has become of a version, or of 0, whether what comes
+               t_pause, digests                            fits; the uuid of the GPU on which leaves can be read, or
+                                                           nothing; the version, forms and digests of what the model
+                                                           holds, or None
+      NEED     version, memory                             its leaves cannot be read: they are on a GPU only; or this
                                                            memory cannot be opened, and who has it is gone, perhaps
       ROOM, LANDED, STUCK                                  what becomes of it there
 
@@ -34,7 +31,5 @@ PUBLISH: Final = "publish"
 HOST: Final = "host"
 LEAVE: Final = "leave"
 JOIN: Final = "join"
-READY: Final = "ready"
-REFUSE: Final = "refuse"
 ACK: Final = "ack"
-LACK: Final = "lack"
+NEED: Final = "need"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any, Final
 
-from rlinf_async.errors import ClosedError
 from rlinf_async.group import WorkerGroup
 from rlinf_async.weights.transports.calls import CallTransport, detached, method_of, nothing, told
 from rlinf_async.weights.waiting.bridge import at_once
@@ -105,12 +102,11 @@ class WorkerActorTransport(WorkerTransport):
 class RPCTransport(WorkerTransport):
     """The way to one worker by remote call: the framework's, or torch.distributed.rpc's.
 
-    Of this framework: ``collector_info`` is the worker, a group of one rank, and its ``update_policy_weights_`` is
-    called.  Of torch.distributed.rpc, which torch maintains no more: ``collector_info`` says which process,
-    ``collector_rref`` which object there, and ``collector_class.update_policy_weights_`` is called with that; where one
-    of the first two is missing, sending does nothing.  A method that has a parameter ``version`` is told it.  Torch can
-    take back no call and runs several in any order: one begins when the one before it has ended, also one that was
-    given up.
+    A worker of this framework is ``collector_info``, a group of one rank, and its ``update_policy_weights_`` is called.
+    For torch.distributed.rpc, which torch maintains no more, ``collector_info`` says which process, ``collector_rref``
+    which object there, and ``collector_class.update_policy_weights_`` is called with that; without one of the first two
+    sending does nothing.  A method that has a parameter ``version`` is told it.  Torch can take back no call and runs
+    several in any order: ``receiver.apply_weights``, where it is told the version, refuses older weights.
 
     Args:
         timeout: seconds that the worker has to take the weights.
@@ -136,9 +132,9 @@ class RPCTransport(WorkerTransport):
 
         update = self.how.update_policy_weights_
         args = self._object, detached(weights)
-        # Without torch's deadline: the transport has one of its own, and the end of a late call has to be known.
-        begin = functools.partial(rpc.rpc_async, callee, update, args=args, kwargs=told(update, version), timeout=0)
-        return _TorchCall(begin, self._describe(), self._open.last if isinstance(self._open, _TorchCall) else None)
+        # Without torch's deadline: the transport has one of its own.
+        future = rpc.rpc_async(callee, update, args=args, kwargs=told(update, version), timeout=0)
+        return _TorchCall(future, self._describe())
 
     def wait_ack(self) -> Any:
         """Waits for the end of the call; without one it returns at once."""
@@ -146,48 +142,19 @@ class RPCTransport(WorkerTransport):
 
 
 class _TorchCall(Work[Any]):
-    """A call of torch.distributed.rpc.
+    """A call of torch.distributed.rpc, which nobody can take back.
 
     Args:
-        begin: makes it; returns torch's future.
-        before: the call that has to end first.
+        future: torch's.
     """
 
-    def __init__(self, begin: Callable[[], Any], what: str, before: _TorchCall | None) -> None:
+    def __init__(self, future: Any, what: str) -> None:
         super().__init__()
-        self._begin: Callable[[], Any] | None = begin
         self._what = what
-        self._before = before
-        self._has_begun = False
-        if before is None:
-            self._go()
-        else:
-            before._follow(self._go)
+        future.add_done_callback(self._ended)
 
     def _describe(self) -> str:
-        return self._what if self._has_begun else f"{self._what}, which waits for the end of an earlier call,"
-
-    @property
-    def last(self) -> _TorchCall | None:
-        """This one; or, if it will not begin, the last one before it that has begun or will."""
-        call: _TorchCall | None = self
-        while call is not None and not call._has_begun and call._begin is None:
-            call = call._before
-        return call
-
-    def _abandon(self) -> None:
-        self._begin = None  # and with it the weights; what has begun goes on
-
-    def _go(self) -> None:
-        begin, self._begin, self._before = self._begin, None, None
-        if begin is None:
-            self._settle(error=ClosedError(f"{self._what} was given up before it began"))
-            return
-        self._has_begun = True
-        try:
-            begin().add_done_callback(self._ended)
-        except Exception as error:
-            self._settle(error=error)
+        return self._what
 
     def _ended(self, future: Any) -> None:
         try:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Hashable, Mapping
 from typing import Any
 
+from rlinf_async._core import clock
 from rlinf_async.errors import DeadlineExceeded, WrongAcknowledgement
 from rlinf_async.group import WorkerGroup
 from rlinf_async.weights.plane.delivery import Delivery, Parcel
@@ -97,12 +97,11 @@ class GroupDelivery:
     async def end(self) -> dict[Hashable, Exception | None]:
         found: dict[Hashable, Exception | None] = {}
         _, version, _, timeout = self._parcel
-        loop = asyncio.get_running_loop()
-        deadline = None if timeout is None else loop.time() + timeout
+        begun = clock.monotonic()
         for slot, name in enumerate(self.names):
             found[name] = None
             try:
-                await self._handle[slot].async_wait(None if deadline is None else max(0.0, deadline - loop.time()))
+                await self._handle[slot].async_wait(clock.rest(timeout, begun))
             except DeadlineExceeded as late:
                 found[name] = DeadlineExceeded(
                     f"worker {name} has not taken version {version} within {timeout:g} s: {late}"

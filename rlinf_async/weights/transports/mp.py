@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async.errors import DeadlineExceeded, PeerLost, RemoteError, RLinfAsyncError, WrongAcknowledgement
-from rlinf_async.weights.links.pipe_mail import UPDATE, PipeMail, is_answer, is_update
+from rlinf_async.weights.links.pipe_mail import UPDATE, PipeMail
 from rlinf_async.weights.links.socket_link import OWN, Notice, SocketLink
 from rlinf_async.weights.transports.calls import detached
 from rlinf_async.weights.transports.transport import LinkTransport
@@ -85,13 +85,22 @@ class MPTransport(LinkTransport):
         return self.check_ack()
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
-        """``(model_id, weights)``; None if nothing comes within ``timeout`` seconds, or something else comes first,
-        which stays in the pipe."""
+        """``(model_id, weights)``; None if nothing comes within ``timeout`` seconds.
+
+        Raises:
+            ValueError: something else comes.
+            PeerLost: the other side is gone.
+        """
         return self._bridge.run(self._receive(timeout), f"weights from {self!r}")
 
     async def _receive(self, timeout: float) -> Any:
-        message = await self._mail.receive(timeout, is_update)
-        return None if message is None or message[1] != UPDATE else message[0]
+        message = await self._mail.receive(timeout)
+        if message is None:
+            return None
+        data, text = message
+        if text != UPDATE:
+            raise ValueError(f"Expected '{UPDATE}' but got {text!r}")
+        return data
 
     def send_ack(self, message: str = "updated") -> Any:
         """The receiver's word that it has applied what it has received."""
@@ -115,10 +124,9 @@ class MPTransport(LinkTransport):
         await self._mail.send((data, text), self.timeout)
 
     async def _check(self, text: str) -> None:
-        found = await self._mail.receive(self.timeout, is_answer)
+        found = await self._mail.receive(self.timeout)
         if found is None:
-            other = " (something else is in the pipe, which nobody reads)" if self.pipe.poll(0) else ""
-            raise DeadlineExceeded(f"no acknowledgement '{text}' has come within {self.timeout:g} s{other}")
+            raise DeadlineExceeded(f"no acknowledgement '{text}' has come within {self.timeout:g} s")
         data, said = found
         if said == _FAILED:
             type_name, why = data

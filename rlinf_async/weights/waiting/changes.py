@@ -39,7 +39,7 @@ class Changes:
         Args:
             what: it is, in words.
         """
-        deadline = None if timeout is None else clock.monotonic() + timeout
+        begun = clock.monotonic()
         if what:
             self._awaited.append(what)
         try:
@@ -48,8 +48,7 @@ class Changes:
                     change = self._next
                 if condition():
                     return True
-                remaining = None if deadline is None else deadline - clock.monotonic()
-                if remaining is not None and remaining <= 0:
+                if (remaining := clock.rest(timeout, begun)) == 0:
                     return False
                 with contextlib.suppress(DeadlineExceeded):
                     await change.async_wait(remaining)

@@ -96,17 +96,3 @@ def test_each_receiver_of_a_machine_is_tried_as_its_host_although_others_have_fa
     way.job.hold()
     plan.sent(way, OSError("nor to that one"))
     assert [receivers for receivers, *_ in done(plan, "end")] == [[second, third]]
-
-
-def test_all_join_once_more_for_payloads_of_another_size() -> None:
-    members = [Member(1, 0), Member(1, 1), Member(2, 2)]
-    plan = plan_with(*members)
-    job = published(plan, 1, *members)
-    assert job.holds == 2
-    plan.actions.clear()
-    plan.dissolve()
-    assert job.holds == 0, "nothing is on its way any more"
-    assert done(plan, "appoint") == []
-    for member in members:
-        plan.join(member, None)
-    assert [receiver for receiver, _ in done(plan, "appoint")] == [members[0], members[2]]

@@ -63,8 +63,9 @@ def test_a_large_answer_holds_up_neither_other_answers_nor_other_frames_and_wait
     assert holdback.push(1, "message") == ["message"]
     assert holdback.push(1, "large message", 6) == []
     assert holdback.push(1, "answer after it", None, ("driver", 3)) == []
+    assert holdback.push(1, "end", is_last=True) == []
     assert holdback.arrived(5) == ["large", "item of it"]
-    assert holdback.arrived(6) == ["large message", "answer after it"]
+    assert holdback.arrived(6) == ["large message", "answer after it", "end"]
 
 
 def test_a_source_does_not_wait_for_anothers_body() -> None:

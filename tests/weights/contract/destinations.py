@@ -197,23 +197,3 @@ def in_part_the_same() -> dict[str, Any]:
 async def destinations_that_overlap_in_part_are_refused_by_both_names(make: Make) -> None:
     weights = {"a": torch.ones(4), "b": torch.ones(4)}
     await refused(make, weights, in_part_the_same, "'a' and 'b' share a part of their memory in the destination")
-
-
-WIDTH = 64  # so that alignment is not what counts
-
-
-def halved_and_wide() -> Tied:
-    return Tied(0.0, WIDTH).bfloat16()
-
-
-@claim(only=lambda way: way.apply == "map" and way.kind in ("multiprocess", "shared memory", "linked"))
-async def what_all_map_travels_in_their_dtype(make: Make) -> None:
-    source = Tied(1.0, WIDTH).double()
-    async with make(source, model=halved_and_wide) as ends:
-        nbytes = []
-        for version in (1, 2, 3):
-            source.fill(float(version))
-            nbytes.append((await ends.deliver()).bytes)
-            await ends.expect(version, float(version))
-        assert nbytes[0] >= nbytes[1] == nbytes[2] < 2 * WIDTH**2 * 4, "2 bytes for each number, and not 8"
-        assert await ends.receivers.dtypes() == [{torch.bfloat16}] * ends.size

@@ -143,15 +143,10 @@ def test_copies_after_nothing_in_particular_wait_for_all_that_was_begun(recorder
 COPIED = [("event", "record", "side stream"), ("event", "synchronize")]
 
 
-def test_what_is_settled_is_copied_and_compared_beside_all_that_the_trainer_has_queued(recorder: Recorder) -> None:
+def test_what_is_settled_is_copied_beside_all_that_the_trainer_has_queued(recorder: Recorder) -> None:
     own, target = Cuda(), on_gpu(0)
     copy_settled(own, [target], [on_gpu(1)])
     assert recorder.calls == COPIED, "it waits for nobody"
-    recorder.calls.clear()
-    with contextlib.suppress(ZeroDivisionError), own.beside(GPU):
-        recorder.calls.append(recorder.current)
-        raise ZeroDivisionError
-    assert recorder.calls == ["side stream", ("side stream", "synchronize")], "also after an error it is done"
 
 
 def test_a_thread_goes_on_after_the_points_that_another_one_has_marked(recorder: Recorder) -> None:

@@ -96,7 +96,6 @@ async def test_weights_of_the_cpu_ask_nothing_of_cuda(apply: str) -> None:
         for version in range(1, 4):
             source["b"].fill_(version)
             await (await publisher.publish(source))
-            await (await publisher.publish(source, keys=["a"]))
             assert float(destination["b"].min()) == version
 
 

@@ -13,7 +13,6 @@ from rlinf_async import MultiProcessWeightSyncScheme
 from rlinf_async.errors import ConfigError
 from rlinf_async.weights import Manifest, ParamTree, Publisher
 from rlinf_async.weights.memory import slot
-from rlinf_async.weights.model.copying import copy_tensors
 from tests._support.weight_parts import SlotWriter, Store
 
 
@@ -43,17 +42,9 @@ def content(slot: SlotWriter) -> list[float]:
     return [float(value) for value in slot.views.values()]
 
 
-def test_the_first_version_must_be_complete() -> None:
-    store = store_of(2)
-    with pytest.raises(ValueError, match="every leaf"):
-        store.pack(store.take(), 1, [torch.ones(())], [1])
-    assert store.latest is None
-    store.close()
-
-
 @settings(deadline=None)
 @given(st.data(), st.integers(2, 4), st.integers(1, 5))
-def test_every_version_is_complete_whatever_was_given(data: st.DataObject, slots: int, leaves: int) -> None:
+def test_every_version_is_complete(data: st.DataObject, slots: int, leaves: int) -> None:
     truth = [0.0] * leaves
     with contextlib.closing(store_of(leaves, slots)) as store:
         for version in range(1, 8):
@@ -69,11 +60,8 @@ def test_every_version_is_complete_whatever_was_given(data: st.DataObject, slots
                 taken.give_back()
                 assert store.latest is latest
                 continue
-            given = None if version == 1 else sorted(data.draw(st.sets(st.integers(0, leaves - 1))))
-            before, new = truth.copy(), range(leaves) if given is None else given
-            for leaf in new:
-                truth[leaf] = version * 10.0 + leaf
-            assert store.pack(taken, version, [torch.tensor(truth[leaf]) for leaf in new], given) is store.latest
+            before, truth = truth, [version * 10.0 + leaf for leaf in range(leaves)]
+            assert store.pack(taken, version, list(map(torch.tensor, truth))) is store.latest
             assert content(taken) == truth
             if version > 1 and data.draw(st.booleans()):  # it is not published
                 store.withdraw(version)
@@ -82,17 +70,3 @@ def test_every_version_is_complete_whatever_was_given(data: st.DataObject, slots
                 assert content(latest) == truth
             for each in read:
                 each.let_go()
-
-
-def test_what_a_slot_has_already_is_not_copied_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, values = store_of(3), [torch.tensor(float(leaf)) for leaf in range(3)]
-    store.pack(store.take(), 1, values)
-    store.pack(store.take(), 2, values[2:], [2])
-    copied: list[int] = []
-    monkeypatch.setattr(
-        f"{Store.__module__}.copy_tensors", lambda *both: (copied.append(len(both[0])), copy_tensors(*both))
-    )
-    # The first slot has the leaves 0 and 1 of version 1, which are still the latest; leaf 2 changed in version 2.
-    store.pack(store.take(), 3, values[:1], [0], copy=copy_tensors)
-    assert copied == [1]
-    store.close()

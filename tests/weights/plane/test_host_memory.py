@@ -67,11 +67,11 @@ def memory(link: Any) -> Iterator[HostMemory]:
 
 def receive(memory: HostMemory, link: Link, version: int) -> Any:
     """All of a version; returns where it is."""
-    memory.host.hear(BRING, version, SIZES, 0, b"", SOURCE, 20.0)
+    memory.host.hear(BRING, version, SIZES, SOURCE, 20.0)
     link.wait_for(ROOM, version)
     for _, work in link.received[-len(SIZES) :]:
         work._settle()
-    memory.host.hear(WHOLE, version, b"", 0)
+    memory.host.hear(WHOLE, version, b"")
     said = link.wait_for(LANDED, version)
     assert said[1:3] == [version, None]
     assert said[4] == 7
@@ -102,13 +102,13 @@ def test_the_next_version_ends_what_was_passed_on_of_the_last(memory: HostMemory
 def test_memory_that_is_closed_while_a_version_comes_is_let_go_of_and_nothing_is_said(
     memory: HostMemory, link: Link
 ) -> None:
-    memory.host.hear(BRING, 1, SIZES, 0, b"")
+    memory.host.hear(BRING, 1, SIZES)
     link.wait_for(ROOM)
     memory.close().wait(20)
     assert memory._store is None
     assert all(work.done() for _, work in link.received)
     with pytest.raises(ClosedError):
         link.received[0][1]._result()
-    memory.host.hear(BRING, 2, SIZES, 0, b"")
+    memory.host.hear(BRING, 2, SIZES)
     memory.close().wait(20)
     assert [words[0] for words in link.said] == [ROOM]

@@ -13,7 +13,7 @@ from rlinf_async.weights import ParamTree
 from rlinf_async.weights.model.source import Source
 from rlinf_async.weights.plane.packing import Packing
 from tests._support.fake_gpus import GPU, FakeGpus, NoGpus
-from tests._support.weight_parts import IN_SLOT, ON_GPU, Comparing, SlotWriter, Store
+from tests._support.weight_parts import IN_SLOT, ON_GPU, SlotWriter, Store
 
 MiB = 1 << 20
 
@@ -42,16 +42,11 @@ class Readers:
 
 
 @contextmanager
-def packing(
-    gpus: FakeGpus, source: Any, readers: Readers, *, with_checksum: bool = False
-) -> Iterator[tuple[Packing, Store]]:
+def packing(gpus: FakeGpus, source: Any, readers: Readers) -> Iterator[tuple[Packing, Store]]:
     tree = ParamTree.of(source)
     taker = Source(tree, "all", None)
     store = Store(taker.manifest, 2, gpus=gpus)
-    yield (
-        Packing(taker, tree, store, readers, Comparing("off", "it"), gpus, verify="crc" if with_checksum else "off"),
-        store,
-    )
+    yield Packing(taker, tree, store, readers, gpus, verify="off"), store
     store.close()
     assert (gpus.room, gpus.registered) == ({}, {})
 
@@ -74,7 +69,7 @@ def test_it_is_packed_where_it_is_read_and_leaves_piece_by_piece(
     source = gpus.put({"a": torch.full((10 * MiB,), 1.0)})
     with packing(gpus, source, readers) as (it, _):
         assert it.nbytes is None, "it waits for the GPU"
-        writer = it.pack(source, 1, None, (), it.marks())
+        writer = it.pack(source, 1, (), it.marks())
         assert writer is not None
         assert writer._header.places == places
         assert [way for way, _ in gpus.done("copy")] == ways
@@ -89,7 +84,7 @@ class Sharded(Source):
         self.is_sharded = True
         self._gpus = gpus
 
-    def gather(self, targets: Any, tensors: Any, given: Any, call: Any = None) -> None:
+    def gather(self, targets: Any, tensors: Any, call: Any = None) -> None:
         self._gpus.calls.append(("gather", len(targets)))
 
 
@@ -99,8 +94,8 @@ def test_shards_are_put_together_once_they_are_written_and_may_change_once_they_
     tree = ParamTree.of(gpus.put({"a": torch.full((3,), 1.0)}))
     taker = Sharded(gpus, tree)
     store = Store(taker.manifest, 2, gpus=gpus) if gathers_here else None
-    it = Packing(taker, tree, store, readers, Comparing("off", "it"), gpus, verify="off")
-    it.pack(tree, 1, None, (), it.marks())
+    it = Packing(taker, tree, store, readers, gpus, verify="off")
+    it.pack(tree, 1, (), it.marks())
     written = ("follow", {GPU: "mark"})
     if store is None:
         assert gpus.calls == [written, ("gather", 0), ("settle",)]
@@ -113,21 +108,19 @@ def test_shards_of_the_cpu_ask_nothing_of_cuda() -> None:
     tree = ParamTree.of({"a": torch.full((3,), 1.0)})
     gpus: Any = NoGpus()
     taker = Sharded(FakeGpus(), tree)
-    it = Packing(
-        taker, tree, None, Readers(there=False, here=True, far=False), Comparing("off", "it"), gpus, verify="off"
-    )
-    assert it.pack(tree, 1, None, (), it.marks()) is None
+    it = Packing(taker, tree, None, Readers(there=False, here=True, far=False), gpus, verify="off")
+    assert it.pack(tree, 1, (), it.marks()) is None
 
 
-@pytest.mark.parametrize("why", ["a checksum", "a tensor elsewhere", "the switch"])
+@pytest.mark.parametrize("why", ["a tensor elsewhere", "the switch"])
 def test_what_cannot_be_read_there_as_a_whole_is_packed_in_the_slot(why: str) -> None:
     gpus = FakeGpus(name="" if why == "the switch" else "one GPU")
     readers = Readers(there=True, here=False, far=False)
     source = gpus.put({"a": torch.full((3,), 1.0)})
     if why == "a tensor elsewhere":
         source["b"] = torch.full((3,), 1.0)
-    with packing(gpus, source, readers, with_checksum=why == "a checksum") as (it, _):
-        writer = it.pack(source, 1, None, (), it.marks())
+    with packing(gpus, source, readers) as (it, _):
+        writer = it.pack(source, 1, (), it.marks())
         assert writer is not None
         assert writer._header.places == IN_SLOT
         assert gpus.done("copy") == [["D2H" if why != "a tensor elsewhere" else "D2H+H2H", {GPU: "mark"}]]

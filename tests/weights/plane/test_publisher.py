@@ -64,7 +64,7 @@ def shown(net: Net) -> set[float]:
 async def test_a_module_with_tied_weights_buffers_and_extra_state_arrives_whole(apply: str) -> None:
     destination = Net()
     parameters = list(destination.parameters())
-    async with pair(Net(), destination, apply=apply, verify="crc") as (publisher, (subscriber,)):
+    async with pair(Net(), destination, apply=apply) as (publisher, (subscriber,)):
         for version in range(1, 6):
             report = await (await publisher.publish(filled(version)))
             assert (report.version, report.per_worker[0].status, subscriber.version) == (version, "applied", version)
@@ -100,22 +100,6 @@ async def test_the_source_may_change_as_soon_as_it_is_staged() -> None:
         assert await subscriber.receive(1)
         await handle
         assert float(destination["a"].min()) == 1.0
-
-
-async def test_keys_name_what_is_new_and_the_rest_stays() -> None:
-    destination = weights(0)
-    async with pair(weights(0), destination) as (publisher, _):
-        await (await publisher.publish(weights(1)))
-        for version, key in ((2, "b"), (3, "a"), (4, ("b", "c")), (5, "a")):
-            await (
-                await publisher.publish(
-                    {name: torch.full_like(tensor, version) for name, tensor in weights(0).items()}, keys=[key]
-                )
-            )
-            expected = {2: (1, 2), 3: (3, 2), 4: (3, 4), 5: (5, 4)}[version]
-            assert (float(destination["a"].max()), float(destination["b.c"].max())) == expected
-        with pytest.raises(KeyError, match="'x', which the weights do not have"):
-            await publisher.publish(weights(6), keys=["x"])
 
 
 async def test_a_function_as_destination_gets_every_version_by_path() -> None:
@@ -190,8 +174,8 @@ async def test_a_destination_that_does_not_fit_is_an_error_on_both_sides(
             with pytest.raises(WeightMismatch, match=complaint):
                 raise error
         assert "receiver 'it'" in str(results[0].__notes__)
-        with pytest.raises(WeightMismatch):
-            await (await publisher.publish())
+        with pytest.raises(WeightMismatch):  # which is what is known of one that says nothing more
+            await (await publisher.publish(timeout=0.1))
         assert all(torch.equal(destination[name], before[name]) for name in before)
 
 

@@ -1,120 +1,60 @@
-"""The shared-memory scheme's send buffer, written outside the loop."""
+"""The shared-memory scheme's own weights: what was registered, and what was sent last."""
 
 from __future__ import annotations
 
-import asyncio
-import multiprocessing
-import pickle
-import threading
 from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from rlinf_async import SharedMemTransport, SharedMemWeightSyncScheme
-from rlinf_async.weights.model.writing import Update
-
-LARGE = 300_000
-"""Elements for which a thread is asked."""
+from tests.weights.ends import Tied, both
 
 
-def weights(value: float) -> dict[str, torch.Tensor]:
-    return {"a": torch.full((LARGE,), float(value)), "b": torch.full((7,), float(value))}
+@pytest.mark.parametrize("strategy", ["state_dict", "tensordict"])
+async def test_what_was_sent_last_is_shown_in_the_memory_that_workers_read(strategy: str) -> None:
+    async with both("shared memory", apply="map", strategy=strategy) as ends:
+        scheme = ends.schemes[0]
+        assert scheme.policy_weights == {}
+        for value in (1.0, 2.0, 3.0):
+            await ends.deliver(Tied(value))
+            shown = scheme.policy_weights["policy"]
+            flat: Any = shown if strategy == "state_dict" else shown.flatten_keys(".")
+            assert {name: set(tensor.flatten().tolist()) for name, tensor in flat.items()} == {
+                name: {value} for name in Tied().state_dict()
+            }
+            slot = scheme.get_sender()._made._store.latest
+            assert flat["head.weight"].data_ptr() == flat["layers.0.weight"].data_ptr()
+            assert flat["steps"].data_ptr() == slot.views["steps",].data_ptr(), "no copy of its own"
 
 
-def values(held: dict[str, torch.Tensor]) -> list[list[float]]:
-    return [sorted(set(tensor.tolist())) for tensor in held.values()]
+def test_without_workers_it_is_shown_too() -> None:
+    scheme = SharedMemWeightSyncScheme(strategy="state_dict")
+    scheme.init_on_sender("policy", pipes=[], source_model=Tied(1.0))
+    assert scheme.get_sender().send().version == 1
+    assert set(scheme.policy_weights["policy"]["steps"].tolist()) == {1.0}
+    scheme.close()
 
 
-class Held:
-    """Writes into buffers wait until the test says so."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.begun, self.goes_on = threading.Event(), threading.Event()
-        write = Update.write
-
-        def hold(update: Update, *place: Any) -> None:
-            self.begun.set()
-            assert self.goes_on.wait(20), "the loop, which would have let it go on, was held up"
-            write(update, *place)
-
-        monkeypatch.setattr(Update, "write", hold)
+async def test_a_model_that_is_not_registered_is_refused_where_it_has_to_be() -> None:
+    async with both("shared memory", auto_register=False) as ends:
+        with pytest.raises(KeyError, match="'policy' not registered"):
+            await ends.sender.send()
+        ends.schemes[0].register_shared_weights("policy", TensorDict({"w": torch.zeros(2)}))
+        await ends.deliver()
+        assert ends.sees == {1.0}
 
 
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Held:
-    return Held(monkeypatch)
-
-
-async def test_a_large_buffer_is_written_beside_the_loop_and_send_async_ends_when_it_is_whole(held: Held) -> None:
-    ours, theirs = multiprocessing.Pipe()
-    buffer, sent = weights(0), weights(1)
-    with ours, theirs:
-        scheme = SharedMemWeightSyncScheme(strategy="state_dict")
-        scheme.init_on_sender("policy", pipes=[ours])
-        receiving = SharedMemWeightSyncScheme(strategy="state_dict")
-        model = weights(0)
-        receiving.init_on_worker("policy", pipe=theirs, model=model)
-        serving = receiving.get_receiver().serve()
-        scheme.transport._buffers["policy"] = buffer
-        sending = asyncio.ensure_future(scheme.get_sender().send_async(sent))
-        assert await asyncio.to_thread(held.begun.wait, 20)
-        assert not sending.done()
-        assert values(buffer) == [[0], [0]]
-        held.goes_on.set()
-        assert await sending == 1
-        assert values(buffer) == [[1], [1]]
-        for tensor in sent.values():
-            tensor.fill_(9)
-        await scheme.get_sender().wait_async()
-        assert values(buffer) == values(model) == [[1], [1]]
-        await scheme.close()
-        await receiving.close()
-        await asyncio.wait([serving])
-
-
-async def test_who_is_cancelled_while_a_buffer_is_written_leaves_it_whole(held: Held) -> None:
+async def test_a_transport_by_itself_writes_into_what_is_registered_and_nothing_that_does_not_fit() -> None:
     transport = SharedMemTransport()
-    await transport.send_weights("policy", weights(0))
-    sending = asyncio.ensure_future(transport.send_weights("policy", weights(1)))
-    assert await asyncio.to_thread(held.begun.wait, 20)
-    sending.cancel()
-    held.goes_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await sending
-    await transport.close()
-    assert values(transport.buffer("policy")) == [[1], [1]]
-
-
-async def test_what_does_not_fit_is_refused_by_the_call_itself_and_the_buffer_stays() -> None:
-    transport = SharedMemTransport()
-    await transport.send_weights("policy", weights(1))
-    for wrong in ({"a": torch.ones(LARGE), "b": torch.ones(8)}, {"c": torch.ones(LARGE)}):
+    await transport.send_weights("policy", {"w": torch.ones(2)})
+    held = transport.registered["policy"]
+    await transport.send_weights("policy", {"w": torch.full((2,), 2.0)})
+    assert held["w"].tolist() == [2.0, 2.0]
+    for wrong in ({"w": torch.ones(3)}, {"v": torch.ones(2)}):
         with pytest.raises(KeyError, match="Error updating destination"):
             transport.send_weights("policy", wrong)
     with pytest.raises(KeyError, match="not registered"):
-        SharedMemTransport(auto_register=False).send_weights("policy", weights(1))
-    await transport.close()
-    assert values(transport.buffer("policy")) == [[1], [1]]
-
-
-async def test_two_that_make_one_buffer_are_written_one_after_the_other() -> None:
-    transport = SharedMemTransport()
-    first, second = (transport.send_weights("policy", weights(value)) for value in (1, 2))
-    await first
-    buffer = transport.buffer("policy")
-    await second
-    await transport.close()
-    assert transport.buffer("policy") is buffer
-    assert values(buffer) == [[2], [2]]
-
-
-def test_a_transport_that_has_copied_can_be_pickled_and_goes_on_elsewhere() -> None:
-    transport = SharedMemTransport()
-    transport.send_weights("policy", weights(1))
-    other = pickle.loads(pickle.dumps(transport))
-    other.send_weights("policy", weights(2))
-    assert values(other.buffer("policy")) == [[2], [2]]
-    assert values(transport.buffer("policy")) == [[1], [1]]
-    for each in (transport, other):
-        each.close()
+        SharedMemTransport(auto_register=False).send_weights("policy", {"w": torch.ones(2)})
+    assert held["w"].tolist() == [2.0, 2.0]

@@ -6,11 +6,9 @@ import math
 from typing import Any
 
 import pytest
-import torch
 
 from rlinf_async import MultiProcessWeightSyncScheme
 from rlinf_async.errors import ConfigError
-from rlinf_async.weights import Publisher
 from rlinf_async.weights.state.versions import Ledger
 from tests.weights.ends import SCHEMES, Tied, both
 
@@ -47,24 +45,6 @@ async def test_what_is_said_wrongly_is_named_by_the_call_and_the_next_send_arriv
 def test_a_ledger_takes_no_number_that_cannot_travel(version: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="version="):
         Ledger().check(version)
-
-
-@pytest.mark.parametrize("kind", ["multiprocess", "shared memory", "distributed"])
-async def test_one_name_is_one_key(kind: str) -> None:
-    source = Tied(1.0)
-    async with both(kind, source=source) as ends:
-        await ends.deliver()
-        source.fill(2.0)
-        await ends.deliver(keys="steps")
-        assert ends.model.steps.item() == 2.0
-        assert ends.sees == {1.0, 2.0}
-
-
-async def test_one_name_is_one_key_for_a_publisher() -> None:
-    async with Publisher({"weight": torch.ones(2), "w": torch.ones(2)}) as publisher:
-        await (await publisher.publish())
-        await (await publisher.publish(keys="weight"))
-        assert publisher.version == 2
 
 
 @pytest.mark.parametrize("seconds", [None, math.nan, 0.0, -1.0, "5"])
