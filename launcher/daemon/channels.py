@@ -108,7 +108,7 @@ class Channels:
             source, number, key, weight, size + ITEM_OVERHEAD_BYTES, body, mode == frames.NOWAIT, mode == frames.SENT
         )
         if steps:
-            self._follow(hosted, steps)
+            self.follow(hosted, steps)
 
     def _get(self, hosted: HostedChannel, source: int, number: int, key: bytes, target: Any) -> None:
         if type(key) is not bytes:
@@ -122,11 +122,11 @@ class Channels:
                 self._turn_down(hosted, source, number, str(error))
             steps = hosted.queue.get(source, number, key, *asked)
         if steps:
-            self._follow(hosted, steps)
+            self.follow(hosted, steps)
 
     def _turn_down(self, hosted: HostedChannel, source: int, number: int, what: str) -> NoReturn:
         """Refuses a request that makes no sense: neither its caller nor later requests wait for it."""
-        self._follow(hosted, hosted.queue.skip(source, number))
+        self.follow(hosted, hosted.queue.skip(source, number))
         text = f"channel '{hosted.name}' can make nothing of {what}"
         self._replies.send(source, hosted.number, "failed", [number, "ValueError", text])
         raise TypeError(text)
@@ -137,7 +137,7 @@ class Channels:
                 raise TypeError(f"a get and how many of its items are taken were expected, got {each!r}")
         steps = hosted.queue.taken(source, taken)
         if steps or hosted.queue.closed:
-            self._follow(hosted, steps)
+            self.follow(hosted, steps)
 
     def _on_queue_frame(self, hosted: HostedChannel, source: int, what: str, facts: Any) -> None:
         queue = hosted.queue
@@ -157,16 +157,16 @@ class Channels:
         elif what == "taken":
             self._taken(hosted, source, facts)
         elif what == "cancel":
-            self._follow(hosted, queue.cancel(source, *_numbers(facts)))
+            self.follow(hosted, queue.cancel(source, *_numbers(facts)))
         elif what == "take_back":
             (number,) = _numbers(facts)
             steps = queue.take_back(source, number)
             if steps is not None:
                 self._replies.send(source, hosted.number, "taken_back", [number])
-                self._follow(hosted, steps)
+                self.follow(hosted, steps)
         elif what == "skip":
             (number,) = _numbers(facts)
-            self._follow(hosted, queue.skip(source, number))
+            self.follow(hosted, queue.skip(source, number))
         elif what == "confirm":
             question, number, count = _numbers(facts)
             steps = []
@@ -174,7 +174,7 @@ class Channels:
                 self._replies.send(source, hosted.number, "confirmed", [question])
             else:
                 self._replies.send(source, hosted.number, "failed", [-question, "LeaseLost", lease_lost(hosted.name)])
-            self._follow(hosted, steps)
+            self.follow(hosted, steps)
         elif what in ("size", "peek"):
             question, key = facts
             _numbers([question]), _key(key)
@@ -247,7 +247,8 @@ class Channels:
 
     # -- what follows -------------------------------------------------------------------------------------------
 
-    def _follow(self, hosted: HostedChannel, steps: list[Step]) -> None:
+    def follow(self, hosted: HostedChannel, steps: list[Step]) -> None:
+        """Carry out what follows from a request."""
         for act, what in steps:
             if act == ACCEPTED:
                 self._replies.pending(hosted, what.producer).accepted.append(what.number)
@@ -266,6 +267,9 @@ class Channels:
                 self._replies.pending(hosted, client).freed += freed
             elif act == Act.SHARED:
                 self._replies.send(what, hosted.number, "shared", None)
+            elif act == Act.FAILED:
+                who, *failure = what
+                self._replies.send(who, hosted.number, "failed", failure)
             elif act == Act.CLOSED and what.sent:
                 self._replies.send(what.producer, hosted.number, "lost", 1)
             else:
@@ -280,18 +284,33 @@ class Channels:
         client = hosted.queue.clients.get(holder)
         if hosted.number in self._hosted and client is not None and number in client.gets:
             self._replies.send(holder, hosted.number, "lease_lost", [number])
-            self._follow(hosted, hosted.queue.cancel(holder, number))
+            self.follow(hosted, hosted.queue.cancel(holder, number))
 
     # -- operations ---------------------------------------------------------------------------------------------
+
+    def host(self, hosted: HostedChannel) -> None:
+        """Host a queue from now on.
+
+        Raises:
+            ValueError: there is one of that number.
+        """
+        if hosted.number in self._hosted:
+            raise ValueError(f"a new channel has a number that no other one has, got {hosted.number}")
+        self._hosted[hosted.number] = hosted
+
+    def hosted(self, number: int) -> HostedChannel | None:
+        """Return the queue of a channel on this node."""
+        return self._hosted.get(number)
+
+    def all_hosted(self) -> list[HostedChannel]:
+        return list(self._hosted.values())
 
     async def host_channel(self, requester: Requester, op: operations.HostChannel) -> None:
         """Makes the queue of a channel on this node."""
         max_bytes = op.max_bytes or self._budget
         queue = Queue(op.maxsize, max_bytes, self._gone)
-        if op.number in self._hosted:
-            raise ValueError(f"a new channel has a number that no other one has, got {op.number}")
         is_bounded = bool(op.maxsize or op.max_bytes)
-        self._hosted[op.number] = HostedChannel(op.number, op.name, requester.endpoint, queue, is_bounded)
+        self.host(HostedChannel(op.number, op.name, requester.endpoint, queue, is_bounded))
 
     async def close_channel(self, requester: Requester, op: operations.CloseChannel) -> bool:
         """No more puts; the queue is gone once what is in it has been taken.  False if there is no such queue.
@@ -315,7 +334,7 @@ class Channels:
             for who, client in hosted.queue.clients.items():
                 if client.has_put:
                     self._replies.send(who, hosted.number, "closed", None)
-        self._follow(hosted, hosted.queue.close(discard=op.discard))
+        self.follow(hosted, hosted.queue.close(discard=op.discard))
         return True
 
     async def count_items(self, requester: Requester, op: operations.CountItems) -> list[Any]:
@@ -345,7 +364,7 @@ class Channels:
             hosted.note_gone(endpoint)
         neighbour = self._router.neighbours.get(frames.node_of(gone))
         is_lost = neighbour is not None and neighbour.lost is not None
-        self._follow(hosted, hosted.queue.drop(gone, is_lost=is_lost))
+        self.follow(hosted, hosted.queue.drop(gone, is_lost=is_lost))
 
     def drop_owner(self, gone: int) -> None:
         """Ends the channels of a driver that is gone, or of a worker whose group is."""
@@ -367,19 +386,12 @@ class Channels:
         for client in hosted.queue.clients:
             self._replies.send(client, hosted.number, "gone", why)
         self._router.request(0, operations.QueueEnded(hosted.number))
+        hosted.ended()
 
     def describe(self, number: int, key: bytes) -> str:
         """Says in words how much is queued under a key of a channel, and how many requests wait."""
         hosted = self._hosted.get(number)
-        if hosted is None:
-            return "not there"
-        queue = hosted.queue
-        items, (puts, gets) = queue.size(key), queue.waiting(key)
-        used = len(queue.clients)
-        return (
-            f"{items} item{'s' * (items != 1)} under this key, {puts} put{'s' * (puts != 1)} and {gets} "
-            f"get{'s' * (gets != 1)} wait; {used} process{'es' * (used != 1)} use{'s' * (used == 1)} the channel"
-        )
+        return "not there" if hosted is None else hosted.describe(key)
 
     def reports(self) -> list[QueueReport]:
         """Every queue of this node, and the processes that use it."""
