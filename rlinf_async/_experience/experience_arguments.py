@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async._channels.arguments import RequestArguments, seconds, whole_number
+from rlinf_async._channels.queue_errors import QueueEnd
 from rlinf_async._channels.request import Get, Put
 from rlinf_async._channels.state.channel_keys import canonical_key, key_of
 from rlinf_async._core import frames
+from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.names import check_group_name
 from rlinf_async._experience.state.experience_options import ORDERS, SHORTS, ExperienceOptions
 from rlinf_async._experience.state.experience_queue import TAKE, TAKE_STALE_TOO, WISH, pack_kind, pack_name
@@ -26,6 +28,9 @@ class Wish(Get[Any]):
     def _needs(self) -> Needs:
         # A trainer, which may do anything meanwhile.  Producers that all wait here are no deadlock.
         return [Target(TargetKind.DAEMON, name=self._describe())], True
+
+    def refuse(self, end: QueueEnd) -> None:
+        self._settle(error=copy_of(end.put))  # a ClosedError: it asks for nothing that a closed one may still have
 
 
 def options_of(name: str, *, durable: Any, of: Any, order: Any, short_groups: Any, **numbers: Any) -> ExperienceOptions:
