@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Literal
@@ -14,12 +15,17 @@ from rlinf_async._client import registry
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import operations
 from rlinf_async._core.names import check_channel_name
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._experience.experience_arguments import ExperienceArguments, options_of
+from rlinf_async._experience.state.experience_options import ExperienceOptions
 from rlinf_async._experience.state.ledger import Ledger
 from rlinf_async._experience.taking import OnStale, Take
 from rlinf_async._worker import context
 from rlinf_async.channel import Channel
+from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded
 from rlinf_async.work import NoneOrWork, Work, blocking
+
+logger = own_logger(__name__)
 
 
 class Experience:
@@ -105,19 +111,9 @@ class Experience:
             order=order, group_timeout=group_timeout, short_groups=short_groups, max_bytes=max_bytes,
         )  # fmt: skip
         client = registry.client_of(cluster)
+        node_rank = whole_number(node_rank, "node_rank", f"experience '{name}'")
         channel = Channel(name, options.maxsize, client)
-        channel._open(
-            client,
-            registration.create(
-                client,
-                name,
-                maxsize=options.maxsize or MAX_INTEGER,  # with a bound, a put is done when it is accepted
-                max_bytes=options.max_bytes,
-                distributed=False,
-                node_rank=whole_number(node_rank, "node_rank", f"experience '{name}'"),
-                experience=options.to_data(),
-            ),
-        )
+        channel._open(client, _create(client, name, options, node_rank))
         return cls(channel)
 
     @classmethod
@@ -328,6 +324,27 @@ class Experience:
     async def aclose(self, *, discard: bool = False) -> None:
         """As ``close``, in a coroutine."""
         await self._channel.aclose(discard=discard)
+
+
+async def _create(client: NodeClient, name: str, options: ExperienceOptions, node_rank: int) -> registration.Roster:
+    try:
+        return await registration.create(
+            client,
+            name,
+            maxsize=options.maxsize or MAX_INTEGER,  # with a bound, a put is done when it is accepted
+            max_bytes=options.max_bytes,
+            distributed=False,
+            node_rank=node_rank,
+            experience=options.to_data(),
+        )
+    except ConfigError:
+        # The file may be open in the experience of this name, which is then the one that is meant.
+        with contextlib.suppress(DeadlineExceeded, ClosedError, ConfigError):
+            known = await registration.find(client, name, 0.0, is_experience=True)
+            if options.durable and known["experience"]["durable"] == options.durable:
+                logger.warning("there is an experience named '%s' already: connected to it", name)
+                return known
+        raise
 
 
 def _show(items: list[Any]) -> dict[str, Any]:

@@ -63,6 +63,10 @@ class HostedChannel:
             f"get{'s' * (gets != 1)} wait; {used} process{'es' * (used != 1)} use{'s' * (used == 1)} the channel"
         )
 
+    def ledger(self) -> dict[str, int]:
+        """Count the samples of an experience; nothing of a channel."""
+        return {}
+
     def ended(self) -> None:
         """Nothing is left of the channel here."""
 

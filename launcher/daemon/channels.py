@@ -412,6 +412,7 @@ class Channels:
             consumers=sorted(who for who, client in clients.items() if client.has_got or client.gets),
             clients=sorted(clients),
             gone={group: sorted(ranks) for group, ranks in hosted.gone_producers.items()},
+            ledger=hosted.ledger(),
         )
 
     def measures(self) -> Iterator[tuple[str, tuple[int, int, int, int]]]:

@@ -40,7 +40,7 @@ class DeathWatch:
 
     async def how_ended(self, requester: Requester, op: operations.HowEnded) -> Any:
         """Return the exit report of a worker of this node; None where it lives, or its end was expected."""
-        endpoint = self._router.endpoints.get(op.number)
+        endpoint = self._router.endpoints.get(op.number) or self._router.replaced.get(op.number)
         return None if endpoint is None or endpoint.exit_report is None else _report_of(endpoint)
 
     def _watch(self, watcher: int, number: int) -> None:

@@ -124,6 +124,9 @@ class HostedExperience(HostedChannel):
     def describe(self, key: bytes) -> str:
         return self.queue.describe(key)
 
+    def ledger(self) -> dict[str, int]:
+        return self.queue.pool.ledger().summary()
+
     def ended(self) -> None:
         self.wake_at(None)
         self._has_ended = True

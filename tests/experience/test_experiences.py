@@ -20,6 +20,7 @@ from rlinf_async import (
     PeerLost,
     WorkerDied,
 )  # fmt: skip
+from rlinf_async._core import operations
 from tests._support.experience_workers import Player
 
 pytestmark = pytest.mark.shared_cluster
@@ -239,3 +240,23 @@ def test_a_channel_is_no_experience_and_a_second_trainer_is_refused(cluster: Clu
     ):
         players[0].set_version(experience, 2).wait()
     experience.close()
+
+
+def test_the_ledger_stands_in_the_report_of_the_run_and_in_the_metrics(cluster: Cluster) -> None:
+    experience = Experience.create("counted", group=2)
+    fill(experience, 2)
+    with experience.take():
+        (report,) = [each for each in _queues(cluster) if each["name"] == "counted"]
+    assert report["ledger"] == {"put": 4, "taken": 0, "present": 2, "leased": 2, "dropped": 0}
+    samples = cluster._client.request(operations.NodeMetrics(), node=0).wait()["samples"]["rlinf_experience_samples"]
+    assert [value for value in samples if value[0] == "counted"] == [
+        ["counted", "put", 4], ["counted", "taken", 2], ["counted", "present", 2], ["counted", "leased", 0],
+        ["counted", "dropped", 0],
+    ]  # fmt: skip
+    experience.close(discard=True)
+
+
+def _queues(cluster: Cluster) -> list[dict[str, Any]]:
+    report = cluster._client.request(operations.Inspect([], ["queues"]), node=0).wait()
+    queues: list[dict[str, Any]] = report["queues"]
+    return queues

@@ -40,6 +40,13 @@ class Ledger:
     def drop(self, reason: str, count: int) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + count
 
+    def summary(self) -> dict[str, int]:
+        """Return the counts that add up: put is the sum of the others."""
+        dropped = sum(self.dropped.values())
+        return {
+            "put": self.put, "taken": self.taken, "present": self.present, "leased": self.leased, "dropped": dropped,
+        }  # fmt: skip
+
     def to_data(self) -> dict[str, Any]:
         """Return the counts as plain data."""
         return {**vars(self), "dropped": dict(self.dropped)}
