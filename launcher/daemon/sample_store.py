@@ -182,6 +182,7 @@ def _lack(path: str) -> str:
 
 def _read(connection: sqlite3.Connection) -> tuple[dict[str, int], list[Row]]:
     """Lock the file, make its tables, and read what is there."""
+    connection.execute("PRAGMA page_size=16384")  # of a new file: samples are larger than its rows usually are
     connection.execute("PRAGMA locking_mode=EXCLUSIVE")  # before WAL: then no other process can even read it
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=OFF")
