@@ -591,11 +591,11 @@ class DaemonService:
         """Frees what an endpoint (of any node) owned: its calls, its names and lookups, its stores, its groups."""
         self.gone.add(gone)
         parts: list[Callable[[int], None]] = [
-            self.channels.drop_client, self.experiences.drop_client, self.channel_names.drop_client,
-            self.death_watch.forget, self.locks.drop, self.ports.drop, self.traces.drop, self.inspection.drop,
-            self.debugging.drop,
+            self.channels.drop_client, self.channel_names.drop_client, self.death_watch.forget, self.locks.drop,
+            self.ports.drop, self.traces.drop, self.inspection.drop, self.debugging.drop,
             *((self.channels.drop_owner, self.channel_names.drop_owner) if ended else ()),
             self.router.drop_caller, self.names.drop, self._drop_stores, self._abandon_groups,
+            self.experiences.drop_client,
         ]  # fmt: skip
         run_all(f"endpoint {gone}", (functools.partial(part, gone) for part in parts))
 

@@ -12,11 +12,12 @@ from rlinf_async._experience.state.sample_pool import Group, Sample
 
 @dataclass(eq=False)
 class Insert:
-    """A sample that its producer has put."""
+    """A sample that its producer has put; ``is_withdrawn`` if that has given it up since."""
 
     item: Item
     group: Group
     sample: Sample
+    is_withdrawn: bool = False
 
 
 @dataclass(eq=False)

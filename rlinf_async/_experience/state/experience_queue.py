@@ -17,7 +17,7 @@ from rlinf_async._core import clock, frames
 from rlinf_async._core.encoded import plain_body
 from rlinf_async._experience.state.experience_changes import Advance, Change, Drop, Insert, Keeper, Settle
 from rlinf_async._experience.state.experience_options import ExperienceOptions
-from rlinf_async._experience.state.ledger import STALE
+from rlinf_async._experience.state.ledger import STALE, WITHDRAWN
 from rlinf_async._experience.state.sample_pool import Group, SamplePool
 
 TAKE: Final = 0
@@ -98,6 +98,8 @@ class ExperienceQueue(Queue):
         self._wishes: dict[Get, None] = {}
         self._leases: dict[Get, list[Group]] = {}
         self._unwritten = 0
+        self._inserts: dict[tuple[int, int], Insert] = {}
+        """Puts that are being written, by producer and number."""
         self._producers: set[int] = set()
         self._had_producers = False
         self._stale_before = 0
@@ -139,7 +141,8 @@ class ExperienceQueue(Queue):
     def _let_in(self, item: Item, name: Name, steps: list[Step]) -> None:
         key, group = name
         entered = self.pool.enter(key, group, version=item.weight, nbytes=item.nbytes, body=item.body, now=self._now())
-        self._write(Insert(item, *entered), steps)
+        insert = self._inserts[item.producer, item.number] = Insert(item, *entered)
+        self._write(insert, steps)
 
     def _admit_waiting(self, steps: list[Step]) -> bool:
         """Admit the first waiting put if there is room."""
@@ -276,6 +279,12 @@ class ExperienceQueue(Queue):
             self.pool.give_back(self._leases.pop(get, ()))
         self._serve(steps)
 
+    def cancel(self, who: int, *numbers: int) -> list[Step]:
+        for number in numbers:
+            if (insert := self._inserts.get((who, number))) is not None:
+                insert.is_withdrawn = True  # the producer is told that it is not here, whatever the disk says
+        return super().cancel(who, *numbers)
+
     def confirm(self, consumer: int, number: int, count: int, steps: list[Step]) -> bool:
         return False  # that is an operation here, whose answer may wait for a disk: ``settle``
 
@@ -317,13 +326,18 @@ class ExperienceQueue(Queue):
 
     def _apply(self, change: Change, error: Exception | None, steps: list[Step]) -> None:
         match change:
-            case Insert(item, group, sample) if error is None:
+            case Insert(item, group, sample, is_withdrawn) if error is None:
+                del self._inserts[item.producer, item.number]
+                if is_withdrawn:
+                    self.pool.withdraw((group, sample), WITHDRAWN)
+                    return
                 self.pool.accept((group, sample))
                 if item.producer not in self._gone:
                     self._producers.add(item.producer)
                 self._had_producers = True
                 steps.append((ACCEPTED, item))
             case Insert(item, group, sample):
+                del self._inserts[item.producer, item.number]
                 self.pool.withdraw((group, sample))
                 self._fail(item.producer, item.number, "OSError", f"{error}; the sample was not put", steps)
             case Settle(groups, done):

@@ -8,6 +8,7 @@ from typing import Any, Final
 STALE: Final = "older than max_staleness when it would have been taken"
 INCOMPLETE: Final = "its group was incomplete at its deadline, or at the close"
 DISCARDED: Final = "discarded by close(discard=True)"
+WITHDRAWN: Final = "withdrawn by its producer while it was written"
 
 
 @dataclass

@@ -173,10 +173,14 @@ class SamplePool:
         else:
             self._settle(group)
 
-    def withdraw(self, entered: tuple[Group, Sample]) -> None:
-        """Take out a sample that was entered and could not be made safe."""
+    def withdraw(self, entered: tuple[Group, Sample], reason: str = "") -> None:
+        """Take out a sample that was entered and could not be made safe; or was, and is dropped for this reason."""
         group, sample = entered
         group.waits -= 1
+        if reason:
+            self._ledger.put += 1
+            self._ledger.drop(reason, 1)
+            self.removals.append(([sample.place], reason))
         if group.stage is Stage.GONE:
             return
         was_full = len(group.samples) == self.options.group

@@ -19,6 +19,7 @@ from rlinf_async._experience.state.experience_queue import (
     pack_kind,
     pack_name,
 )  # fmt: skip
+from rlinf_async._experience.state.ledger import WITHDRAWN
 
 CHOICE = st.booleans()
 Identity = tuple[int, int]
@@ -68,6 +69,7 @@ class Histories(RuleBasedStateMachine):
         self.open: dict[Identity, str] = {}
         """Requests without an answer."""
         self.accepted: set[Identity] = set()
+        self.given_up: set[Identity] = set()
         self.leased: dict[Identity, list[list[Identity]]] = {}
         """By take, the groups that it has not confirmed."""
         self.settling: dict[Any, list[Identity]] = {}
@@ -143,8 +145,8 @@ class Histories(RuleBasedStateMachine):
         if candidates:
             who, number = candidates[which % len(candidates)]
             self.leased.pop((who, number), None)
-            if self.open.get((who, number)) != "put" or number in self.queue.clients[who].puts:
-                self.open.pop((who, number), None)  # else it is being written, and answered
+            self.open.pop((who, number), None)
+            self.given_up.add((who, number))
             self.follow(self.queue.cancel(who, number))
 
     @rule(which=whichever)
@@ -191,7 +193,7 @@ class Histories(RuleBasedStateMachine):
         for act, what in steps:
             if act == Act.ACCEPTED:
                 identity = (what.producer, what.number)
-                assert identity not in self.accepted
+                assert identity not in self.accepted | self.given_up
                 self.accepted.add(identity)
                 self.open.pop(identity, None)
             elif act == Act.DELIVER:
@@ -235,7 +237,7 @@ class Histories(RuleBasedStateMachine):
     def the_ledger_is_closed(self) -> None:
         ledger = self.queue.pool.ledger()
         assert ledger.is_closed
-        assert ledger.put == len(self.accepted)
+        assert ledger.put - ledger.dropped.get(WITHDRAWN, 0) == len(self.accepted)
         assert ledger.taken == len(self.taken)
         held = sum(len(group) for groups in self.leased.values() for group in groups)
         assert ledger.leased == held + sum(map(len, self.settling.values()))

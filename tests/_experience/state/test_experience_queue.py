@@ -230,3 +230,16 @@ def test_a_closed_experience_gives_what_is_left_and_then_ends() -> None:
     assert hand.put("b")[0].startswith("ClosedError: experience 'x' is closed")
     assert hand.wish()[0].startswith("ClosedError")
     assert hand.queue.finished
+
+
+def test_a_put_that_is_given_up_while_it_is_written_leaves_nothing() -> None:
+    hand = Hand(group=2, is_durable=True)
+    hand.put("a")
+    hand.put("a")
+    assert told(hand.queue.cancel(P, 2)) == []
+    first, second = hand.desk.changes
+    assert told(hand.queue.written(first, None)) == ["accepted"]
+    assert told(hand.queue.written(second, None)) == []
+    assert hand.desk.changes[2:] == [hand.desk.changes[-1]]  # what was written is dropped there, too
+    assert hand.queue.pool.lacking() == (1, 1)
+    assert hand.queue.pool.ledger().is_closed
