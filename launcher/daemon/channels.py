@@ -108,7 +108,7 @@ class Channels:
             source, number, key, weight, size + ITEM_OVERHEAD_BYTES, body, mode == frames.NOWAIT, mode == frames.SENT
         )
         if steps:
-            self.follow(hosted, steps)
+            self._follow(hosted, steps)
 
     def _get(self, hosted: HostedChannel, source: int, number: int, key: bytes, target: Any) -> None:
         if type(key) is not bytes:
@@ -122,11 +122,11 @@ class Channels:
                 self._turn_down(hosted, source, number, str(error))
             steps = hosted.queue.get(source, number, key, *asked)
         if steps:
-            self.follow(hosted, steps)
+            self._follow(hosted, steps)
 
     def _turn_down(self, hosted: HostedChannel, source: int, number: int, what: str) -> NoReturn:
         """Refuses a request that makes no sense: neither its caller nor later requests wait for it."""
-        self.follow(hosted, hosted.queue.skip(source, number))
+        self._follow(hosted, hosted.queue.skip(source, number))
         text = f"channel '{hosted.name}' can make nothing of {what}"
         self._replies.send(source, hosted.number, "failed", [number, "ValueError", text])
         raise TypeError(text)
@@ -137,7 +137,7 @@ class Channels:
                 raise TypeError(f"a get and how many of its items are taken were expected, got {each!r}")
         steps = hosted.queue.taken(source, taken)
         if steps or hosted.queue.closed:
-            self.follow(hosted, steps)
+            self._follow(hosted, steps)
 
     def _on_queue_frame(self, hosted: HostedChannel, source: int, what: str, facts: Any) -> None:
         queue = hosted.queue
@@ -157,16 +157,16 @@ class Channels:
         elif what == "taken":
             self._taken(hosted, source, facts)
         elif what == "cancel":
-            self.follow(hosted, queue.cancel(source, *_numbers(facts)))
+            self._follow(hosted, queue.cancel(source, *_numbers(facts)))
         elif what == "take_back":
             (number,) = _numbers(facts)
             steps = queue.take_back(source, number)
             if steps is not None:
                 self._replies.send(source, hosted.number, "taken_back", [number])
-                self.follow(hosted, steps)
+                self._follow(hosted, steps)
         elif what == "skip":
             (number,) = _numbers(facts)
-            self.follow(hosted, queue.skip(source, number))
+            self._follow(hosted, queue.skip(source, number))
         elif what == "confirm":
             question, number, count = _numbers(facts)
             steps = []
@@ -174,7 +174,7 @@ class Channels:
                 self._replies.send(source, hosted.number, "confirmed", [question])
             else:
                 self._replies.send(source, hosted.number, "failed", [-question, "LeaseLost", lease_lost(hosted.name)])
-            self.follow(hosted, steps)
+            self._follow(hosted, steps)
         elif what in ("size", "peek"):
             question, key = facts
             _numbers([question]), _key(key)
@@ -248,7 +248,10 @@ class Channels:
     # -- what follows -------------------------------------------------------------------------------------------
 
     def follow(self, hosted: HostedChannel, steps: list[Step]) -> None:
-        """Carry out what follows from a request."""
+        """Carry out what follows from something that no process of the run has asked for."""
+        self._follow(hosted, steps)
+
+    def _follow(self, hosted: HostedChannel, steps: list[Step]) -> None:
         for act, what in steps:
             if act == ACCEPTED:
                 self._replies.pending(hosted, what.producer).accepted.append(what.number)
@@ -284,7 +287,7 @@ class Channels:
         client = hosted.queue.clients.get(holder)
         if hosted.number in self._hosted and client is not None and number in client.gets:
             self._replies.send(holder, hosted.number, "lease_lost", [number])
-            self.follow(hosted, hosted.queue.cancel(holder, number))
+            self._follow(hosted, hosted.queue.cancel(holder, number))
 
     # -- operations ---------------------------------------------------------------------------------------------
 
@@ -334,7 +337,7 @@ class Channels:
             for who, client in hosted.queue.clients.items():
                 if client.has_put:
                     self._replies.send(who, hosted.number, "closed", None)
-        self.follow(hosted, hosted.queue.close(discard=op.discard))
+        self._follow(hosted, hosted.queue.close(discard=op.discard))
         return True
 
     async def count_items(self, requester: Requester, op: operations.CountItems) -> list[Any]:
@@ -364,7 +367,7 @@ class Channels:
             hosted.note_gone(endpoint)
         neighbour = self._router.neighbours.get(frames.node_of(gone))
         is_lost = neighbour is not None and neighbour.lost is not None
-        self.follow(hosted, hosted.queue.drop(gone, is_lost=is_lost))
+        self._follow(hosted, hosted.queue.drop(gone, is_lost=is_lost))
 
     def drop_owner(self, gone: int) -> None:
         """Ends the channels of a driver that is gone, or of a worker whose group is."""
