@@ -73,7 +73,7 @@ class Histories(RuleBasedStateMachine):
         self.leased: dict[Identity, list[list[Identity]]] = {}
         """By take, the groups that it has not confirmed."""
         self.settling: dict[Any, list[Identity]] = {}
-        self.taken: list[Identity] = []
+        self.taken: set[Identity] = set()
         self.stale_too: set[Identity] = set()
 
     def who(self, which: int) -> int:
@@ -124,8 +124,8 @@ class Histories(RuleBasedStateMachine):
         def done(error: Exception | None) -> None:
             settled = self.settling.pop(token)
             if error is None:
-                assert not set(settled) & set(self.taken)
-                self.taken += settled
+                assert not set(settled) & self.taken
+                self.taken |= set(settled)
 
         self.settling[token] = confirmed
         steps = self.queue.settle(who, number, count, done)
@@ -225,9 +225,10 @@ class Histories(RuleBasedStateMachine):
         oldest = [min(versions) for _, versions in facts]
         assert oldest == sorted(oldest, reverse=self.options.order == "newest")
         held = {sample for other in self.leased.values() for group in other for sample in group}
-        held |= {sample for settled in self.settling.values() for sample in settled} | set(self.taken)
+        held |= {sample for settled in self.settling.values() for sample in settled}
         for group in groups:
             assert not held & set(group), "delivered although another one has it"
+            assert not self.taken & set(group), "delivered although it was taken"
             assert set(group) <= self.accepted
         self.leased[identity] = groups
 
@@ -247,7 +248,8 @@ class Histories(RuleBasedStateMachine):
     def what_is_here_was_accepted_and_not_taken(self) -> None:
         here: list[Identity] = [sample.body for _, sample in self.queue.pool.samples()]
         assert len(set(here)) == len(here)
-        assert set(here) <= self.accepted - set(self.taken)
+        assert set(here) <= self.accepted
+        assert not self.taken & set(here)
 
     @invariant()
     def room_is_counted_and_kept(self) -> None:
