@@ -73,7 +73,10 @@ async def test_a_file_has_one_experience_at_a_time_and_is_one(tmp_path: Path) ->
                 await Experience.create(name, durable=durable, cluster=cluster)
             assert f"experience '{name}' on node 0 cannot use durable='{durable}'" in str(caught.value)
             assert words in str(caught.value)
-        await first.aclose()
+        again = await Experience.create("first", durable=file, cluster=cluster)
+        await again.put("one", version=0)
+        assert (await first.stats()).present == 1
+        await first.aclose(discard=True)
         await Experience.create("fifth", durable=file, cluster=cluster)
 
 
