@@ -54,6 +54,22 @@ class HostedChannel:
         self.gone_producers: dict[str, set[int]] = {}
         """By group, those ranks of this node that have put here and have ended since; of the latest groups."""
 
+    def describe(self, key: bytes) -> str:
+        """Say in words how much is queued under a key, and how many requests wait."""
+        items, (puts, gets) = self.queue.size(key), self.queue.waiting(key)
+        used = len(self.queue.clients)
+        return (
+            f"{items} item{'s' * (items != 1)} under this key, {puts} put{'s' * (puts != 1)} and {gets} "
+            f"get{'s' * (gets != 1)} wait; {used} process{'es' * (used != 1)} use{'s' * (used == 1)} the channel"
+        )
+
+    def ledger(self) -> dict[str, int]:
+        """Count the samples of an experience; nothing of a channel."""
+        return {}
+
+    def ended(self) -> None:
+        """Nothing is left of the channel here."""
+
     def note_gone(self, producer: Endpoint) -> None:
         """A process that has put here has ended."""
         if producer.process is None:

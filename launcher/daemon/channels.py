@@ -244,6 +244,10 @@ class Channels:
 
     # -- what follows -------------------------------------------------------------------------------------------
 
+    def follow(self, hosted: HostedChannel, steps: list[Step]) -> None:
+        """Carry out what follows from something that no process of the run has asked for."""
+        self._follow(hosted, steps)
+
     def _follow(self, hosted: HostedChannel, steps: list[Step]) -> None:
         for act, what in steps:
             if act == ACCEPTED:
@@ -263,6 +267,9 @@ class Channels:
                 self._replies.pending(hosted, client).freed += freed
             elif act == Act.SHARED:
                 self._replies.send(what, hosted.number, "shared", None)
+            elif act == Act.FAILED:
+                who, *failure = what
+                self._replies.send(who, hosted.number, "failed", failure)
             elif act == Act.CLOSED and what.sent:
                 self._replies.send(what.producer, hosted.number, "lost", 1)
             else:
@@ -281,14 +288,29 @@ class Channels:
 
     # -- operations ---------------------------------------------------------------------------------------------
 
+    def host(self, hosted: HostedChannel) -> None:
+        """Host a queue from now on.
+
+        Raises:
+            ValueError: there is one of that number.
+        """
+        if hosted.number in self._hosted:
+            raise ValueError(f"a new channel has a number that no other one has, got {hosted.number}")
+        self._hosted[hosted.number] = hosted
+
+    def hosted(self, number: int) -> HostedChannel | None:
+        """Return the queue of a channel on this node."""
+        return self._hosted.get(number)
+
+    def all_hosted(self) -> list[HostedChannel]:
+        return list(self._hosted.values())
+
     async def host_channel(self, requester: Requester, op: operations.HostChannel) -> None:
         """Makes the queue of a channel on this node."""
         max_bytes = op.max_bytes or self._budget
         queue = Queue(op.maxsize, max_bytes, self._gone)
-        if op.number in self._hosted:
-            raise ValueError(f"a new channel has a number that no other one has, got {op.number}")
         is_bounded = bool(op.maxsize or op.max_bytes)
-        self._hosted[op.number] = HostedChannel(op.number, op.name, requester.endpoint, queue, is_bounded)
+        self.host(HostedChannel(op.number, op.name, requester.endpoint, queue, is_bounded))
 
     async def close_channel(self, requester: Requester, op: operations.CloseChannel) -> bool:
         """No more puts; the queue is gone once what is in it has been taken.  False if there is no such queue.
@@ -364,19 +386,12 @@ class Channels:
         for client in hosted.queue.clients:
             self._replies.send(client, hosted.number, "gone", why)
         self._router.request(0, operations.QueueEnded(hosted.number))
+        hosted.ended()
 
     def describe(self, number: int, key: bytes) -> str:
         """Says in words how much is queued under a key of a channel, and how many requests wait."""
         hosted = self._hosted.get(number)
-        if hosted is None:
-            return "not there"
-        queue = hosted.queue
-        items, (puts, gets) = queue.size(key), queue.waiting(key)
-        used = len(queue.clients)
-        return (
-            f"{items} item{'s' * (items != 1)} under this key, {puts} put{'s' * (puts != 1)} and {gets} "
-            f"get{'s' * (gets != 1)} wait; {used} process{'es' * (used != 1)} use{'s' * (used == 1)} the channel"
-        )
+        return "not there" if hosted is None else hosted.describe(key)
 
     def reports(self) -> list[QueueReport]:
         """Every queue of this node, and the processes that use it."""
@@ -397,6 +412,7 @@ class Channels:
             consumers=sorted(who for who, client in clients.items() if client.has_got or client.gets),
             clients=sorted(clients),
             gone={group: sorted(ranks) for group, ranks in hosted.gone_producers.items()},
+            ledger=hosted.ledger(),
         )
 
     def measures(self) -> Iterator[tuple[str, tuple[int, int, int, int]]]:

@@ -36,6 +36,7 @@ from .death_watch import DeathWatch
 from .debug_relay import DebugRelay
 from .device_locks import Locks
 from .endpoint import Endpoint
+from .experiences import Experiences
 from .fork_server import MARKER, ForkServer
 from .group_names import Names
 from .handlers import Handlers, Requester
@@ -147,6 +148,7 @@ class DaemonService:
         self.handlers = Handlers(router, self.gone)
         answer = self.handlers.answer
         self.channels = Channels(loop, router, self.gone, count_memory() // 2)
+        self.experiences = Experiences(loop, router, self.channels, self.gone, count_memory() // 2)
         self.channel_names = ChannelNames(answer, self.gone, self.lost)
         self.death_watch = DeathWatch(router)
         self.names = Names(answer, self.gone, self.lost)
@@ -195,6 +197,13 @@ class DaemonService:
         on(operations.HostChannel, self.channels.host_channel)
         on(operations.CloseChannel, self.channels.close_channel)
         on(operations.CountItems, self.channels.count_items)
+        on(operations.HostExperience, self.experiences.host_experience)
+        on(operations.SetVersion, self.experiences.set_version)
+        on(operations.Published, self.experiences.published)
+        on(operations.SettleGroups, self.experiences.settle_groups)
+        on(operations.CountSamples, self.experiences.count_samples)
+        on(operations.CountEarlier, self.experiences.count_earlier)
+        on(operations.HowEnded, self.death_watch.how_ended)
         on(operations.OpenStore, self.open_store)
         on(operations.Spawn, self.spawn)
         on(operations.CloseGroup, self.close)
@@ -359,6 +368,7 @@ class DaemonService:
         if op.entry is None and endpoint is not None and endpoint.id == op.was and endpoint.exit_report is not None:
             report = {**frames.unpack(endpoint.exit_report), "returns": False, "reason": op.report["reason"]}
             endpoint.exit_report = frames.pack(report)
+        self.experiences.note_return(op)
         if self._site.node == 0:
             self.router.tell_all("rank_returned", vars(op))
 
@@ -589,6 +599,7 @@ class DaemonService:
             self.ports.drop, self.traces.drop, self.inspection.drop, self.debugging.drop,
             *((self.channels.drop_owner, self.channel_names.drop_owner) if ended else ()),
             self.router.drop_caller, self.names.drop, self._drop_stores, self._abandon_groups,
+            self.experiences.drop_client,
         ]  # fmt: skip
         run_all(f"endpoint {gone}", (functools.partial(part, gone) for part in parts))
 

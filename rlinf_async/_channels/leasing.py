@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from rlinf_async._channels.request import Confirmation, Get
+from rlinf_async._channels.request import Get
 from rlinf_async.work import Work, blocking
 
 
@@ -40,7 +40,7 @@ class LeasedItems(list[Any]):
 class Lease:
     """A lease of items, for one ``async with`` block or, in ``def`` methods, one ``with`` block."""
 
-    def __init__(self, get: Callable[[], Get[list[Any]]], confirm: Callable[[Get[Any], int], Confirmation]) -> None:
+    def __init__(self, get: Callable[[], Get[list[Any]]], confirm: Callable[[Get[Any], int], Work[None]]) -> None:
         """``get`` asks for the items; ``confirm`` has some of them taken out of the channel."""
         self._start = get
         self._confirm = confirm

@@ -100,7 +100,7 @@ class RemoteQueue(Destination):
         kind = type(request)
         if kind is Put:
             self._start_put(request)  # type: ignore[arg-type]
-        elif kind is Get:
+        elif kind is Get or isinstance(request, Get):
             self._start_get(request)  # type: ignore[arg-type]
         elif isinstance(request, Question):
             self.flush()

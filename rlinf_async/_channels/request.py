@@ -83,6 +83,7 @@ class QueueRequest(Work[T]):
     """
 
     opening: Work[None] | None = None
+    noun = "channel"
 
     def __init__(self, verb: str, channel: str, name: Any, key: bytes, timeout: float | None) -> None:
         """``verb`` with its preposition, ``channel`` and ``name``, which the key goes by, are for messages.
@@ -100,16 +101,16 @@ class QueueRequest(Work[T]):
     def _describe(self) -> str:
         verb, channel, name = self._said
         where = "" if self.destination is None else f" on {self.destination.where}"
-        return f"{verb} channel '{channel}'{where} (key {name!r})"
+        return f"{verb} {self.noun} '{channel}'{where} (key {name!r})"
 
     def _awaiting(self) -> str:
-        return f"`await channel.{self._said[0].partition(' ')[0]}`"
+        return f"`await {self.noun}.{self._said[0].partition(' ')[0]}`"
 
     def __bool__(self) -> bool:
         raise self._unawaited("asking for its truth")  # even if it is done: that may be a matter of microseconds
 
     def _whom(self) -> str:
-        return f"channel '{self._said[1]}'"
+        return f"{self.noun} '{self._said[1]}'"
 
     def _far_side(self) -> slow_waits.FarSide | None:
         if self.destination is not None:

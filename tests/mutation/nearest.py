@@ -102,6 +102,8 @@ NEAREST: Final = {
     "launcher/daemon/channel_names.py": "tests/channel/test_names.py",
     "launcher/daemon/channel_replies.py": "tests/launcher/daemon/test_channels.py tests/channel/test_closing.py",
     "launcher/daemon/channels.py": "tests/channel/test_items.py tests/channel/test_closing.py",
+    "launcher/daemon/experiences.py": "tests/experience/test_experiences.py",
+    "launcher/daemon/sample_store.py": "tests/experience/test_durable.py",
     "launcher/daemon/death_watch.py": "tests/launcher/daemon/test_messages.py tests/test_failures.py",
     "launcher/daemon/device_locks.py": "tests/test_locks.py",
     "launcher/daemon/endpoint.py": "tests/launcher/daemon/test_router.py tests/launcher/daemon/test_messages.py",

@@ -14,8 +14,8 @@ from rlinf_async._worker import context
 from rlinf_async._worker.device_lock import DeviceLock
 from rlinf_async.testing import sleep
 from tests.faults.journal import Operation, all_of
+from tests.simulation.experiencing import Experiencing
 from tests.simulation.families import CREW
-from tests.simulation.needing import Needing
 from tests.simulation.subject import begin, follow, noted
 
 PADDING = 500
@@ -25,7 +25,7 @@ _TAKES = itertools.count()
 _POSTS = itertools.count()
 
 
-class Crew(Needing):
+class Crew(Experiencing):
     """Does what the families tell it, and notes it."""
 
     def __init__(self) -> None:

@@ -20,6 +20,7 @@ class Act(IntEnum):
     OUT_OF_BYTES = 8  # a batch: what it has gathered leaves no room for the rest of it
     FREED = 9  # a client and bytes: so much of what it has sent without waiting for an answer is in
     SHARED = 10  # a client: another one gets here too
+    FAILED = 11  # a client, the number of its request, the name of an error, its text
 
 
 # As plain numbers: this is where every item passes.
