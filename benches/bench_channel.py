@@ -1,4 +1,4 @@
-"""Channel throughput: small items one by one and pipelined, tensors, many workers, many keys, between nodes.
+"""Channel throughput: small items, tensors, many workers, many keys, between nodes; samples of an experience.
 
 python -m benches.bench_channel [--peer rlinf] [--peer ray] [--quick]
 """
@@ -46,6 +46,13 @@ def same_node(quick: bool) -> list[Measurement]:
                 ("queue", {"count": many, "pairs": 1, "in_flight": IN_FLIGHT}), peers=peers, peer_count=slow,
             ),
         ]  # fmt: skip
+    found.append(
+        Measurement(
+            _items("small_loop", limit=QUEUE, note="`async for`"),
+            "relay", {"count": many, "in_flight": IN_FLIGHT, "way": "loop"},
+            ("queue", {"count": many, "pairs": 1, "in_flight": IN_FLIGHT}), peers=(),
+        )
+    )  # fmt: skip
     tensors = {"count": 20 if quick else 400, "size": MEBI}
     for name, in_flight in (("tensors_1MiB", 1), (f"tensors_1MiB_{IN_FLIGHT}", IN_FLIGHT)):
         case = Case(BENCH, name, "GB/s", 1e-9, True, limit=MEMCPY, targets=[Target(0.5, LIMIT, at_least=True)])
@@ -53,6 +60,26 @@ def same_node(quick: bool) -> list[Measurement]:
         found.append(
             Measurement(case, "relay_bandwidth", arguments, copies(MEBI), peers=["ray", "rlinf"], peer_count=30)
         )
+    return found
+
+
+def experience(quick: bool) -> list[Measurement]:
+    """Samples put into an experience and taken 64 at a time, kept in memory only and in a file."""
+    found = []
+    for suffix, way in (("", "experience"), ("_durable", "durable")):
+        small, large = (640, 64) if quick else (12_800, 640)
+        note = f"takes of 64 samples, {IN_FLIGHT} puts in flight"
+        arguments = {"way": way, "in_flight": IN_FLIGHT}
+        found += [
+            Measurement(
+                _items(f"experience{suffix}", limit=QUEUE, note=note), "relay", {**arguments, "count": small},
+                ("queue", {"count": small, "pairs": 1, "in_flight": IN_FLIGHT}), peers=(),
+            ),
+            Measurement(
+                Case(BENCH, f"experience{suffix}_1MiB", "GB/s", 1e-9, True, limit=MEMCPY, note=note),
+                "relay_bandwidth", {**arguments, "count": large, "size": MEBI}, copies(MEBI), peers=(),
+            ),
+        ]  # fmt: skip
     return found
 
 
@@ -110,7 +137,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse("What a channel carries.", rounds=5, arguments=arguments)
     quick = options.quick
     try:
-        run([*same_node(quick), *many_keys(quick)], functools.partial(start, options=options, workers=2), options)
+        pair = functools.partial(start, options=options, workers=2)
+        run([*same_node(quick), *many_keys(quick), *experience(quick)], pair, options)
         crowd = functools.partial(start, options=options, workers=2 * PAIRS)
         run(many_workers(quick), crowd, options.beside("ray"))
         run(two_nodes(quick), functools.partial(start_nodes, options=options, workers=2), options.beside())

@@ -26,7 +26,7 @@ SUBJECTS: Final = {
     "Run and nodes": ("cluster", "_cluster", "address", "configuration"),
     "Workers": ("worker", "_worker"),
     "Groups and their calls": ("group", "_group", "any_rank", "handle", "outcome", "stream", "work"),
-    "Channels": ("channel", "_channels"),
+    "Channels": ("channel", "_channels", "experience"),
     "Weights": ("weights",),
     "Placement and devices": ("placement", "hardware"),
     "Traces and profiles": ("_trace", "profiling"),
@@ -53,7 +53,15 @@ RESULTS: Final = {
 }
 """By the name that gives them: classes that users need not import, and whose methods they call."""
 
-IN_FULL: Final = {"Cluster", "GroupSpec.launch", "Worker.create_group", "Channel.create", "publish", "follow"}
+IN_FULL: Final = {
+    "Cluster",
+    "GroupSpec.launch",
+    "Worker.create_group",
+    "Channel.create",
+    "Experience.create",
+    "publish",
+    "follow",
+}
 """Those whose whole docstring is shown."""
 
 WITH_MEMBERS: Final = (f"{PACKAGE}.weights",)

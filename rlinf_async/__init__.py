@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         EndOfChannel as EndOfChannel,
         ForkedProcessError as ForkedProcessError,
         LaunchError as LaunchError,
+        LeaseLost as LeaseLost,
         LoopNotRunning as LoopNotRunning,
         NodeLost as NodeLost,
         PeerLost as PeerLost,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         WeightMismatch as WeightMismatch,
         WorkerDied as WorkerDied,
     )
+    from rlinf_async.experience import Experience as Experience
     from rlinf_async.group import WorkerGroup as WorkerGroup
     from rlinf_async.handle import Handle as Handle
     from rlinf_async.hardware import (

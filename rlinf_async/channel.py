@@ -8,16 +8,18 @@ import os
 import threading
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, overload
 
 from rlinf_async._channels import registration
 from rlinf_async._channels.arguments import MAX_INTEGER, RequestArguments, seconds, switch, whole_number
+from rlinf_async._channels.leasing import Lease
 from rlinf_async._channels.local_queue import LocalQueue
 from rlinf_async._channels.queue_errors import QueueEnd
+from rlinf_async._channels.reading import Items
 from rlinf_async._channels.replicas import Replicas
-from rlinf_async._channels.request import Get, Put, QueueRequest
+from rlinf_async._channels.request import Confirmation, Get, Put, QueueRequest
 from rlinf_async._channels.state.channel_keys import key_of
 from rlinf_async._channels.state.queue_counts import QueueCounts
 from rlinf_async._client import emulated_links, registry
@@ -28,7 +30,6 @@ from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async._trace import recorder
 from rlinf_async._waits.thread_gate import may_wait
-from rlinf_async.errors import EndOfChannel
 from rlinf_async.work import BoolOrWork, IntOrWork, NoneOrWork, Work, blocking
 
 _DEFAULT_KEY: Final = "default_queue"
@@ -47,21 +48,19 @@ class WeightedItem:
 class Channel:
     """A first-in-first-out queue that any process of the run may put into and get from, by name or as an argument.
 
-    A channel lives in the daemon of one node, not in any worker: what a put has been accepted for outlives its
-    producer.  A get is a lease until its consumer has the item: a consumer that is cancelled or killed before that
-    leaves the item to the next one, at its old place.  What one producer puts under one key is got in that order.
-    Contents do not survive the node that holds them.
+    A channel lives in the daemon of one node, not in any worker: an accepted item outlives its producer.  A consumer
+    that is cancelled or killed before its ``get`` returns leaves the item to the next one, at its old place; from then
+    on the item is the consumer's, and is never delivered again.  ``lease`` keeps items for the channel until a block
+    ends well.  Items that one producer puts under one key are delivered in that order.  Contents do not survive the
+    node that holds them.
 
     Names are for ``create`` and ``connect``; from then on an object means one channel for good.  Once that is closed, a
     channel that is made again under its name is another one.
 
-    Where a channel has no ``maxsize`` a daemon promises room beforehand to the processes of its node, as long as there
-    is plenty: they put without waiting for an answer, and what they have put can be had by whoever hears of it.
-
-    Where it has neither ``maxsize`` nor ``max_bytes``, a consumer that gets one item after the other comes to be read
-    ahead of: some items wait in its process, leased.  They go back to their places as soon as anybody else asks for
-    something under their key, or nobody asks for a moment.  A process that is frozen holds others up for two seconds
-    at most; then they have what it had not acknowledged, flagged as redelivered.
+    A put into a channel with ``maxsize`` or ``max_bytes`` is done when the channel has accepted the item.  Without a
+    bound it is done when the item is on its way, if the producer runs on the channel's node: the daemon reads what a
+    killed process has sent.  An item that comes after a close is lost, and the next operation of its producer there
+    says so.
 
     In a coroutine the methods return a ``Work``, started already, to be awaited; elsewhere they block and return the
     result, unless ``async_op=True``.  To type checkers that is ``Any``, and with ``async_op=True`` a ``Work``.
@@ -314,11 +313,12 @@ class Channel:
             timeout: seconds; then the item is withdrawn.  With 0 it goes in only if there is room at once.
 
         Returns:
-            None once the item is accepted, in a coroutine or with ``async_op`` a ``Work`` of it.
+            None once the item is accepted, or on its way to a channel without a bound on this node; in a coroutine or
+            with ``async_op`` a ``Work`` of it.
 
         Raises:
-            DeadlineExceeded: it was full for ``timeout`` seconds.
-            ClosedError: the channel is closed.
+            DeadlineExceeded: it was full for ``timeout`` seconds; the text says so if the item may be in the channel.
+            ClosedError: the channel is closed, or was before an earlier item came.
             NodeLost: its node is gone; whether the item was accepted is not known.
             SerializationError: the item cannot travel.
             ValueError: the item alone is larger than ``max_bytes``; at once, the weight or the timeout is negative.
@@ -471,14 +471,25 @@ class Channel:
         """
         return _finish(self._start(self._arguments.drain(key)), async_op)
 
-    async def __aiter__(self) -> AsyncIterator[Any]:
+    def items(self, key: Any = _DEFAULT_KEY, *, window: int | None = None) -> Items:
+        """The items of a key until the channel is closed and empty: ``async for``, or ``for`` in ``def`` methods.
+
+        The loop asks for several items at once, and has each when it begins with it.  Items that it has not begun with
+        go back to their places when the loop ends, or its process.
+
+        Args:
+            window: items that are asked for at once, at least 1; by default 16 where this loop is the only consumer of
+                the channel, and 1 where there are several.
+
+        Raises:
+            TypeError, ValueError: at once, the window is no whole number, or less than 1.
+        """
+        reading = self._arguments.read(key, window)
+        return Items(lambda reader: self._start(self._arguments.next_of(reading, reader)), self._name)
+
+    def __aiter__(self) -> Items:
         """The items of the default key, until the channel is closed and empty."""
-        while True:
-            try:
-                item = await self.get(async_op=True)
-            except EndOfChannel:
-                return
-            yield item
+        return self.items()
 
     def __iter__(self) -> Iterator[Any]:
         """The same where no loop runs.
@@ -486,14 +497,35 @@ class Channel:
         Raises:
             TypeError: one does.
         """
-        while True:
-            if not may_wait():
-                raise TypeError(f"channel '{self._name}': write `async for item in channel` in a coroutine, not `for`")
-            try:
-                item = self.get()
-            except EndOfChannel:
-                return
-            yield item
+        return iter(self.items())
+
+    def lease(self, n: int = 1, key: Any = _DEFAULT_KEY, *, timeout: float | None = None) -> Lease:
+        """The next ``n`` items of a key, which stay the channel's until the block that has them ends well.
+
+        If the block ends by an error, or its process dies, they go back to their places.  A block that ends well waits
+        until the channel has confirmed that they are its own.  So they are never given to another consumer as well,
+        whatever happens to the network or to the process meanwhile::
+
+            async with channel.lease(4) as items:     # `with` in a def method or a script
+                for item in items:
+                    await use(item)
+                    await items.done()                # this one is; the others still go back at an error
+
+        It waits for the items as ``get_many`` does.
+
+        Args:
+            n: at least 1; at the end of the channel fewer.
+            timeout: seconds from the moment that the channel hands them out; after these they go back, and the end of
+                the block raises ``LeaseLost``.
+
+        Raises:
+            LeaseLost: at the end of the block, or from ``done()``: the lease has timed out.
+            NodeLost: at the same places: the channel's node is gone.
+            TypeError, ValueError: at once, ``n`` or the timeout is none; a local channel has no timeouts.
+            Exception: at the beginning of the block, as ``get_many``.
+        """
+        get = self._arguments.lease(n, key, timeout)
+        return Lease(lambda: self._start(get), lambda lease, count: self._start(Confirmation(lease, count)))
 
     # -- questions ----------------------------------------------------------------------------------------------
 
@@ -515,10 +547,10 @@ class Channel:
         return self._ask("peek_all()", key, "peek", _show)
 
     def stats(self) -> Any:
-        """What has become of the items: put = got + dropped + present.
+        """Count what has become of the items: put = got + dropped + present.
 
-        An item counts as put when the channel has accepted it, and as got a moment after its consumer has it; what is
-        fetched ahead for a consumer, or was held by one that has died, is present.
+        An item counts as put when the channel has accepted it, and as got when its consumer has it; what a loop has
+        not begun with, or a lease holds, is present.
 
         Returns:
             An object with ``put``, ``got``, ``dropped`` (a dict by reason), ``present``, and ``keys``: by key, of those
@@ -551,12 +583,13 @@ class Channel:
         been taken, and then end with ``EndOfChannel``.  Its name is free.
 
         Anybody may close a channel.  Idempotent.  In a coroutine it returns a ``Work`` to await, elsewhere it blocks.
-        What was put before is in the channel when it is done.  A process that is frozen for longer than two seconds is
-        not waited for; what it puts before it hears of that is lost, and its log says so.
+        Items whose puts were done before are in the channel when it is done.  Items that come later are lost, and their
+        producers hear so.
 
         Args:
             discard: throw away what is in the channel, too: gets end at once, those that wait are woken.  A channel
-                that was closed without may be closed so afterwards.  What a get has brought already is its consumer's.
+                that was closed without may be closed so afterwards.  Items that a get has brought already are its
+                consumer's.
 
         Raises:
             TypeError: ``discard`` is no bool.
@@ -633,10 +666,10 @@ class Channel:
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _start(self, request: Any) -> Any:
-        if recording.admits():
-            if isinstance(request, Put):
+        if recording.admits():  # not isinstance(): of an abstract base class that takes a microsecond
+            if type(request) is Put:
                 request._event = recording.begin(_PUT, self._name, request.nbytes)
-            elif isinstance(request, Get):
+            elif type(request) is Get:
                 request._event = recording.begin(_GET, self._name)
         if recorder.recorder is not None:
             self._trace(request)

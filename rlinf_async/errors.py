@@ -224,6 +224,10 @@ class EndOfChannel(ClosedError):
     """End of a closed channel, of which everything has been taken: what ``async for`` ends with."""
 
 
+class LeaseLost(RLinfAsyncError):
+    """End of a lease whose items have gone back to their channel, after the seconds that it was for."""
+
+
 class UnobservedFailure(RLinfAsyncError):
     """End of a plain ``wait()``, with ``fail_fast``, because another call has failed and nothing awaits its error.
 

@@ -158,12 +158,6 @@ RECORDER_EVENTS: Final = Setting(
 CHANNEL_ANSWER_TIMEOUT_S: Final = Setting(
     10, 0.05, 3600, "how long a channel may take to answer a put or get with timeout=0"
 )
-CHANNEL_RETURN_TIMEOUT_S: Final = Setting(
-    2,
-    0.01,
-    3600,
-    "how long a process may take to return a channel's credit or items sent ahead; then they are taken from it",
-)
 GPU_LINK_TIMEOUT_S: Final = Setting(
     30, 0, 3600, "how long the first message between two GPUs may take; then messages go by way of the CPU"
 )

@@ -267,12 +267,13 @@ def test_a_workers_child_is_told_at_once_whose_things_it_uses(forker: Any, chann
     assert channel.get() == "later"
 
 
-def test_what_a_process_has_read_ahead_is_not_handed_out_in_its_child_too(channel: Channel) -> None:
+def test_what_a_loop_has_asked_for_is_not_handed_out_in_its_child_too(channel: Channel) -> None:
     for item in range(200):
         channel.put(item)
-    assert [channel.get() for _ in range(20)] == list(range(20))
-    check(in_child({"get": channel.get, "put": lambda: channel.put(-1)}), os.getpid())
-    assert [channel.get() for _ in range(180)] == list(range(20, 200))
+    items = iter(channel)
+    assert [next(items) for _ in range(3)] == list(range(3))
+    check(in_child({"get": channel.get, "put": lambda: channel.put(-1), "loop": lambda: list(channel)}), os.getpid())
+    assert [next(items) for _ in range(197)] == list(range(3, 200))
 
 
 def test_a_stream_that_a_child_drops_goes_on_in_its_parent(plain: Any) -> None:

@@ -15,7 +15,7 @@ import pytest
 CHECKOUT = Path(__file__).resolve().parents[1]
 PAGES = [
     *("getting-started.md", "recipes.md", "testing.md"),
-    *("calls.md", "channels.md", "supervision.md", "launcher.md", "observability.md", "security.md"),
+    *("calls.md", "channels.md", "experience.md", "supervision.md", "launcher.md", "observability.md", "security.md"),
     *("execution-overview.md", "weights.md", "torchrl.md", "subprocesses.md"),
     "../README.md",
 ]

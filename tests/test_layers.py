@@ -33,6 +33,7 @@ STOREYS = (
     "address",
     "_core",
     "_channels.state _messaging.state _trace.state _inspection.state _recorder.state",
+    "_experience.state",
     "_recorder",
     "hardware profiling",
     "configuration",
@@ -55,6 +56,8 @@ STOREYS = (
     "group",
     "_worker",
     "worker",
+    "_experience",
+    "experience",
     "_cluster",
     "cluster",
     "weights.state weights.waiting",
@@ -79,7 +82,7 @@ STRANGERS = [("_transports", "_wire"), ("_wire", "_transports")]  # they meet in
 
 OPEN_TO_LAUNCHER = (
     *("errors", "settings", "address", "_core", "_channels.state", "_messaging.state", "_trace.state"),
-    *("_inspection.state", "_recorder.state", "_recorder"),
+    *("_inspection.state", "_recorder.state", "_recorder", "_experience.state"),
     *("hardware", "configuration", "_wire", "placement"),
     "__version__",
 )

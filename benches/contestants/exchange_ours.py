@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,7 +15,13 @@ import works
 from talking import Talking, key_of, ones
 from works import Samples, ticks
 
-from rlinf_async import Channel, Cluster, FlexiblePlacementStrategy, NodePlacementStrategy, Work, Worker
+from rlinf_async import Channel, Cluster, Experience, FlexiblePlacementStrategy, NodePlacementStrategy, Work, Worker
+
+GROUP = 8
+"""Samples of a group."""
+
+GROUPS = 8
+"""Groups that the consumer of an experience takes at once."""
 
 
 class Bench(Talking, Worker):
@@ -46,6 +53,24 @@ class Bench(Talking, Worker):
 
     async def consume_async(self, channel: Channel, count: int, in_flight: int, keys: int) -> float:
         await in_turn(count, in_flight, lambda index: channel.get(**key_of(index, keys)))
+        return time.perf_counter()
+
+    async def loop_over(self, channel: Channel, count: int) -> float:
+        items = aiter(channel)
+        for _ in range(count):
+            await anext(items)
+        return time.perf_counter()
+
+    async def contribute(self, experience: Experience, count: int, size: int, in_flight: int) -> float:
+        sample = ones(size) if size else 1
+        began = time.perf_counter()
+        await in_turn(count, in_flight, lambda index: experience.put(sample, version=0, group=index // GROUP))
+        return began
+
+    async def take_batches(self, experience: Experience, count: int) -> float:
+        while count > 0:
+            async with experience.take(GROUPS) as batch:
+                count -= len(batch.items)
         return time.perf_counter()
 
     async def wait_for(self, channel: Channel, peers: int, count: int, rounds: int, filling: bool) -> Samples:
@@ -141,9 +166,22 @@ class Ours(exchanges.Exchange):
         producers = self._group.execute_on(*range(pairs))
         consumers = self._group.execute_on(*range(pairs, 2 * pairs))
         channel = self._channel
-        if way == "async":
+        if way in ("experience", "durable"):
+            count = -(-count // (GROUP * GROUPS)) * GROUP * GROUPS  # of a short warm-up all groups are complete, too
+            with tempfile.TemporaryDirectory() as folder:
+                file = f"{folder}/samples.db" if way == "durable" else None
+                experience = await Experience.create("samples", GROUP, durable=file, cluster=self._cluster)
+                producing = producers.contribute(experience, count, size, in_flight)
+                consuming = consumers.take_batches(experience, count)
+                found = await producing, await consuming
+                await experience.aclose(discard=True)
+                return found
+        if way in ("async", "loop"):
             producing = producers.produce_async(channel, count, size, in_flight, keys)
-            consuming = consumers.consume_async(channel, count, in_flight, keys)
+            if way == "loop":
+                consuming = consumers.loop_over(channel, count)
+            else:
+                consuming = consumers.consume_async(channel, count, in_flight, keys)
         else:
             producing = producers.produce(channel, count, size, in_flight, keys)
             consuming = consumers.consume(channel, count, in_flight, keys)

@@ -48,7 +48,8 @@ class Exchange:
             pairs: producers, the workers 0 … pairs - 1; as many consumers follow.
             in_flight: puts, and gets, that each worker has under way.
             keys: the items go round them.
-            way: ``"async"`` or ``"def"``, where the framework has both.
+            way: ``"async"`` or ``"def"``, where the framework has both.  Of ours, ``"loop"`` is ``async for``, and
+                ``"experience"`` and ``"durable"`` are puts into an experience and takes of 64 samples.
         """
         raise NotImplementedError
 

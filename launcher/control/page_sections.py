@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, Final
 
 from rlinf_async._core.printable import plain
@@ -29,9 +29,10 @@ def sections_of(
 ) -> dict[str, Any]:
     """The sections by name, as JSON takes them."""
     items = {} if run.status is None else _items(run.status)
+    experiences = _experiences(run.status)
     return {
         "summary": _summary(run),
-        "channels": _channels(timelines, items, micros),
+        "channels": [*_channels(timelines, items, micros, {each["name"] for each in experiences}), *experiences],
         "versions": _versions(timelines, micros),
         "phases": _phases(timelines, begin, end),
         "troubles": _troubles(run, timelines, micros),
@@ -40,7 +41,9 @@ def sections_of(
     }
 
 
-def _channels(timelines: Sequence[Timeline], items: dict[str, int], micros: Micros) -> list[dict[str, Any]]:
+def _channels(
+    timelines: Sequence[Timeline], items: dict[str, int], micros: Micros, experiences: Container[str]
+) -> list[dict[str, Any]]:
     """Items over time.  Where operations were left out, puts and gets may be among them: then only a status knows."""
     is_exact = not any(timeline.is_full for timeline in timelines)
     left_out = sum(timeline.skipped for timeline in timelines)
@@ -53,6 +56,20 @@ def _channels(timelines: Sequence[Timeline], items: dict[str, int], micros: Micr
             "steps": [] if left_out else _steps(steps, micros),
         }
         for name, steps in fill_of_channels(timelines, items).items()
+        if name not in experiences
+    ]
+
+
+def _experiences(status: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Ledgers of experiences: where each sample is that was put."""
+    return [
+        {
+            "name": plain(queue["name"]),
+            "now": queue["items"],
+            "ledger": ", ".join(f"{count} {state}" for state, count in queue["ledger"].items()),
+        }
+        for queue in (status or {}).get("queues", ())
+        if queue.get("ledger")
     ]
 
 

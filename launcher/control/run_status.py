@@ -109,6 +109,10 @@ async def show_status(attachment: Attachment, output: Output) -> None:
     if view.report.queues:
         output.line()
         output.table(["CHANNEL", "NODE", "ITEMS", "BYTES", "ROOM", "PUT BY", "GOT BY"], _channel_rows(attachment, view))
+    if ledgers := [queue for queue in view.report.queues if queue.ledger]:
+        output.line()
+        rows = [[queue.name, *map(str, queue.ledger.values())] for queue in ledgers]
+        output.table(["EXPERIENCE", *map(str.upper, ledgers[0].ledger)], rows)
 
 
 def status_data(attachment: Attachment, view: RunView) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Replies of a daemon to channel clients: small ones batched per client and loop turn, large items sent alone."""
+"""Hosted channels, and replies to their clients: small ones batched by client and loop turn, large items alone."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final
 
+from rlinf_async._channels.state.queue import Queue
 from rlinf_async._channels.state.queue_client import Get, Item
 from rlinf_async._core import frames
 from rlinf_async._core.segment import close_fds
 
-from .hosted_channel import HostedChannel, PendingReplies, Segment
+from .endpoint import Endpoint
 from .router import Router
 
 _SMALL_BYTES: Final = 2048
@@ -19,6 +20,75 @@ _SMALL_BYTES: Final = 2048
 
 _MAX_ITEMS: Final = 1024
 """Small items in one frame."""
+
+_MAX_GONE_GROUPS: Final = 64
+
+
+class Segment:
+    """A descriptor of sealed memory; closed when its last reference goes."""
+
+    __slots__ = ("fd", "size")
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd = fd
+        self.size = size
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+class HostedChannel:
+    """A channel's queue on this node."""
+
+    __slots__ = ("gone_producers", "is_bounded", "name", "number", "owner", "pending", "queue")
+
+    def __init__(self, number: int, name: str, owner: int, queue: Queue, is_bounded: bool = True) -> None:
+        """``is_bounded`` is whether users have set a bound: then puts are done when they are accepted."""
+        self.number = number
+        self.name = name
+        self.owner = owner
+        self.queue = queue
+        self.is_bounded = is_bounded
+        self.pending: dict[int, PendingReplies] = {}
+        """By client."""
+        self.gone_producers: dict[str, set[int]] = {}
+        """By group, those ranks of this node that have put here and have ended since; of the latest groups."""
+
+    def describe(self, key: bytes) -> str:
+        """Say in words how much is queued under a key, and how many requests wait."""
+        items, (puts, gets) = self.queue.size(key), self.queue.waiting(key)
+        used = len(self.queue.clients)
+        return (
+            f"{items} item{'s' * (items != 1)} under this key, {puts} put{'s' * (puts != 1)} and {gets} "
+            f"get{'s' * (gets != 1)} wait; {used} process{'es' * (used != 1)} use{'s' * (used == 1)} the channel"
+        )
+
+    def ledger(self) -> dict[str, int]:
+        """Count the samples of an experience; nothing of a channel."""
+        return {}
+
+    def ended(self) -> None:
+        """Nothing is left of the channel here."""
+
+    def note_gone(self, producer: Endpoint) -> None:
+        """A process that has put here has ended."""
+        if producer.process is None:
+            return
+        setup = producer.process.setup
+        self.gone_producers.setdefault(setup.group, set()).add(setup.rank)
+        if len(self.gone_producers) > _MAX_GONE_GROUPS:
+            del self.gone_producers[next(iter(self.gone_producers))]
+
+
+class PendingReplies:
+    """Sent once per turn of the loop, in one frame: puts that were accepted, small items, room."""
+
+    __slots__ = ("accepted", "freed", "given")
+
+    def __init__(self) -> None:
+        self.accepted: list[int] = []
+        self.freed = 0
+        self.given: list[tuple[int, bool, bool, bytes]] = []
 
 
 class ChannelReplies:
@@ -57,10 +127,9 @@ class ChannelReplies:
             self._reply(hosted, client, pending)
 
     def _reply(self, hosted: HostedChannel, client: int, pending: PendingReplies) -> None:
-        # Noted once for all items of a turn.  A client that puts with credit had a put accepted before: that is how it
-        # came by credit.
+        # Noted once for all items of a turn.  The first put of each client is answered, so this notes every producer.
         self._note(hosted, client, has_put=bool(pending.accepted), has_got=bool(pending.given))
-        self.send(client, hosted.number, "replies", [pending.accepted, pending.given, pending.credit])
+        self.send(client, hosted.number, "replies", [pending.accepted, pending.given, pending.freed])
 
     @staticmethod
     def _note(hosted: HostedChannel, client: int, *, has_put: bool = False, has_got: bool = False) -> None:

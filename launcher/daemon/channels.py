@@ -6,9 +6,9 @@ outlive their producers.
 
 A channel is its number (``channel_names.py``): requests to one that is not here are answered with "gone".
 
-Processes of this node put with credit (``_channels/state/credit.py``): such a put is done for them as soon as it is on
-their socket.  So a question about a queue is answered when those sockets have been read: it may follow a put of
-which its client was told by the producer.
+A put into a channel without a bound is done for a process of this node as soon as it is on the socket.  So a question
+about a queue is answered, and a queue is closed, when those sockets have been read: either may follow a put of which
+its client was told by the producer.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Container, Iterator, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
-from rlinf_async import settings
 from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, Act, Step
-from rlinf_async._channels.state.credit import ITEM_OVERHEAD_BYTES, Recall, cost
-from rlinf_async._channels.state.prefetch import CallBack, Question
+from rlinf_async._channels.state.put_window import ITEM_OVERHEAD_BYTES
 from rlinf_async._channels.state.queue import Queue
 from rlinf_async._channels.state.queue_client import Item
-from rlinf_async._channels.state.refusals import refusal
+from rlinf_async._channels.state.refusals import lease_lost, refusal
 from rlinf_async._core import frames, operations
 from rlinf_async._core.descriptors import limit_met
 from rlinf_async._core.own_logger import own_logger
@@ -32,13 +30,15 @@ from rlinf_async._core.segment import close_fds
 from rlinf_async._inspection.state.run_report import QueueReport
 from rlinf_async.errors import ClosedError
 
-from .channel_replies import ChannelReplies
+from .channel_replies import ChannelReplies, HostedChannel, Segment
 from .cleanup import run_all
-from .handlers import LATER, Requester
-from .hosted_channel import HostedChannel, Segment
+from .handlers import Requester
 from .router import Router
 
 logger = own_logger(__name__)
+
+_DISCARDED_FOR_S: Final = 2.0
+"""Seconds for which items may still be on their way to a channel that was thrown away; these are no loss."""
 
 
 class Channels:
@@ -55,8 +55,10 @@ class Channels:
         self._replies = ChannelReplies(loop, router)
         self._questions: list[list[Any]] = []
         """Frames with questions about a queue, which wait until the sockets of producers have been read."""
+        self._closing: list[tuple[HostedChannel, asyncio.Future[None]]] = []
+        """Queues whose close waits for the same."""
         self._discarded: set[int] = set()
-        """Channels that were thrown away a moment ago: items on their way to them with credit are no loss."""
+        """Channels that were thrown away a moment ago."""
         router.on_channel = self.on_frame
 
     def __repr__(self) -> str:
@@ -70,14 +72,13 @@ class Channels:
         hosted = self._hosted.get(number)
         if hosted is None:
             close_fds(fds)
-            lost = _count_credited(frame)
+            lost = _count_sent(frame)
             if lost and number not in self._discarded:
                 self._replies.send(source, number, "lost", lost)
-            if kind != frames.QUEUE or frame[5] in ("size", "peek", "requests"):
+            if kind != frames.QUEUE or frame[5] in ("size", "peek", "confirm", "requests", "cancel"):
                 self._replies.send(source, number, "gone", "")
-        elif hosted.queue.ledger.outstanding and _is_question(frame) and self._must_drain(hosted, source):
-            if not self._questions:
-                self._loop.call_soon(self._drain_producers)
+        elif not hosted.is_bounded and _is_question(frame) and self._producers(hosted, source):
+            self._drain_soon()
             self._questions.append(frame)
         else:
             self._handle(hosted, frame, fds)
@@ -90,9 +91,9 @@ class Channels:
             self._put(hosted, source, put, key, weight, mode, carried)
         elif kind == frames.GET:
             _, _, _, _, _, get, key, target, taken = frame
-            self._get(hosted, source, get, key, target)
             if taken:
                 self._taken(hosted, source, taken)
+            self._get(hosted, source, get, key, target)
         else:
             close_fds(fds)
             self._on_queue_frame(hosted, source, frame[5], frame[6])
@@ -100,24 +101,12 @@ class Channels:
     def _put(
         self, hosted: HostedChannel, source: int, number: int, key: bytes, weight: int, mode: int, body: Any
     ) -> None:
-        carried: bytes | Segment | None
-        if type(body) is bytes:
-            carried, size = body, len(body)
-        elif type(body) is Segment:
-            carried, size = body, body.size
-        else:
-            carried, size = None, body if type(body) is int else -1  # announced
+        size = len(body) if type(body) is bytes else body.size if type(body) is Segment else -1
         if type(key) is not bytes or type(weight) is not int or weight < 0 or size < 0:
-            paid = cost(size) if mode == frames.CREDITED and size >= 0 else 0
-            what = f"a put with key {key!r}, weight {weight!r} and {size} bytes"
-            self._turn_down(hosted, source, number, what, paid)
-        queue = hosted.queue
-        if mode == frames.SUPPLY:
-            steps = queue.supply(source, number, carried)
-        elif mode == frames.CREDITED:
-            steps = queue.put(source, number, key, weight, size + ITEM_OVERHEAD_BYTES, carried, paid=cost(size))
-        else:
-            steps = queue.put(source, number, key, weight, size + ITEM_OVERHEAD_BYTES, carried, mode == frames.NOWAIT)
+            self._turn_down(hosted, source, number, f"a put with key {key!r}, weight {weight!r} and {size} bytes")
+        steps = hosted.queue.put(
+            source, number, key, weight, size + ITEM_OVERHEAD_BYTES, body, mode == frames.NOWAIT, mode == frames.SENT
+        )
         if steps:
             self._follow(hosted, steps)
 
@@ -126,8 +115,6 @@ class Channels:
             self._turn_down(hosted, source, number, f"a get with key {key!r}")
         if target is None:
             steps = hosted.queue.get(source, number, key)
-        elif target == frames.AHEAD:
-            steps = hosted.queue.get(source, number, key, prefetched=True)
         else:
             try:
                 asked = frames.wanted(target)
@@ -137,15 +124,18 @@ class Channels:
         if steps:
             self._follow(hosted, steps)
 
-    def _turn_down(self, hosted: HostedChannel, source: int, number: int, what: str, paid: int = 0) -> NoReturn:
+    def _turn_down(self, hosted: HostedChannel, source: int, number: int, what: str) -> NoReturn:
         """Refuses a request that makes no sense: neither its caller nor later requests wait for it."""
-        self._follow(hosted, hosted.queue.skip(source, number, paid))
+        self._follow(hosted, hosted.queue.skip(source, number))
         text = f"channel '{hosted.name}' can make nothing of {what}"
         self._replies.send(source, hosted.number, "failed", [number, "ValueError", text])
         raise TypeError(text)
 
-    def _taken(self, hosted: HostedChannel, source: int, numbers: Sequence[int]) -> None:
-        steps = hosted.queue.taken(source, numbers)
+    def _taken(self, hosted: HostedChannel, source: int, taken: Sequence[Sequence[int]]) -> None:
+        for each in taken:  # all of them, before any of them counts
+            if len(each) != 2 or type(each[0]) is not int or type(each[1]) is not int:
+                raise TypeError(f"a get and how many of its items are taken were expected, got {each!r}")
+        steps = hosted.queue.taken(source, taken)
         if steps or hosted.queue.closed:
             self._follow(hosted, steps)
 
@@ -160,28 +150,36 @@ class Channels:
                         ask(hosted, source, *request)
                     except TypeError as error:
                         nonsense = nonsense or error  # the other requests are carried out
-            self._taken(hosted, source, taken)
+            if taken:
+                self._taken(hosted, source, taken)
             if nonsense is not None:
                 raise nonsense
         elif what == "taken":
             self._taken(hosted, source, facts)
-        elif what == "returned":
-            amount, answers = facts
-            _numbers([amount])
-            self._follow(hosted, queue.returned(source, amount, answers=answers))
         elif what == "cancel":
-            self._follow(hosted, queue.cancel(source, *_numbers(facts)))
-        elif what == "gave_back":
-            key, numbers = facts
-            self._follow(hosted, hosted.prefetch.gave_back(source, _key(key), _numbers(numbers)))
+            (number,) = _numbers(facts)
+            self._follow(hosted, queue.cancel(source, number))
+            self._replies.flush(hosted, source)  # a put that was accepted before this is done
+            self._replies.send(source, hosted.number, "cancelled", facts)
+        elif what == "skip":
+            (number,) = _numbers(facts)
+            self._follow(hosted, queue.skip(source, number))
+        elif what == "confirm":
+            question, number, count = _numbers(facts)
+            steps: list[Step] = []
+            if queue.confirm(source, number, count, steps):
+                self._replies.send(source, hosted.number, "confirmed", [question])
+            else:
+                self._replies.send(source, hosted.number, "failed", [-question, "LeaseLost", lease_lost(hosted.name)])
+            self._follow(hosted, steps)
         elif what in ("size", "peek"):
             question, key = facts
             _numbers([question]), _key(key)
-            self._follow(hosted, hosted.prefetch.ask(source, key, (what, question)))
+            queue.client(source)  # which is told of the end of the queue, if that comes before the answer
+            self._answer(hosted, source, what, question, key)
 
-    def _answer(self, hosted: HostedChannel, asked: Question) -> None:
-        queue, source, key = hosted.queue, asked.consumer, asked.key
-        what, question = asked.what
+    def _answer(self, hosted: HostedChannel, source: int, what: str, question: int, key: bytes) -> None:
+        queue = hosted.queue
         if what == "size":
             self._replies.send(source, hosted.number, "size", [question, queue.size(key), queue.full(key)])
         else:
@@ -205,23 +203,35 @@ class Channels:
 
     # -- questions ----------------------------------------------------------------------------------------------
 
-    def _must_drain(self, hosted: HostedChannel, source: int) -> bool:
-        """Whether other clients may have sent items that have not come in."""
-        return any(holder != source for holder in hosted.queue.ledger.holders())
+    def _producers(self, hosted: HostedChannel, source: int) -> list[Any]:
+        """Return the connections of other processes of this node that have put there."""
+        connections = []
+        for who, client in hosted.queue.clients.items():
+            if client.has_put and who != source and frames.node_of(who) == self._router.node:
+                endpoint = self._router.endpoints.get(frames.number_of(who))
+                if endpoint is not None and endpoint.connection is not None:
+                    connections.append(endpoint.connection)
+        return connections
+
+    def _drain_soon(self) -> None:
+        if not self._questions and not self._closing:
+            self._loop.call_soon(self._drain_producers)
 
     def _drain_producers(self) -> None:
-        """Reads what had been said on the sockets of those who hold credit, and then answers."""
-        # A put on credit is done for its producer when it is on the socket.  The producer may have told another
-        # process, whose question may be read first.  So before it is answered, what lies on those sockets now is read,
-        # once for all questions of one turn of the loop.
+        """Reads what had been said on the sockets of producers, and then answers."""
+        # The producer may have told another process of a put, whose question may be read first.  So before it is
+        # answered, what lies on those sockets now is read, once for all questions of one turn of the loop.
         # tests/launcher/daemon/test_channels.py::test_who_asks_what_is_there_is_answered_when_others_have_been_heard
-        while self._questions:
+        while self._questions or self._closing:
             questions, self._questions = self._questions, []
+            closing, self._closing = self._closing, []
             asked = {frame[4]: self._hosted[frame[4]] for frame in questions if frame[4] in self._hosted}
-            for holder in {holder for hosted in asked.values() for holder in hosted.queue.ledger.holders()}:
-                endpoint = self._router.endpoints.get(frames.number_of(holder))
-                if endpoint is not None and endpoint.connection is not None:
-                    endpoint.connection.read_available()
+            asked |= {hosted.number: hosted for hosted, _ in closing}
+            for connection in {each for hosted in asked.values() for each in self._producers(hosted, 0)}:
+                connection.read_available()
+            for _, drained in closing:
+                if not drained.done():
+                    drained.set_result(None)
             for frame in questions:
                 hosted = self._hosted.get(frame[4])
                 if hosted is None:
@@ -234,6 +244,10 @@ class Channels:
 
     # -- what follows -------------------------------------------------------------------------------------------
 
+    def follow(self, hosted: HostedChannel, steps: list[Step]) -> None:
+        """Carry out what follows from something that no process of the run has asked for."""
+        self._follow(hosted, steps)
+
     def _follow(self, hosted: HostedChannel, steps: list[Step]) -> None:
         for act, what in steps:
             if act == ACCEPTED:
@@ -245,87 +259,83 @@ class Channels:
                     text = self._cannot_give(hosted, full, len(what.items))
                     self._replies.send(what.consumer, hosted.number, "failed", [what.number, *text])
                     steps += hosted.queue.cancel(what.consumer, what.number)  # they follow when these are through
-            elif act == Act.GRANT:
-                self._replies.pending(hosted, what.client).credit += what.amount
-            elif act == Act.RECALL:
-                # What it was granted is told first.  The other way round it would return what it has, and then get
-                # credit that is not reckoned with any more: what it puts for that would be lost.  A process that does
-                # not answer is waited for so long and no longer, or a stopped one would keep a channel from closing.
-                # tests/launcher/daemon/test_channels.py::test_a_close_is_answered_when_all_credit_is_back
-                # tests/launcher/daemon/test_channels.py::
-                # test_who_does_not_return_credit_is_closed_over_and_hears_what_is_lost
-                self._replies.flush(hosted, what.client)
-                self._replies.send(what.client, hosted.number, "recall", None)
-                self._loop.call_later(settings.CHANNEL_RETURN_TIMEOUT_S(), self._forfeit, hosted, what)
-            elif act == Act.ANSWER:
-                self._answer(hosted, what)
-            elif act == Act.CALL_BACK:
-                self._replies.flush(hosted, what.client)
-                self._replies.send(what.client, hosted.number, "call_back", what.key)
-                self._loop.call_later(settings.CHANNEL_RETURN_TIMEOUT_S(), self._forfeit_prefetched, hosted, what)
-            elif act == Act.LOST:
+                else:
+                    if what.lease_s:
+                        self._loop.call_later(what.lease_s, self._end_lease, hosted, what.consumer, what.number)
+            elif act == Act.FREED:
+                client, freed = what
+                self._replies.pending(hosted, client).freed += freed
+            elif act == Act.SHARED:
+                self._replies.send(what, hosted.number, "shared", None)
+            elif act == Act.FAILED:
+                who, *failure = what
+                self._replies.send(who, hosted.number, "failed", failure)
+            elif act == Act.CLOSED and what.sent:
                 self._replies.send(what.producer, hosted.number, "lost", 1)
-            elif act == Act.PARKED:
-                self._replies.send(what.producer, hosted.number, "parked", [what.number])
-            elif act == Act.PULL:
-                self._replies.send(what.producer, hosted.number, "pull", [what.number])
             else:
                 who = what.producer if type(what) is Item else what.consumer
                 error = refusal(act, what, hosted.name, hosted.queue.budget.max_bytes)
                 self._replies.send(who, hosted.number, "failed", [what.number, *error])
-        if hosted.queue.closed:
-            self._answer_closers(hosted)
-            if hosted.queue.finished:
-                self._end(hosted, "")
+        if hosted.queue.finished:
+            self._end(hosted, "")
 
-    def _forfeit(self, hosted: HostedChannel, recall: Recall) -> None:
-        if hosted.number in self._hosted:
-            self._follow(hosted, hosted.queue.forfeit(recall))
-
-    def _forfeit_prefetched(self, hosted: HostedChannel, call: CallBack) -> None:
-        if hosted.number in self._hosted:
-            self._follow(hosted, hosted.prefetch.forfeit(call))
-
-    def _answer_closers(self, hosted: HostedChannel) -> None:
-        closers, hosted.closers = hosted.closers, []
-        for closer, number in closers:
-            self._router.deliver((frames.ANSWER, 0, self._me, closer, number, True, True))
+    def _end_lease(self, hosted: HostedChannel, holder: int, number: int) -> None:
+        """A lease has lasted for as long as it may."""
+        client = hosted.queue.clients.get(holder)
+        if hosted.number in self._hosted and client is not None and number in client.gets:
+            self._replies.send(holder, hosted.number, "lease_lost", [number])
+            self._follow(hosted, hosted.queue.cancel(holder, number))
 
     # -- operations ---------------------------------------------------------------------------------------------
+
+    def host(self, hosted: HostedChannel) -> None:
+        """Host a queue from now on.
+
+        Raises:
+            ValueError: there is one of that number.
+        """
+        if hosted.number in self._hosted:
+            raise ValueError(f"a new channel has a number that no other one has, got {hosted.number}")
+        self._hosted[hosted.number] = hosted
+
+    def hosted(self, number: int) -> HostedChannel | None:
+        """Return the queue of a channel on this node."""
+        return self._hosted.get(number)
+
+    def all_hosted(self) -> list[HostedChannel]:
+        return list(self._hosted.values())
 
     async def host_channel(self, requester: Requester, op: operations.HostChannel) -> None:
         """Makes the queue of a channel on this node."""
         max_bytes = op.max_bytes or self._budget
-        queue = Queue(op.maxsize, max_bytes, self._gone, lends_to=self._lends_to)
-        if op.number in self._hosted:
-            raise ValueError(f"a new channel has a number that no other one has, got {op.number}")
-        self._hosted[op.number] = HostedChannel(op.number, op.name, requester.endpoint, queue)
+        queue = Queue(op.maxsize, max_bytes, self._gone)
+        is_bounded = bool(op.maxsize or op.max_bytes)
+        self.host(HostedChannel(op.number, op.name, requester.endpoint, queue, is_bounded))
 
-    def _lends_to(self, client: int) -> bool:
-        """Items of a process of this node come in even if it dies; from another node they may be lost on the way."""
-        return frames.node_of(client) == self._router.node
-
-    async def close_channel(self, requester: Requester, op: operations.CloseChannel) -> Any:
+    async def close_channel(self, requester: Requester, op: operations.CloseChannel) -> bool:
         """No more puts; the queue is gone once what is in it has been taken.  False if there is no such queue.
 
-        Answered when all that was put before has come in; a process that does not say in time
-        (``settings.CHANNEL_RETURN_TIMEOUT_S``) what it has put is not waited for.  Where what is in it is to be
-        discarded, the queue is gone at once.
+        Items whose puts were done before are in the queue.  Where what is in it is to be discarded, the queue is gone
+        at once.
         """
         hosted = self._hosted.get(op.number)
         if hosted is None:
             return False
-        if op.discard and hosted.queue.ledger.outstanding:
+        if op.discard:
             self._discarded.add(hosted.number)
-            self._loop.call_later(settings.CHANNEL_RETURN_TIMEOUT_S(), self._discarded.discard, hosted.number)
-        steps = hosted.queue.close(discard=op.discard)
-        if hosted.queue.closed:
-            self._follow(hosted, steps)
-            return True
-        if requester.endpoint not in self._gone:
-            hosted.closers.append(requester)
-        self._follow(hosted, steps)
-        return LATER
+            self._loop.call_later(_DISCARDED_FOR_S, self._discarded.discard, hosted.number)
+        elif not hosted.is_bounded and self._producers(hosted, 0):
+            drained = self._loop.create_future()
+            self._drain_soon()
+            self._closing.append((hosted, drained))
+            await drained
+        if not (hosted.is_bounded or hosted.queue.closed or op.discard):
+            # From now on each of their puts waits for its answer.  Whoever hears of the close later loses nothing.
+            for who, client in hosted.queue.clients.items():
+                if client.has_put:
+                    self._replies.send(who, hosted.number, "closed", None)
+        self._follow(hosted, hosted.queue.close(discard=op.discard))
+        return True
 
     async def count_items(self, requester: Requester, op: operations.CountItems) -> list[Any]:
         """What has become of a queue's items.
@@ -349,11 +359,12 @@ class Channels:
         run_all(f"endpoint {gone}", [partial(self._drop_from, hosted, gone) for hosted in list(self._hosted.values())])
 
     def _drop_from(self, hosted: HostedChannel, gone: int) -> None:
-        hosted.closers = [closer for closer in hosted.closers if closer[0] != gone]
         client, endpoint = hosted.queue.clients.get(gone), self._router.endpoints.get(frames.number_of(gone))
         if client is not None and client.has_put and frames.node_of(gone) == self._router.node and endpoint is not None:
             hosted.note_gone(endpoint)
-        self._follow(hosted, hosted.queue.drop(gone))
+        neighbour = self._router.neighbours.get(frames.node_of(gone))
+        is_lost = neighbour is not None and neighbour.lost is not None
+        self._follow(hosted, hosted.queue.drop(gone, is_lost=is_lost))
 
     def drop_owner(self, gone: int) -> None:
         """Ends the channels of a driver that is gone, or of a worker whose group is."""
@@ -372,23 +383,15 @@ class Channels:
         if self._hosted.pop(hosted.number, None) is None:
             return
         self._replies.flush_all()
-        self._answer_closers(hosted)
         for client in hosted.queue.clients:
             self._replies.send(client, hosted.number, "gone", why)
         self._router.request(0, operations.QueueEnded(hosted.number))
+        hosted.ended()
 
     def describe(self, number: int, key: bytes) -> str:
         """Says in words how much is queued under a key of a channel, and how many requests wait."""
         hosted = self._hosted.get(number)
-        if hosted is None:
-            return "not there"
-        queue = hosted.queue
-        items, (puts, gets) = queue.size(key), queue.waiting(key)
-        used = len(queue.clients)
-        return (
-            f"{items} item{'s' * (items != 1)} under this key, {puts} put{'s' * (puts != 1)} and {gets} "
-            f"get{'s' * (gets != 1)} wait; {used} process{'es' * (used != 1)} use{'s' * (used == 1)} the channel"
-        )
+        return "not there" if hosted is None else hosted.describe(key)
 
     def reports(self) -> list[QueueReport]:
         """Every queue of this node, and the processes that use it."""
@@ -409,6 +412,7 @@ class Channels:
             consumers=sorted(who for who, client in clients.items() if client.has_got or client.gets),
             clients=sorted(clients),
             gone={group: sorted(ranks) for group, ranks in hosted.gone_producers.items()},
+            ledger=hosted.ledger(),
         )
 
     def measures(self) -> Iterator[tuple[str, tuple[int, int, int, int]]]:
@@ -422,11 +426,12 @@ class Channels:
         """The queues by name; of several that have had one name all but the latest with their numbers."""
         found: dict[str, Any] = {}
         for hosted in reversed(self._hosted.values()):
+            clients = hosted.queue.clients.values()
             found[f"{hosted.name} (number {hosted.number})" if hosted.name in found else hosted.name] = {
                 "number": hosted.number,
                 "keys": len(hosted.queue.used),
                 "bytes": hosted.queue.budget.used,
-                "waiting_bytes": hosted.queue.budget.buffered,
+                "waiting_bytes": sum(put.nbytes for client in clients for put in client.puts.values()),
                 "clients": len(hosted.queue.clients),
             }
         return found
@@ -447,14 +452,14 @@ def _key(key: Any) -> bytes:
 def _is_question(frame: list[Any]) -> bool:
     """Whether the answer depends on what the queue holds."""
     if frame[0] == frames.GET:
-        return frame[7] == frames.NOW or type(frame[7]) is list
+        return frames.is_for_now(frame[7])
     return frame[0] == frames.QUEUE and frame[5] in ("size", "peek")
 
 
-def _count_credited(frame: list[Any]) -> int:
-    """How many items a frame brings that are in for their producer already."""
+def _count_sent(frame: list[Any]) -> int:
+    """How many items a frame brings whose puts are done."""
     if frame[0] == frames.PUT:
-        return int(frame[8] == frames.CREDITED)
+        return int(frame[8] == frames.SENT)
     if frame[0] == frames.QUEUE and frame[5] == "requests":
-        return sum(put[3] == frames.CREDITED for put in frame[6][0])
+        return sum(put[3] == frames.SENT for put in frame[6][0])
     return 0

@@ -6,6 +6,7 @@ from typing import Any
 
 from rlinf_async._core import frames, operations
 
+from .endpoint import Endpoint
 from .handlers import Requester
 from .router import Router
 
@@ -37,15 +38,18 @@ class DeathWatch:
         for watcher in op.endpoints:
             self._watch(watcher, frames.number_of(requester.endpoint))
 
+    async def how_ended(self, requester: Requester, op: operations.HowEnded) -> Any:
+        """Return the exit report of a worker of this node; None where it lives, or its end was expected."""
+        endpoint = self._router.endpoints.get(op.number) or self._router.replaced.get(op.number)
+        return None if endpoint is None or endpoint.exit_report is None else _report_of(endpoint)
+
     def _watch(self, watcher: int, number: int) -> None:
         endpoint = self._router.endpoints.get(number)
         watched = frames.endpoint(self._router.node, number)
         if endpoint is None:
             self._notify(watcher, watched, None)
         elif endpoint.exit_report is not None:
-            process = (endpoint.root or endpoint).process
-            expected = process is None or process.closing
-            self._notify(watcher, watched, None if expected else frames.unpack(endpoint.exit_report))
+            self._notify(watcher, watched, _report_of(endpoint))
         else:
             self._watchers.setdefault(watched, set()).add(watcher)
 
@@ -66,3 +70,10 @@ class DeathWatch:
     def _notify(self, watcher: int, endpoint: int, report: Any) -> None:
         facts = {"endpoint": endpoint, "report": report}
         self._router.deliver((frames.EVENT, 0, endpoint, watcher, "ended", facts))
+
+
+def _report_of(endpoint: Endpoint) -> Any:
+    """The exit report of a process that has ended; None where that was expected."""
+    assert endpoint.exit_report is not None
+    process = (endpoint.root or endpoint).process
+    return None if process is None or process.closing else frames.unpack(endpoint.exit_report)

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from rlinf_async._core import frames
 from rlinf_async._core.operations import Operation, WaitingOperation, read
 from rlinf_async._core.own_logger import own_logger
-from rlinf_async.errors import ClosedError, LaunchError
+from rlinf_async.errors import ClosedError, LaunchError, LeaseLost
 
 from .router import Router
 
@@ -54,7 +54,7 @@ class Handlers:
         except Exception as caught:
             error = _first(caught)
             ok, value = False, [type(error).__name__, str(error)]
-            if not isinstance(error, (ValueError, LaunchError, KeyError, ClosedError)):
+            if not isinstance(error, (ValueError, LaunchError, KeyError, ClosedError, LeaseLost)):
                 logger.exception("%s failed", name)
         if value is not LATER:
             self.answer(requester, value, ok=ok)

@@ -137,6 +137,10 @@ class NodeMetrics:
         for (family, channel), value in channels.items():
             samples[family.name].append([channel, value])
 
+        for hosted in self._channels.all_hosted():
+            for state, count in hosted.ledger().items():
+                samples[table.EXPERIENCE_SAMPLES.name].append([hosted.name, state, count])
+
     async def _add_devices(self, samples: Samples) -> None:
         for device, use in (await self._probes.device_use(_DEVICE_USE_TIMEOUT_S)).items():
             samples[table.DEVICE_USED.name].append([device, use["used"]])

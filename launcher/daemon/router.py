@@ -105,7 +105,7 @@ class Router:
         if type(frame[-1]) is memoryview:
             fds = self._share(frame)
         if kind in _FOR_A_QUEUE:
-            self._route_to_queue(source, frame, fds)
+            self.to_queue(frame, fds)
             return
         if kind in (frames.CALL, frames.REPLY, frames.MESSAGE) and not _is_sound(frame, fds):
             close_fds(fds)
@@ -186,12 +186,12 @@ class Router:
 
     # -- moving -------------------------------------------------------------------------------------------------
 
-    def _route_to_queue(self, source: Endpoint, frame: list[Any], fds: list[int]) -> None:
+    def to_queue(self, frame: list[Any], fds: list[int]) -> None:
         """What a process says to the daemon that has a channel's queue."""
         node = frames.node_of(frame[3])
         if frames.number_of(frame[3]) or not _may_be_queued(frame, fds):
             close_fds(fds)
-            raise FrameError(f"{source!r} sent a frame of kind {frame[0]} that makes no sense")
+            raise FrameError(f"endpoint {frame[2]:#x} sent a frame of kind {frame[0]} that makes no sense")
         if node == self.node:
             self.on_channel(frame, fds)
         else:

@@ -21,6 +21,7 @@ from rlinf_async._core.closing import seconds_for_calls, seconds_until_kill
 from rlinf_async._core.descriptors import explained_shortage
 from rlinf_async._core.ended_endpoints import EndedEndpoints
 from rlinf_async._core.own_logger import own_logger
+from rlinf_async._core.taken_page import TakenPage
 from rlinf_async._recorder.recording import journal_in
 from rlinf_async._wire.unix import Connection
 from rlinf_async.errors import AuthError, LaunchError
@@ -35,6 +36,7 @@ from .death_watch import DeathWatch
 from .debug_relay import DebugRelay
 from .device_locks import Locks
 from .endpoint import Endpoint
+from .experiences import Experiences
 from .fork_server import MARKER, ForkServer
 from .group_names import Names
 from .handlers import Handlers, Requester
@@ -141,10 +143,12 @@ class DaemonService:
         self.closing = False
         self.groups: dict[tuple[int, str], Group] = {}
         self._stores: dict[tuple[int, str], socket.socket] = {}
+        self._pages: dict[int, TakenPage] = {}
         self.gone = EndedEndpoints()
         self.handlers = Handlers(router, self.gone)
         answer = self.handlers.answer
         self.channels = Channels(loop, router, self.gone, count_memory() // 2)
+        self.experiences = Experiences(loop, router, self.channels, self.gone, count_memory() // 2)
         self.channel_names = ChannelNames(answer, self.gone, self.lost)
         self.death_watch = DeathWatch(router)
         self.names = Names(answer, self.gone, self.lost)
@@ -193,6 +197,13 @@ class DaemonService:
         on(operations.HostChannel, self.channels.host_channel)
         on(operations.CloseChannel, self.channels.close_channel)
         on(operations.CountItems, self.channels.count_items)
+        on(operations.HostExperience, self.experiences.host_experience)
+        on(operations.SetVersion, self.experiences.set_version)
+        on(operations.Published, self.experiences.published)
+        on(operations.SettleGroups, self.experiences.settle_groups)
+        on(operations.CountSamples, self.experiences.count_samples)
+        on(operations.CountEarlier, self.experiences.count_earlier)
+        on(operations.HowEnded, self.death_watch.how_ended)
         on(operations.OpenStore, self.open_store)
         on(operations.Spawn, self.spawn)
         on(operations.CloseGroup, self.close)
@@ -244,7 +255,10 @@ class DaemonService:
         """The first that a process hears; a subprocess of a worker also hears of that."""
         facts = {"endpoint": endpoint.id, "node": self._site.node, **self.welcome, "lost": self.lost, "parent": parent}
         facts["in_debugger"] = list(self.debugging.stopped)
-        endpoint.send((frames.HELLO, 0, frames.endpoint(self._site.node, 0), facts))
+        page, fds = TakenPage.make()
+        if page is not None:
+            self._pages[endpoint.id] = page
+        endpoint.send((frames.HELLO, len(fds), frames.endpoint(self._site.node, 0), facts), fds)
 
     # -- groups -------------------------------------------------------------------------------------------------
 
@@ -354,6 +368,7 @@ class DaemonService:
         if op.entry is None and endpoint is not None and endpoint.id == op.was and endpoint.exit_report is not None:
             report = {**frames.unpack(endpoint.exit_report), "returns": False, "reason": op.report["reason"]}
             endpoint.exit_report = frames.pack(report)
+        self.experiences.note_return(op)
         if self._site.node == 0:
             self.router.tell_all("rank_returned", vars(op))
 
@@ -562,8 +577,19 @@ class DaemonService:
             ended: what it shared with its group, its channels, ends too.
         """
         frame = (frames.GONE, 0, frames.endpoint(self._site.node, 0), gone, ended)
-        parts = (lambda: self.router.broadcast(frame), lambda: self.drop_owner(gone, ended=ended))
+        parts = (
+            lambda: self._say_taken(gone),  # first: what it had not taken goes back
+            lambda: self.router.broadcast(frame),
+            lambda: self.drop_owner(gone, ended=ended),
+        )
         run_all(f"endpoint {gone}", parts)
+
+    def _say_taken(self, gone: int) -> None:
+        """Tells queues, in the place of a process that is no more, what it has taken and not said."""
+        page = self._pages.pop(gone, None)
+        if page is not None:
+            for (place, channel), taken in page.read().items():
+                self.router.to_queue([frames.QUEUE, 0, gone, place, channel, "taken", taken], [])
 
     def drop_owner(self, gone: int, *, ended: bool = True) -> None:
         """Frees what an endpoint (of any node) owned: its calls, its names and lookups, its stores, its groups."""
@@ -573,6 +599,7 @@ class DaemonService:
             self.ports.drop, self.traces.drop, self.inspection.drop, self.debugging.drop,
             *((self.channels.drop_owner, self.channel_names.drop_owner) if ended else ()),
             self.router.drop_caller, self.names.drop, self._drop_stores, self._abandon_groups,
+            self.experiences.drop_client,
         ]  # fmt: skip
         run_all(f"endpoint {gone}", (functools.partial(part, gone) for part in parts))
 

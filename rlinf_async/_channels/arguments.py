@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import operator
+import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
+from rlinf_async._channels.reading import WINDOW, Items
 from rlinf_async._channels.request import Get, Put, Question
 from rlinf_async._channels.state.channel_keys import canonical_key
 from rlinf_async._core import codec
-from rlinf_async._core.frames import NOW, NOWAIT, SOME, WAIT
+from rlinf_async._core.frames import LEASE, NOW, NOWAIT, READ, READ_SHARED, SOME, WAIT
 
 MAX_INTEGER: Final = 2**63 - 1
 """Of what a frame says in whole numbers."""
@@ -80,6 +82,27 @@ class RequestArguments:
             timeout = seconds(timeout, whose)
             mode = WAIT if timeout else NOWAIT
         return Get("get_many() from", self._channel, key, self._key(key), [n, mode], timeout)
+
+    def lease(self, n: int, key: Any, timeout: float | None) -> Get[list[Any]]:
+        whose = f"lease() of channel '{self._channel}'"
+        n = whole_number(n, "n", whose, 1)
+        lease_s = 0.0 if timeout is None else seconds(timeout, whose)
+        if timeout is not None and (self._max_bytes is not None or not lease_s):
+            why = "is local, and its leases end with their blocks" if lease_s else "could do nothing in 0 s"
+            raise ValueError(f"{whose}: timeout={timeout!r}, but it {why}: leave it out")
+        return Get("lease() of", self._channel, key, self._key(key), [n, LEASE, lease_s], None)
+
+    def read(self, key: Any, window: int | None) -> tuple[Any, bytes, list[int]]:
+        """The key, canonical too, and the target of a loop's gets."""
+        if window is not None:
+            window = whole_number(window, "window", f"items() of channel '{self._channel}'", 1)
+        elif self._max_bytes is not None:
+            window = 1  # nothing is on its way
+        return key, self._key(key), [WINDOW, READ_SHARED] if window is None else [window, READ]
+
+    def next_of(self, reading: tuple[Any, bytes, list[int]], reader: Items) -> Get[None]:
+        key, packed, target = reading
+        return Get("get() from", self._channel, key, packed, list(target), None, weakref.ref(reader))
 
     def drain(self, key: Any) -> Get[list[Any]]:
         return Get("drain() from", self._channel, key, self._key(key), [MAX_INTEGER, SOME], None)

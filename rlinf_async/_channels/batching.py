@@ -1,4 +1,4 @@
-"""Batches puts, gets and acknowledgements for one remote queue into one frame, at the end of the loop's turn.
+"""Batches puts and gets for one remote queue into one frame, at the end of the loop's turn.
 
 Requests that wait leave at the end of the loop's turn, or as soon as there are enough of them: then the daemon is busy
 with those while more follow.  Where no loop runs nothing waits::
@@ -15,7 +15,7 @@ import asyncio
 from asyncio import _get_running_loop as running_loop
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from rlinf_async._channels.request import Put
 from rlinf_async._core import clock
@@ -29,22 +29,10 @@ MIN_BURST: Final = 4
 _BURST_WINDOW_S: Final = 200e-6
 """After that, in which requests wait for the end of the loop's turn, and leave in one frame."""
 
-_BATCH_SIZE: Final = 8
+_BATCH_SIZE: Final = 16
 _LARGE_BATCH_SIZE: Final = 4
 """So many do not wait for more: the daemon is busy with them while others follow.  A large item has a frame of its own,
 and several frames leave together."""
-
-
-class Client(Protocol):
-    """A connection that can be told to send everything that was kept back."""
-
-    unsent: dict[Callable[[], None], None]
-
-
-class Sender(Protocol):
-    """Sends the requests of a batch."""
-
-    def __call__(self, puts: list[Any], gets: list[Any], taken: list[int], large: list[Large]) -> None: ...
 
 
 Large = tuple[Put, bytes | int, Any]
@@ -55,15 +43,21 @@ class Batching:
     """The requests to one queue that wait to be sent; from any thread.
 
     Attributes:
-        puts, gets, taken, large: in order.
+        puts, gets, large: in order.
+        taken: gets and how many of their items this process has.
     """
 
-    def __init__(self, client: Client, send: Sender) -> None:
+    def __init__(
+        self,
+        unsent: dict[Callable[[], None], None],
+        send: Callable[[list[Any], list[Any], list[Any], list[Large]], None],
+    ) -> None:
+        """``unsent`` has what the client is to send before its loop stands still; ``send`` takes these four lists."""
         self.puts: deque[Any] = deque()
         self.gets: deque[Any] = deque()
-        self.taken: deque[int] = deque()
+        self.taken: deque[tuple[int, int]] = deque()
         self.large: deque[Large] = deque()
-        self._client = client
+        self._unsent = unsent
         self._send = send
         self._burst_until = 0.0
         self._gathering: asyncio.AbstractEventLoop | None = None
@@ -97,13 +91,13 @@ class Batching:
         if self._gathering is not loop:
             self._gathering = loop
             loop.call_soon(self.flush)
-            self._client.unsent[self.flush] = None
+            self._unsent[self.flush] = None
         return True
 
     def flush(self) -> None:
         """The turn is over."""
         self._gathering = None
-        self._client.unsent.pop(self.flush, None)
+        self._unsent.pop(self.flush, None)
         self.leave()
 
     def leave(self) -> None:

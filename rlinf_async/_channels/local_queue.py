@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-import sys
 import threading
 from collections import deque
 from typing import Any, Final
 
+from rlinf_async._channels.batching import emptied
 from rlinf_async._channels.queue_errors import error_of
-from rlinf_async._channels.request import Get, Put, Question, QueueRequest
+from rlinf_async._channels.request import Destination, Get, Put, Question, QueueRequest
 from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, Step
 from rlinf_async._channels.state.queue import Queue
 from rlinf_async._channels.state.queue_counts import QueueCounts
@@ -23,42 +23,41 @@ _ME: Final = 1
 """The one client of such a queue."""
 
 
-class LocalQueue:
+class LocalQueue(Destination):
     """Queue of a local channel: carries out requests in the caller's thread, and hands items over as they are."""
-
-    channel = 0
-    has_told_of_loss = False
 
     def __init__(self, token: str, name: str, maxsize: int, max_bytes: int) -> None:
         self._pid = process.pid
         self.token = token
         self.name = name
         self.max_bytes = max_bytes
-        self._queue = Queue(maxsize, max_bytes, max_buffered=sys.maxsize)
+        self._queue = Queue(maxsize, max_bytes)
         self._numbers = itertools.count(1)
         self._requests: dict[int, QueueRequest[Any]] = {}
         self._lock = threading.RLock()
         self._given_back: deque[int] = deque()
-
-    @property
-    def where(self) -> str:
-        return "this process"
 
     def __repr__(self) -> str:
         return f"<LocalQueue {self.name} [{self._queue!r}]>"
 
     def start(self, request: QueueRequest[Any]) -> None:
         self._check_process()
+        self._withdraw_forgotten()  # what this process has let go of is there for its next request
         request.destination = self
         queue = self._queue
         with self._lock:
             if isinstance(request, Question):
-                found: Any = (queue.size(request.key), queue.full(request.key))
-                if request.word == "peek":
+                steps: list[Step] = []
+                if request.word == "size":
+                    found: Any = (queue.size(request.key), queue.full(request.key))
+                elif request.word == "peek":
                     found = [
                         (item.weight, functools.partial(self.open, item.body, [])) for item in queue.peek(request.key)
                     ]
-                steps: list[Step] = []
+                else:
+                    number, count = request.facts
+                    queue.confirm(_ME, number, count, steps)
+                    found = None
             elif isinstance(request, Put):
                 number = self._enter(request)
                 steps = queue.put(
@@ -82,37 +81,29 @@ class LocalQueue:
         self._requests[number] = request
         return number
 
-    def far_side(self, request: QueueRequest[Any]) -> None:
-        return None
-
-    @property
-    def user_loop(self) -> None:
-        return None
-
-    def flush_from_thread(self) -> None:
-        pass
-
     def withdraw(self, request: QueueRequest[Any]) -> None:
-        self._withdraw([request.number])
+        self._withdraw(request.number)
 
     def withdraw_later(self, request: QueueRequest[Any]) -> None:
         self._given_back.append(request.number)
         try:
-            asyncio.get_running_loop().call_soon(self._follow, [])
+            asyncio.get_running_loop().call_soon(self._withdraw_forgotten)
         except RuntimeError:
             pass  # the next request does it
 
-    def _withdraw(self, numbers: list[int]) -> None:
-        steps: list[Step] = []
+    def _withdraw(self, number: int) -> None:
         with self._lock:
-            for number in numbers:
-                self._requests.pop(number, None)
-                steps += self._queue.cancel(_ME, number)
+            self._requests.pop(number, None)
+            steps = self._queue.cancel(_ME, number)
         self._follow(steps)
+
+    def _withdraw_forgotten(self) -> None:
+        for number in emptied(self._given_back):
+            self._withdraw(number)
 
     def taken(self, get: Get[Any]) -> None:
         with self._lock:
-            steps = self._queue.taken(_ME, [get.number])
+            steps = self._queue.taken(_ME, [(get.number, get.had)])
         self._follow(steps)
 
     def open(self, body: Any, fds: list[int]) -> Any:
@@ -143,7 +134,4 @@ class LocalQueue:
                     request.deliver(item.body, [], item is not what.items[-1], item.redelivered)
             else:
                 request.turn_down(error_of(*refusal(act, what, self.name, self.max_bytes)))
-        if self._given_back:
-            numbers = list(self._given_back)
-            self._given_back.clear()
-            self._withdraw(numbers)
+        self._withdraw_forgotten()

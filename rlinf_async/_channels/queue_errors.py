@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlinf_async._channels.state.refusals import closed_to_gets, closed_to_puts
-from rlinf_async.errors import ClosedError, EndOfChannel
+from rlinf_async.errors import ClosedError, EndOfChannel, LeaseLost, PeerLost
 
 
 def error_of(kind: str, text: str) -> Exception:
@@ -17,7 +17,10 @@ def error_of(kind: str, text: str) -> Exception:
 
 _ERRORS: Final[dict[str, type[Exception]]] = {
     kind.__name__: kind
-    for kind in (asyncio.QueueFull, asyncio.QueueEmpty, EndOfChannel, ClosedError, OSError, ValueError)
+    for kind in (
+        *(asyncio.QueueFull, asyncio.QueueEmpty),
+        *(EndOfChannel, ClosedError, LeaseLost, PeerLost, OSError, ValueError),
+    )
 }
 
 

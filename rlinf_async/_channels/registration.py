@@ -25,14 +25,25 @@ Promise = dict[str, Any]
 
 
 async def create(
-    client: NodeClient, name: str, *, maxsize: int, max_bytes: int, distributed: bool, node_rank: int
+    client: NodeClient,
+    name: str,
+    *,
+    maxsize: int,
+    max_bytes: int,
+    distributed: bool,
+    node_rank: int,
+    experience: dict[str, Any] | None = None,
 ) -> Roster:
     """Makes the queues, then the name; the roster of another channel if the name was taken.
 
     A distributed one has a queue on each node that is not lost.
 
+    Args:
+        experience: the options of one; None of a channel.
+
     Raises:
-        ConfigError: there is no such node.
+        ConfigError: there is no such node; or the name is that of an experience, and this is to be a channel, or the
+            other way round.
         NodeLost, ClosedError: a node, or this process's own connection, is gone.
     """
     welcome = await client.ready.async_wait()
@@ -47,7 +58,10 @@ async def create(
         "max_bytes": max_bytes,
         "run": welcome["run"],
     }
-    host = operations.HostChannel(roster["number"], name, maxsize, max_bytes)
+    host: operations.Operation[None] = operations.HostChannel(roster["number"], name, maxsize, max_bytes)
+    if experience is not None:
+        roster["experience"] = experience
+        host = operations.HostExperience(roster["number"], name, experience)
     requests = [client.request(host, node=node) for node in roster["nodes"]]
     try:
         for request in requests:
@@ -57,15 +71,31 @@ async def create(
         await close(client, roster)  # no process will ever be told of it
         raise
     if known["number"] != roster["number"]:
-        logger.warning("there is a channel named '%s' already: connected to it", name)
         await close(client, roster)
+        _check_kind(known, "experience" in roster)
+        logger.warning("there is %s named '%s' already: connected to it", _kind(known), name)
     return known
 
 
-async def find(client: NodeClient, name: str, timeout: float | None) -> Roster:
-    """The roster of that name; as ``find_name``."""
+async def find(client: NodeClient, name: str, timeout: float | None, *, is_experience: bool = False) -> Roster:
+    """The roster of that name; as ``find_name``.
+
+    Raises:
+        ConfigError: it is of the other kind.
+    """
     roster: Roster = await find_name(client, "channel", name, timeout)
+    _check_kind(roster, is_experience)
     return roster
+
+
+def _kind(roster: Roster) -> str:
+    return "an experience" if "experience" in roster else "a channel"
+
+
+def _check_kind(roster: Roster, is_experience: bool) -> None:
+    if ("experience" in roster) != is_experience:
+        how = "Channel.connect()" if is_experience else "Experience.connect()"
+        raise ConfigError(f"'{roster['name']}' is {_kind(roster)}: use {how}, or another name")
 
 
 def promise(client: NodeClient) -> Promise:

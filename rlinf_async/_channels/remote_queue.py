@@ -1,31 +1,30 @@
-"""Client-side proxy of a queue in a daemon: sends requests, batched or on credit, and settles them by its answers."""
+"""Client-side proxy of a queue in a daemon: sends requests, keeps to the window, and settles them by its answers."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import itertools
+import threading
+import weakref
+from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from rlinf_async._channels.batching import MIN_BURST, Batching, Large, emptied
-from rlinf_async._channels.prefetched_gets import PrefetchedGets
 from rlinf_async._channels.queue_errors import QueueEnd, error_of
-from rlinf_async._channels.request import Get, Put, Question, QueueRequest
-from rlinf_async._channels.state.credit import CreditBalance, cost
+from rlinf_async._channels.request import Destination, Get, Put, Question, QueueRequest
+from rlinf_async._channels.state.put_window import PutWindow, cost
 from rlinf_async._client import far_side
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import codec, frames
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.payload import open_body, pack_body
 from rlinf_async._core.segment import close_fds
-from rlinf_async.errors import NodeLost
+from rlinf_async.errors import ClosedError, NodeLost
 from rlinf_async.work import Work
 
-T = TypeVar("T")
-
-_SHARE: Final = 32
-_WINDOW_BYTES: Final = 16 << 20
-"""The part of ``max_bytes``, or bytes, that one process sends before it is told whether there is room."""
+logger = own_logger(__name__)
 
 _SMALL_BYTES: Final = 2048
 """Bytes; a larger body has a frame of its own."""
@@ -33,60 +32,56 @@ _SMALL_BYTES: Final = 2048
 _TURN_S: Final = 1e-3
 """Seconds for which a coroutine may put and put, none of which has to wait, until others have their turn."""
 
+_LAST_WORD_S: Final = 1.0
+"""Seconds for which a queue may take to say whether a put was withdrawn in time."""
 
-class RemoteQueue:
+
+class RemoteQueue(Destination):
     """Proxy of one queue, shared by all ``Channel`` objects of this process that are the same channel.
 
-    What is asked of the daemon is numbered, and answered by that number.  ``start`` may be used from any thread; what
-    the daemon says is handled on the client's.
+    Requests to the daemon are numbered, and answered by that number.  ``start`` may be used from any thread; the
+    client's thread handles what the daemon says.
     """
 
-    has_told_of_loss = False
-
     def __init__(
-        self,
-        client: NodeClient,
-        node: int,
-        channel: int,
-        name: str,
-        max_bytes: int,
-        maxsize: int = 0,
+        self, client: NodeClient, node: int, channel: int, name: str, max_bytes: int, maxsize: int = 0
     ) -> None:
         self.node = node
+        self.where = f"node {node}"
         self.name = name
         self.channel = channel
         self._client = client
         self._place = frames.endpoint(node, 0)
         self._numbers = itertools.count(1)
         self._questions = itertools.count(1)
+        self._window: PutWindow[Put] = PutWindow(max_bytes, self._numbers)
+        self._is_bounded = bool(maxsize or max_bytes)
+        """Users have set a bound, or the channel is closed: puts wait for their answers."""
+        self._is_known = False
+        """The daemon has accepted a put of this process."""
         self._puts: dict[int, Put] = {}
+        """Puts without an answer, and those done when sent that the kernel does not have yet."""
         self._gets: dict[int, Get[Any]] = {}
         self._asked: dict[int, Question] = {}
-        self._window = max_bytes // _SHARE if max_bytes else _WINDOW_BYTES
-        self._under_way = 0
-        """Bytes of bodies that have left before it was known whether there is room for them."""
-        self._parked = False
-        """There was none: from now on bodies wait here until they are pulled."""
-        self._credit = CreditBalance()
-        self._leaving: dict[int, Put] = {}
-        """Puts that were paid for, and that the kernel does not have yet."""
+        self._lost = 0
+        """Items of puts that were done, and that no operation has been told of."""
         self._paused_at = 0.0
-        self._batching = Batching(client, self._send_together)
-        self._prefetched = PrefetchedGets(self, client, self._numbers, self._gets, self._batching.gets)
-        self._prefetched.is_on = not maxsize and not max_bytes
+        self._batching = Batching(client.unsent, self._send_together)
         self._last_put: Put | None = None
         self._unobserved = 0
         """Puts in a row that were started before the result of the one before was observed: several are under way."""
+        self._forgotten: deque[QueueRequest[Any]] = deque()
+        """Gets that nobody refers to any more; they are withdrawn soon."""
+        self._withdrawing = threading.RLock()
+        self._leases: weakref.WeakValueDictionary[int, Get[Any]] = weakref.WeakValueDictionary()
+        self._reading: weakref.WeakValueDictionary[int, Get[Any]] = weakref.WeakValueDictionary()
+        """Gets of loops that give way to others."""
         self._over: QueueEnd | None = None
         """There is no such queue any more, or no way to it."""
 
     def __repr__(self) -> str:
-        puts = len(self._puts) + len(self._leaving)
+        puts = len(self._puts) + len(self._window.waiting)
         return f"<RemoteQueue {self.name} [{self.where} | {puts} puts, {len(self._gets)} gets open]>"
-
-    @property
-    def where(self) -> str:
-        return f"node {self.node}"
 
     # -- to the daemon ------------------------------------------------------------------------------------------
 
@@ -95,116 +90,117 @@ class RemoteQueue:
         if request.done():
             return
         request.destination = self
-        if self._over is not None:
-            request.refuse(self._over)
+        if self._forgotten and self._client.closed is None:
+            self._withdraw_forgotten()  # what this process has let go of is there for its next request
+        over = self._over
+        if over is not None or self._lost:
+            request.refuse(over or self._tell_loss())
             return
         # Not isinstance(): of an abstract base class that takes a microsecond.
         kind = type(request)
         if kind is Put:
             self._start_put(request)  # type: ignore[arg-type]
-        elif kind is Get:
+        elif kind is Get or isinstance(request, Get):
             self._start_get(request)  # type: ignore[arg-type]
         elif isinstance(request, Question):
             self.flush()
             request.number = next(self._questions)
             self._asked[request.number] = request
-            self._prefetched.ask(request)
+            self.tell(request.word, [request.number, *request.facts])
         if self._over is not None:  # meanwhile: whoever ended the queue may not have seen this request
             request.refuse(self._over)
 
     def _start_put(self, put: Put) -> None:
-        body: bytes | int
-        fds: Any = ()
-        price = cost(put.nbytes)
-        if self._credit.pay(price):
-            self._start_on_credit(put, price)
+        if put.mode == frames.WAIT:
+            if self._window.enter(put, cost(put.nbytes)):
+                self._leave(put)
             return
-        if not self._puts:
-            self._parked, self._under_way = False, 0
-        if self._puts and (self._parked or self._under_way + put.nbytes > self._window):
-            body = put.nbytes
-        else:
-            try:
-                body, fds = pack_body(put.carried)
-            except Exception as error:
-                put._settle(error=error)
-                return
-            put.ahead = put.nbytes
-            self._under_way += put.nbytes
-        number = put.number = next(self._numbers)
-        self._puts[number] = put
-        if not fds and put.nbytes <= _SMALL_BYTES and self._batching.may_wait(put.since):
-            self._batching.puts.append((number, put.key, put.weight, put.mode, body))
-        else:
-            self._send_put(put, put.mode, body, fds)
+        # One that must not wait leaves at once, behind those that do: the daemon knows whether there is room.
+        puts, has_room = self._window.force(put, cost(put.nbytes))
+        for each in puts:
+            self._leave(each, has_room or each is not put)
 
-    def _start_on_credit(self, put: Put, price: int) -> None:
-        """There is room for it: it is done as soon as the kernel has it."""
+    def _fill_window(self) -> None:
+        """Sends waiting puts for which there is room."""
+        while (put := self._window.next()) is not None:
+            self._leave(put)
+
+    def _leave(self, put: Put, has_room: bool = True) -> None:
+        """Sends a put that has entered the window."""
+        number = put.number
         try:
             body, fds = pack_body(put.carried)
         except Exception as error:
-            self.tell("returned", [price, False])
+            self._window.free(cost(put.nbytes))
+            self.tell("skip", [number])
             put._settle(error=error)
             return
-        put.carried = None  # which may be large, and whoever keeps the put need not keep it
-        number = put.number = next(self._numbers)
-        self._leaving[number] = put
+        # A put is done when it is sent if nothing can keep the item out, and the daemon that has it reads what this
+        # process has said even if the process is killed: so on its own node only.  The first put waits for its answer:
+        # a daemon that answers a question reads first what those have said whom it knows as producers.
+        # tests/channel/test_puts.py::test_what_was_put_outlives_a_producer_that_is_killed_at_once
+        # tests/channel/test_puts.py::test_who_has_heard_that_something_was_put_finds_it
+        is_sent = self._is_known and not self._is_bounded and self.node == self._client.node
+        if is_sent and has_room and cost(put.nbytes) <= self._window.size:
+            put.mode = frames.SENT
+            put.carried = None  # which may be large, and whoever keeps the put need not keep it
+        self._puts[number] = put
         small = not fds and put.nbytes <= _SMALL_BYTES
-        last, self._last_put = self._last_put, put
-        self._unobserved = 0 if last is None or last.observed else self._unobserved + 1
         batching = self._batching
-        if self._unobserved >= MIN_BURST and batching.gathers():
-            if small:
-                batching.puts.append((number, put.key, put.weight, frames.CREDITED, body))
+        if put.mode == frames.SENT:
+            last, self._last_put = self._last_put, put
+            self._unobserved = 0 if last is None or last.observed else self._unobserved + 1
+            if self._unobserved >= MIN_BURST and batching.gathers():
+                if small:
+                    batching.puts.append((number, put.key, put.weight, put.mode, body))
+                else:
+                    batching.large.append((put, body, fds))
+                if batching.is_complete:
+                    batching.leave()
+                return
+            if put.since - self._paused_at > _TURN_S:
+                # Others have their turn, and if they put too, what they put leaves in one frame from then on.
+                self._paused_at = put.since
+                put.pauses = True
+                waits = small and batching.gathers()
             else:
-                batching.large.append((put, body, fds))
-            if batching.is_complete:
-                batching.leave()
-            return
-        if put.since - self._paused_at > _TURN_S:
-            # Others have their turn, and if they put too, what they put leaves in one frame from then on.
-            self._paused_at = put.since
-            put.pauses = True
-            waits = small and batching.gathers()
+                waits = small and batching.may_wait(put.since)
         else:
             waits = small and batching.may_wait(put.since)
         if waits:
-            batching.puts.append((number, put.key, put.weight, frames.CREDITED, body))
+            batching.puts.append((number, put.key, put.weight, put.mode, body))
         else:
-            self._send_put(put, frames.CREDITED, body, fds, functools.partial(self._has_left, number))
-
-    def _has_left(self, number: int) -> None:
-        put = self._leaving.pop(number, None)
-        if put is not None:
-            put._settle()
+            self._send_put(put, body, fds)
 
     def _have_left(self, numbers: list[int]) -> None:
         for number in numbers:
-            self._has_left(number)
+            put = self._puts.pop(number, None)
+            if put is not None:
+                put._settle()
 
-    def _send_put(
-        self,
-        put: Put,
-        mode: int,
-        body: bytes | int,
-        fds: Any,
-        on_sent: Callable[[], None] | None = None,
-        *,
-        hold: bool = False,
-    ) -> None:
+    def _send_put(self, put: Put, body: bytes | int, fds: Any, *, hold: bool = False) -> None:
         me, place, channel = self._client.endpoint, self._place, self.channel
-        frame = (frames.PUT, len(fds), me, place, channel, put.number, put.key, put.weight, mode, body)
+        frame = (frames.PUT, len(fds), me, place, channel, put.number, put.key, put.weight, put.mode, body)
+        on_sent = functools.partial(self._have_left, [put.number]) if put.mode == frames.SENT else None
         self._client.send(frame, fds, hold=hold, on_sent=on_sent)
 
     def _start_get(self, get: Get[Any]) -> None:
-        if self._prefetched.take(get):
-            return
-        number = get.number
+        number = get.number = next(self._numbers)
         self._gets[number] = get
-        self._prefetched.asked(get)
+        if get.is_lease:
+            self._leases[number] = get
+        if get.reader is not None and get.target[1] == frames.READ_SHARED:  # type: ignore[index]
+            if any(each.reader is not get.reader for each in self._gets_of_loops()):
+                get.target = [1, frames.READ_SHARED]
+                self._share()
+                self._withdraw_forgotten()
+            self._reading[number] = get
         batching = self._batching
-        is_for_now = get.target == frames.NOW or type(get.target) is list  # producers are heard before the answer
-        if not is_for_now and batching.may_wait(get.since):
+        # Before a get that does not wait is answered, producers are heard: so it has a frame of its own.  Others leave
+        # together where several are under way: their caller is likely to ask for more in this turn of the loop.
+        several = len(self._gets) > MIN_BURST
+        waits = batching.gathers() if several else batching.may_wait(get.since)
+        if waits and (get.target is None or not frames.is_for_now(get.target)):
             batching.gets.append((number, get.key, get.target))
             if batching.is_complete:
                 batching.leave()
@@ -213,29 +209,36 @@ class RemoteQueue:
         me, place, channel = self._client.endpoint, self._place, self.channel
         self._client.send((frames.GET, 0, me, place, channel, number, get.key, get.target, taken))
 
+    def _share(self, *, is_told: bool = False) -> None:
+        """Several loops get here: none holds items that it has not begun with."""
+        # A get that is under way behind these items would bring later ones before they are back: it goes, too.
+        # tests/_channels/test_remote_queue.py::test_a_loop_that_gives_way_asks_anew
+        gets = self._gets_of_loops()
+        holding = [get.reader for get in gets if get.done() and get.left]
+        for get in gets:
+            if get.reader in holding and (get.done() or is_told):
+                get.give_rest_back()
+
+    def _gets_of_loops(self) -> list[Get[Any]]:
+        return [get for ref in self._reading.valuerefs() if (get := ref()) is not None]
+
     def flush(self) -> None:
         """Sends requests that have waited to be batched."""
         self._batching.flush()
 
-    def send_held(self) -> None:
-        self._batching.leave()
-
-    def _send_together(self, puts: list[Any], gets: list[Any], taken: list[int], large: list[Large]) -> None:
+    def _send_together(self, puts: list[Any], gets: list[Any], taken: list[Any], large: list[Large]) -> None:
         for put, body, fds in large:
-            on_sent = functools.partial(self._has_left, put.number)
-            self._send_put(put, frames.CREDITED, body, fds, on_sent, hold=put is not large[-1][0])
+            self._send_put(put, body, fds, hold=put is not large[-1][0])
         if puts or gets:
-            credited = [put[0] for put in puts if put[3] == frames.CREDITED]
-            self._batching.burst(len(credited))
-            self.tell(
-                "requests", [puts, gets, taken], functools.partial(self._have_left, credited) if credited else None
-            )
+            sent = [put[0] for put in puts if put[3] == frames.SENT]
+            self._batching.burst(len(sent))
+            self.tell("requests", [puts, gets, taken], functools.partial(self._have_left, sent) if sent else None)
         elif taken:
-            self.tell("taken", taken)
+            self.tell("taken", taken, now=True)
 
-    def tell(self, what: str, facts: Any, on_sent: Callable[[], None] | None = None) -> None:
+    def tell(self, what: str, facts: Any, on_sent: Callable[[], None] | None = None, *, now: bool = False) -> None:
         frame = (frames.QUEUE, 0, self._client.endpoint, self._place, self.channel, what, facts)
-        self._client.send(frame, on_sent=on_sent)
+        self._client.send(frame, on_sent=on_sent, now=now)
 
     # -- as a destination ---------------------------------------------------------------------------------------
 
@@ -252,24 +255,67 @@ class RemoteQueue:
     def withdraw(self, request: QueueRequest[Any]) -> None:
         if isinstance(request, Question):
             self._asked.pop(request.number, None)
-            return
-        if isinstance(request, Put):
-            self._pop_put(request.number)
-            self._leaving.pop(request.number, None)
-            self.tell("cancel", [request.number])
-            return
-        self._gets.pop(request.number, None)
-        self._prefetched.cancel(request.key, request.number)
+        elif isinstance(request, Put):
+            if not self._window.withdraw(request) and request.mode != frames.SENT:
+                self._pop_put(request.number)
+                self._cancel(request.number)
+                self._fill_window()
+        else:
+            self._gets.pop(request.number, None)
+            self._gives_back(request)
+            request._let_go()  # type: ignore[attr-defined]
+            if had := request.had:  # type: ignore[attr-defined]
+                self.tell("taken", [(request.number, had)])  # another thread may be about to: it must not come later
+            self._cancel(request.number)
+
+    def _cancel(self, number: int) -> None:
+        self._batching.leave()  # the request that is given up may be among those that wait
+        self.tell("cancel", [number])
 
     def withdraw_later(self, request: QueueRequest[Any]) -> None:
-        self._prefetched.cancel_later(request.key, request.number)
+        if self._client.closed is not None:
+            return  # in a forked child, for one: the item is the parent's
+        self._gives_back(request)
+        self._forgotten.append(request)
+        try:
+            self._client.loop.call_soon_threadsafe(self._withdraw_forgotten)
+        except RuntimeError:
+            pass  # that loop is closed, and with it this process's connection: the daemon takes back everything
+
+    def _gives_back(self, request: QueueRequest[Any]) -> None:
+        giving_back = self._client.giving_back
+        giving_back.open[self, request.number] = None
+        if self._over is not None:  # it confirms nothing any more
+            giving_back.open.pop((self, request.number), None)
+
+    def _withdraw_forgotten(self) -> None:
+        with self._withdrawing:  # a request of this thread waits until another one has said it
+            while self._forgotten:
+                request = self._forgotten[0]
+                self.withdraw(request)
+                if self._forgotten and self._forgotten[0] is request:  # else a finalizer's request has come in between
+                    self._forgotten.popleft()
+
+    def take_back(self, put: Put) -> bool:
+        if put.number not in self._puts:
+            return False
+        if put.mode == frames.SENT:
+            put.end_unknown()
+            return True
+        self._cancel(put.number)
+        self._client.later(_LAST_WORD_S, put.end_unknown)
+        return True
 
     def taken(self, get: Get[Any]) -> None:
-        """Tells the daemon: with the next get, if that follows in this turn of the loop."""
-        self._batching.taken.append(get.number)
-        self._prefetched.had(get)
-        if not self._batching.gathers():
-            self.flush()
+        """Notes it, before the caller has the item, where the daemon finds it if this process is killed from now on."""
+        number, had = get.number, get.had
+        self._batching.taken.append((number, had))
+        self._client.takings.note(self, self._place, self.channel, number, had)
+
+    def say_taken(self) -> None:
+        taken = emptied(self._batching.taken)
+        if taken:
+            self.tell("taken", taken, now=True)
 
     def open(self, body: Any, fds: list[int]) -> Any:
         return codec.decode(open_body(body, fds) if fds else body)
@@ -290,40 +336,53 @@ class RemoteQueue:
     def _give(self, number: int, more: bool, redelivered: bool, body: Any, fds: list[int]) -> None:
         get = self._gets.get(number) if more else self._gets.pop(number, None)
         if get is not None:
-            if fds:
-                self._prefetched.large(get.key, body)
             get.deliver(body, fds, more, redelivered)
-        elif not self._prefetched.arrived(number, body, fds, redelivered) and fds:
+        elif fds:
             close_fds(fds)  # it was given up, and the daemon has been told
 
     def on_queue_frame(self, what: str, facts: Any) -> None:
         """Anything else."""
         if what == "replies":
-            accepted, given, credit = facts
-            if credit:
-                self._credit.add(credit)
+            accepted, given, freed = facts
             self._batching.burst(max(len(accepted), len(given)))
             for number in accepted:
                 put = self._pop_put(number)
                 if put is not None:
+                    self._is_known = True
                     put._settle()
             for number, more, redelivered, body in given:
                 self._give(number, more, redelivered, body, [])
-        elif what == "pull":
-            self._supply(facts[0])
-        elif what == "parked":
-            self._parked = True
-        elif what == "recall":
-            self.send_held()
-            self.tell("returned", [self._credit.empty(), True])
-        elif what == "call_back":
-            self._prefetched.called_back(facts)
+            if freed:
+                self._window.free(freed)
+            if self._window.waiting and (accepted or freed):
+                self._fill_window()
         elif what == "failed":
             number, kind, text = facts
-            refused: QueueRequest[Any] | None = self._asked.pop(-number, None) if number < 0 else self._pop_put(number)
-            request = self._prefetched.ended(number) if refused is None else refused
+            request: QueueRequest[Any] | None = self._asked.pop(-number, None) if number < 0 else self._pop_put(number)
+            request = self._gets.pop(number, None) if request is None else request
             if request is not None:
                 request.turn_down(error_of(kind, text))
+            self._fill_window()
+        elif what == "cancelled":
+            put = self._pop_put(facts[0])
+            if put is not None:  # it was asked back, and had no answer before this
+                put.end_late()
+            self._fill_window()
+            self._client.giving_back.confirmed(self, facts[0])
+        elif what == "closed":
+            self._is_bounded = True
+        elif what == "lost":
+            self._lost += facts
+            if self._over is not None:
+                self._log_loss()
+        elif what == "shared":
+            self._share(is_told=True)
+        elif what == "lease_lost":
+            lease = self._leases.get(facts[0])
+            if lease is not None:
+                lease.is_lost = True
+        elif what == "confirmed":
+            self._answer(facts[0], None)
         elif what == "size":
             self._answer(facts[0], tuple(facts[1:]))
         elif what == "peeked" and facts[0] in self._asked:
@@ -332,20 +391,8 @@ class RemoteQueue:
     def _pop_put(self, number: int) -> Put | None:
         put = self._puts.pop(number, None)
         if put is not None:
-            self._under_way -= put.ahead
+            self._window.free(cost(put.nbytes))
         return put
-
-    def _supply(self, number: int) -> None:
-        """There is room for an item whose body has waited here."""
-        put = self._puts.get(number)
-        if put is None:
-            return
-        try:
-            body, fds = pack_body(put.carried)
-        except Exception as error:
-            put.give_up(error)
-        else:
-            self._send_put(put, frames.SUPPLY, body, fds)
 
     def _answer(self, number: int, value: Any) -> None:
         question = self._asked.pop(number, None)
@@ -354,13 +401,22 @@ class RemoteQueue:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
+    def _tell_loss(self) -> QueueEnd:
+        lost, self._lost = self._lost, 0
+        return QueueEnd.of_lost(ClosedError(_lost_items(lost, self.name)))
+
+    def _log_loss(self) -> None:
+        if self._lost:
+            lost, self._lost = self._lost, 0
+            logger.error("%s", _lost_items(lost, self.name))
+
     def end(self, why: str) -> None:
         """The daemon has no such queue any more."""
         self._finish(QueueEnd.of_closed(self.name, why))
 
     def fail(self, error: Exception) -> None:
         """Everything that waits, and whatever is asked from now on, ends with this error."""
-        puts = len(self._puts) + len(self._leaving)
+        puts = len(self._puts) + len(self._window.waiting)
         if isinstance(error, NodeLost) and (self._gets or puts):
             error = NodeLost.from_facts(
                 error.node,
@@ -372,13 +428,21 @@ class RemoteQueue:
 
     def _finish(self, end: QueueEnd) -> None:
         self._over = end  # first: what is started meanwhile is refused by its starter
+        self._client.giving_back.forget(self)
         self._batching.drop()
-        puts, self._puts = {**self._puts, **self._leaving}, {}
-        self._leaving = {}
-        self._prefetched.end()
+        self._log_loss()
+        waiting = self._window.end()
+        puts, self._puts = self._puts, {}
         gets = dict(self._gets)
         self._gets.clear()
         asked, self._asked = self._asked, {}
-        for requests in (puts, gets, asked):
-            for request in list(requests.values()):
+        for requests in (puts.values(), waiting, gets.values(), asked.values()):
+            for request in list(requests):
                 request.refuse(end)
+
+
+def _lost_items(count: int, channel: str) -> str:
+    return (
+        f"{count} item{'s' * (count != 1)} that this process had put into channel '{channel}' came there after it had "
+        "been closed, and are lost: close a channel when its producers are done"
+    )

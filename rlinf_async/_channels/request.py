@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Generator
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from rlinf_async import settings
 from rlinf_async._channels.queue_errors import QueueEnd
+from rlinf_async._channels.state.refusals import lease_lost
 from rlinf_async._core import clock, frames
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.segment import close_fds
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
-from rlinf_async.errors import ClosedError, EndOfChannel
+from rlinf_async.errors import ClosedError, DeadlineExceeded, EndOfChannel, LeaseLost
 from rlinf_async.work import Work
 
 logger = own_logger(__name__)
@@ -22,7 +24,7 @@ logger = own_logger(__name__)
 T = TypeVar("T")
 
 
-class Destination(Protocol):
+class Destination:
     """A queue to which requests go: in this process, or in a daemon.
 
     Attributes:
@@ -32,33 +34,41 @@ class Destination(Protocol):
     """
 
     name: str
-    channel: int
-    has_told_of_loss: bool
-
-    @property
-    def where(self) -> str: ...
+    where = "this process"
+    channel = 0
+    has_told_of_loss = False
 
     def far_side(self, request: QueueRequest[Any]) -> slow_waits.FarSide | None:
         """Says in words how much is queued, and how many requests wait."""
+        return None
 
     @property
     def user_loop(self) -> asyncio.AbstractEventLoop | None:
         """The user's loop that has to turn for the queue's answers."""
+        return None
 
     def flush_from_thread(self) -> None:
         """A thread is about to wait: requests that wait to be batched leave now."""
 
     def withdraw(self, request: QueueRequest[Any]) -> None:
         """The request is given up: if it waits it is forgotten, items that have arrived go back."""
+        raise NotImplementedError
 
     def withdraw_later(self, request: QueueRequest[Any]) -> None:
         """The same, from a finalizer: without locks."""
+        raise NotImplementedError
 
     def taken(self, get: Get[Any]) -> None:
         """The user has the items of this get."""
+        raise NotImplementedError
 
     def open(self, body: Any, fds: list[int]) -> Any:
         """The value of an item."""
+        raise NotImplementedError
+
+    def take_back(self, put: Put) -> bool:
+        """The time of a put is over; False if it is withdrawn at once, and True if the queue says so later."""
+        return False
 
 
 class QueueRequest(Work[T]):
@@ -73,6 +83,7 @@ class QueueRequest(Work[T]):
     """
 
     opening: Work[None] | None = None
+    noun = "channel"
 
     def __init__(self, verb: str, channel: str, name: Any, key: bytes, timeout: float | None) -> None:
         """``verb`` with its preposition, ``channel`` and ``name``, which the key goes by, are for messages.
@@ -90,16 +101,16 @@ class QueueRequest(Work[T]):
     def _describe(self) -> str:
         verb, channel, name = self._said
         where = "" if self.destination is None else f" on {self.destination.where}"
-        return f"{verb} channel '{channel}'{where} (key {name!r})"
+        return f"{verb} {self.noun} '{channel}'{where} (key {name!r})"
 
     def _awaiting(self) -> str:
-        return f"`await channel.{self._said[0].partition(' ')[0]}`"
+        return f"`await {self.noun}.{self._said[0].partition(' ')[0]}`"
 
     def __bool__(self) -> bool:
         raise self._unawaited("asking for its truth")  # even if it is done: that may be a matter of microseconds
 
     def _whom(self) -> str:
-        return f"channel '{self._said[1]}'"
+        return f"{self.noun} '{self._said[1]}'"
 
     def _far_side(self) -> slow_waits.FarSide | None:
         if self.destination is not None:
@@ -160,23 +171,25 @@ class QueueRequest(Work[T]):
 
 
 class Put(QueueRequest[None]):
-    """An item on its way into a queue; done once the queue has accepted it, or must.
+    """An item on its way into a queue; done once the queue has accepted it, or will.
+
+    One that fails is not in the queue, or its error says that this is not known.
 
     Attributes:
         carried: the item: encoded, or bytes; in a queue of this process as it is; None once it has been packed for
             good.
+        mode: as in a PUT frame.
         nbytes: its size.
-        ahead: bytes of it that have left before it was known whether there is room.
         pauses: a coroutine that awaits it lets others run, even if it is done.
         observed: a caller has the result.
         refused: a queue has turned it down, so that its item is lost unless a caller is told.
     """
 
     _kind = "put"
-    ahead = 0
     pauses = False
     observed = False
     refused = False
+    _is_asked_back = False
 
     def __init__(
         self,
@@ -194,6 +207,33 @@ class Put(QueueRequest[None]):
         self.mode = mode
         self.carried = carried
         self.nbytes = nbytes
+
+    # -- deadlines ----------------------------------------------------------------------------------------------
+
+    def _expire(self) -> None:
+        # A put that has left may have been accepted, while the answer is late.  So the queue is asked to take it back,
+        # and its answer decides: it has, or the put is done.
+        # tests/_channels/test_remote_queue.py::
+        # test_a_put_that_times_out_is_not_in_the_channel_or_says_that_nobody_knows
+        if self._is_asked_back or self._done:
+            return
+        self._is_asked_back = True
+        destination = self.destination
+        if destination is not None and self.mode == frames.NOWAIT and destination.channel:
+            self.end_unknown()
+        elif destination is None or not destination.take_back(self):
+            self.end_late()
+
+    def end_late(self) -> None:
+        """The time is over, and the item is not in the queue."""
+        self.give_up(self._late(self._timeout))
+
+    def end_unknown(self) -> None:
+        """The time is over, and the queue has not said whether it has the item."""
+        where = "" if self.destination is None else f", which {self.destination.where} has not said"
+        self.give_up(DeadlineExceeded(f"{self._late(self._timeout)}; the item may be in the channel{where}"))
+
+    # -- waiting ------------------------------------------------------------------------------------------------
 
     def __await__(self) -> Generator[Any, Any, None]:
         if not self._done:
@@ -232,27 +272,40 @@ class Put(QueueRequest[None]):
 class Get(QueueRequest[T]):
     """An item, or a batch, on its way out of a queue.
 
-    What has arrived is leased until somebody who waits for this has it: if the last waiter is cancelled before that,
-    or all forget it, it goes back to its place in the queue.
+    Items that have arrived are leased until a waiter has them: if the last waiter is cancelled before that, or all
+    forget this, the items go back to their places in the queue.
 
     Attributes:
         target: as in a GET frame: the weight of a batch, in a list if it must be there at once; a list of the number
             of items and of a mode, ``SOME`` if fewer will do; None for one item, ``NOW`` for one that is there.
         redelivered: items that arrived had been handed to a consumer before, which gave them back or died.
-        pauses: as of a ``Put``.
+        reader: the loop (``Items``) that takes the items one by one; None where the caller has them with the result.
+        brought, had: how many items have arrived, and the caller has.
+        is_lease, is_lost: the items stay the queue's until they are confirmed, and have gone back.
     """
 
     _kind = "get"
     _interested = 0
     _taken = False
     redelivered = False
-    pauses = False
+    brought = had = 0
+    is_lease = is_lost = False
 
     def __init__(
-        self, verb: str, channel: str, name: Any, key: bytes, target: int | list[int] | None, timeout: float | None
+        self,
+        verb: str,
+        channel: str,
+        name: Any,
+        key: bytes,
+        target: int | list[Any] | None,
+        timeout: float | None,
+        reader: weakref.ref[Any] | None = None,
     ) -> None:
         super().__init__(verb, channel, name, key, timeout)
         self.target = target
+        self.reader = reader
+        if type(target) is list:
+            self.is_lease = target[1:2] == [frames.LEASE]
         self._bodies: list[tuple[Any, list[int]]] = []
 
     @property
@@ -273,6 +326,7 @@ class Get(QueueRequest[T]):
         if redelivered:
             self.redelivered = True
         self._bodies.append((body, fds))
+        self.brought += 1
         if not more and not self._settle():
             self._let_go()  # it was given up meanwhile, perhaps before its queue could be told
             if self.destination is not None:
@@ -291,7 +345,7 @@ class Get(QueueRequest[T]):
                 first = not self._taken and self._error is None
                 if first:
                     self._open()
-            if first:
+            if first and self.reader is None and not self.is_lease:
                 assert self.destination is not None
                 self.destination.taken(self)
         return super()._result()
@@ -300,6 +354,10 @@ class Get(QueueRequest[T]):
         destination = self.destination
         assert destination is not None
         self._taken = True
+        if self.reader is not None:
+            self._bodies.reverse()
+            return
+        self.had = self.brought
         bodies, self._bodies = self._bodies, []
         if self.target is None:
             try:
@@ -319,6 +377,32 @@ class Get(QueueRequest[T]):
         else:
             self._value = values if self.is_batch else values[0]
 
+    # -- of one that a reader takes item by item ----------------------------------------------------------------
+
+    @property
+    def left(self) -> int:
+        return len(self._bodies)
+
+    def take_next(self) -> list[Any]:
+        """The next item, in a list; none if the rest was given back."""
+        destination = self.destination
+        assert destination is not None
+        with self._lock:
+            if not self._bodies:
+                return []
+            body, fds = self._bodies.pop()
+            self.had += 1
+            destination.taken(self)
+        return [destination.open(body, fds)]
+
+    def give_rest_back(self) -> None:
+        """Others get there too: items that the loop has not begun with are for all."""
+        with self._lock:
+            if (self._bodies or not self._done) and self.destination is not None:
+                self.destination.withdraw_later(self)  # first: a loop that finds nothing left may ask again at once
+                self._let_go()
+        self._settle()
+
     # -- the user has it not ------------------------------------------------------------------------------------
 
     def __await__(self) -> Generator[Any, Any, T]:
@@ -326,16 +410,6 @@ class Get(QueueRequest[T]):
             self._interested += 1
             try:
                 yield from super()._waiting(abandon=True)
-            except BaseException:
-                self._interested -= 1
-                self._return()
-                raise
-            self._interested -= 1
-        elif self.pauses:
-            self.pauses = False
-            self._interested += 1
-            try:
-                yield
             except BaseException:
                 self._interested -= 1
                 self._return()
@@ -376,11 +450,15 @@ class Question(QueueRequest[Any]):
     Args:
         word: ``"size"`` or ``"peek"``.
         show: makes the result of the answer, in the waiting thread.
+
+    Attributes:
+        facts: said with the word.
     """
 
     def __init__(self, verb: str, channel: str, name: Any, key: bytes, word: str, show: Callable[[Any], Any]) -> None:
         super().__init__(verb, channel, name, key, None)
         self.word = word
+        self.facts: list[Any] = [key]
         self.items: list[tuple[int, Callable[[], Any]]] = []
         """Of a peek, so far: an item's weight, and a function that decodes it."""
         self._show: Callable[[Any], Any] | None = show
@@ -399,3 +477,21 @@ class Question(QueueRequest[Any]):
             if self._show is not None and self._error is None:
                 self._value, self._show = self._show(self._value), None
         return super()._result()
+
+
+class Confirmation(Question):
+    """A request to take the first items of a lease out of the channel for good."""
+
+    def __init__(self, lease: Get[list[Any]], count: int) -> None:
+        _, channel, name = lease._said
+        super().__init__("end of a lease of", channel, name, lease.key, "confirm", lambda answer: None)
+        self.facts = [lease.number, count]
+        self._lease = lease
+
+    def refuse(self, end: QueueEnd) -> None:
+        if not end.closed:
+            self._settle(error=copy_of(end.get))
+        elif self._lease.is_lost:
+            self._settle(error=LeaseLost(lease_lost(self._said[1])))
+        else:
+            self._settle()  # its items went with the channel, and no other consumer gets them

@@ -30,10 +30,12 @@ from rlinf_async._client.requests import OWN_NODE, Request, Requests, error_of
 from rlinf_async._client.tasks import Task, Tasks
 from rlinf_async._core import codec, failures, frames, operations, process
 from rlinf_async._core.frames import Status
+from rlinf_async._core.giving_back import GivingBack
 from rlinf_async._core.operations import Answer, Operation
 from rlinf_async._core.payload import Body, open_body
 from rlinf_async._core.pool import pool
 from rlinf_async._core.segment import close_fds, copy_fds
+from rlinf_async._core.taken_page import TakenPage, Takings
 from rlinf_async._inspection.state.run_report import Activity
 from rlinf_async._waits import loop_watch
 from rlinf_async._waits.unobserved_errors import UnobservedErrors
@@ -66,6 +68,8 @@ class NodeClient:
         user_loop: ``loop``, where that is the user's; None where a thread of the framework runs it.
         on_ended: called once, with the client, when nothing can be sent any more.
         unsent: what sends that which has only been kept back for the end of a loop's turn.
+        takings: what this process has taken out of queues, and daemons may not know.
+        giving_back: items that this process gives back to queues; answers of a worker wait for their confirmation.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, inbox: Inbox | None = None) -> None:
@@ -78,6 +82,8 @@ class NodeClient:
         self.lost_nodes: dict[int, NodeLost] = {}
         self.receivers: dict[int, Receiver] = {}
         self.unsent: dict[Callable[[], None], None] = {}
+        self.takings = Takings(self.later)
+        self.giving_back = GivingBack()
         self._inbox = inbox
         self._ids = itertools.count(1)
         self._calls: dict[int, ReplyHandler] = {}
@@ -364,12 +370,14 @@ class NodeClient:
         *,
         later: bool = False,
         hold: bool = False,
+        now: bool = False,
         on_sent: Callable[[], None] | None = None,
     ) -> None:
         """Sends a frame as it is, from any thread; none once the client is closed.
 
         Args:
             hold: it leaves with the next one that is not held.
+            now: it leaves at once, and does not wait for others of this turn of the loop.
             on_sent: called, in any thread, when the kernel has all of it: then it reaches the daemon.
         """
         if self._connection is None or self._closed is not None:
@@ -377,7 +385,7 @@ class NodeClient:
             if fds and _all_closed():
                 pool.close()  # this was written by a thread that had still found the client open
             return
-        self._connection.send(frame, fds, later=later, hold=hold, on_sent=on_sent)
+        self._connection.send(frame, fds, later=later, hold=hold, now=now, on_sent=on_sent)
 
     def _on_loop(self, callback: Callable[[], object]) -> None:
         if self.pid != process.pid:
@@ -422,6 +430,7 @@ class NodeClient:
             self.events.announce(frame[4], frame[5])
         elif kind == frames.HELLO:
             self.welcome = frame[3]
+            self.takings.page = TakenPage.of(fds)
             self.endpoint, self.node = frame[3]["endpoint"], frame[3]["node"]
             for lost in frame[3].get("lost", ()):
                 self._on_node_lost(lost)
@@ -534,6 +543,7 @@ class NodeClient:
         if self._closed is not None:
             return
         self._closed = error
+        self.takings.page = None
         self.on_ended(self)
         self.ready._settle(error=error)
         # Each by itself, and only those that are here: another thread may be adding one.  That thread finds ``_closed``
@@ -587,6 +597,8 @@ class NodeClient:
     def leave_to_parent(self) -> None:
         """In a forked child: the socket and everything on it are the parent's."""
         self._closed = process.forked("this cluster", self.pid)
+        self.takings.page = None  # its notes are the parent's
+        self.giving_back = GivingBack()
         self._calls.clear()
         self._requests.forget()
         self.unobserved.forget()

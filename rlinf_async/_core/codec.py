@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final
 import cloudpickle
 
 from rlinf_async._core import definitions, exception_parts, main_module, script_objects
-from rlinf_async._core.encoded import COPY_MAX_BYTES, Encoded, OutOfBandBytes, split
+from rlinf_async._core.encoded import COPY_MAX_BYTES, Encoded, OutOfBandBytes, plain_body, split
 from rlinf_async._core.unpicklable import ATOMS, cannot_travel, find_guilty, nested_too_deeply, summary
 from rlinf_async.errors import SerializationError
 
@@ -63,7 +63,7 @@ def encode_plain(value: Any) -> bytes | None:
     """The whole body of a value of a few builtin atoms and containers, at once; None for whatever needs ``encode``."""
     kind = type(value)
     if kind in ATOMS or (kind in _CONTAINERS and _is_plain(value, 3)):
-        return b"\0" + pickle.dumps(value, 5)
+        return plain_body(value)
     return None
 
 

@@ -6,6 +6,7 @@ buffer at a multiple of 64 bytes from the body's start.
 
 from __future__ import annotations
 
+import pickle
 import struct
 from collections.abc import Sequence
 from typing import Any, Final
@@ -17,6 +18,11 @@ _ALIGNMENT_BYTES: Final = 64
 _ZEROS: Final = bytes(_ALIGNMENT_BYTES)
 _INDEX: Final = struct.Struct("<B3xIQ")  # 1, number of buffers, size of the pickle; then the size of each buffer
 _INDEX_OF_ONE: Final = struct.Struct("<B3xIQQ")
+
+
+def plain_body(value: Any) -> bytes:
+    """Return the whole body of a value that consists of builtin atoms and containers."""
+    return b"\0" + pickle.dumps(value, 5)
 
 
 class OutOfBandBytes(bytearray):

@@ -48,11 +48,11 @@ A body that is a str says why the content is not there: no descriptors, no room 
 
 A channel's queue lives in one daemon (``_channels/state/queue.py``); a *client* is a process that puts there or gets.
 ``queue`` is that daemon's endpoint id, ``number`` counts what the client has asked of it.  The ``mode`` of a PUT says
-whether its item waits for room, or has been promised it; without a descriptor a body that is an int is only
-announced, and pulled when there is room.  ``target`` of a GET is a batch's weight, ``[weight]`` of one that is there
-now, ``[count, mode]`` for so many items (WAIT), so many that are there now (NOWAIT), or what is there now of so many
-(SOME), None for one item, -1 for one that is there now, -2 for one that nobody has asked the client for yet
-(``_channels/state/prefetch.py``).
+whether it waits for room, or was done when it was sent.  ``target`` of a GET is a batch's weight, ``[weight]`` of one
+that is there now, None for one item, -1 for one that is there now, or ``[count, mode]``: so many items (WAIT), so many
+that are there now (NOWAIT), what is there now of so many (SOME), some of so many, for a loop that takes one after the
+other (READ; READ_SHARED, where it has others beside it, one only), so many for a lease (LEASE, with its seconds as a
+third part).  ``taken`` lists ``[number, count]``: the client has the first ``count`` items of that get.
 """
 
 from __future__ import annotations
@@ -99,18 +99,17 @@ PIECE: Final = 24
 
 WAIT: Final = 0
 NOWAIT: Final = 1
-SUPPLY: Final = 2
-CREDITED: Final = 3
-"""Modes of a PUT: wait for room; fail where there is none; the body of an item that was pulled; with credit."""
+SENT: Final = 2
+"""Modes of a PUT: wait for room; fail where there is none; it is done already, and comes in when there is room."""
 
 SOME: Final = 2
-"""Mode of a GET of several items, besides ``WAIT`` and ``NOWAIT``: as many as are there, perhaps none."""
+READ: Final = 3
+READ_SHARED: Final = 4
+LEASE: Final = 5
+"""Modes of a GET of several items, besides ``WAIT`` and ``NOWAIT``."""
 
 NOW: Final = -1
 """``target`` of a GET that does not wait."""
-
-AHEAD: Final = -2
-"""``target`` of a GET that is sent before anybody asks."""
 
 MAX_INLINE_BYTES: Final = 64 * 1024
 """Bytes; a larger body travels as sealed memory within a machine and on the bulk stream between machines."""
@@ -220,12 +219,8 @@ def route_to(targets: Sequence[int], slots: Iterable[int] | None = None) -> list
     return [[node, slots] for node, slots in nodes.items()]
 
 
-def wanted(target: Any) -> tuple[int | None, bool, bool, bool]:
-    """The demand of a GET that is not ``AHEAD``.
-
-    Returns:
-        The weight of a batch, or the count of its items, or None for one item; whether it must be there; whether it is
-        a count; whether fewer will do.
+def wanted(target: Any) -> tuple[Any, ...]:
+    """Return what a GET demands, as the arguments of ``Queue.get`` from ``target`` on.
 
     Raises:
         TypeError: it is nothing that a GET can want.
@@ -237,12 +232,22 @@ def wanted(target: Any) -> tuple[int | None, bool, bool, bool]:
             return target, False, False, False
         if target == NOW:
             return None, True, False, False
-    elif type(target) is list and [type(part) for part in target] == [int] * len(target):
+    elif type(target) is list and [type(part) for part in target[:2]] == [int] * len(target[:2]):
         if len(target) == 1 and target[0] >= 0:
             return target[0], True, False, False
-        if len(target) == 2 and target[0] > 0 and WAIT <= target[1] <= SOME:
-            return target[0], target[1] != WAIT, True, target[1] == SOME
+        if len(target) == 2 and target[0] > 0 and WAIT <= target[1] < LEASE:
+            count, mode = target
+            if mode in (READ, READ_SHARED):
+                return count, False, True, True, mode == READ_SHARED, True
+            return count, mode != WAIT, True, mode == SOME
+        if len(target) == 3 and target[0] > 0 and target[1] == LEASE and type(target[2]) is float and target[2] >= 0:
+            return target[0], False, True, False, False, False, target[2]
     raise TypeError(f"a get with target {target!r}")
+
+
+def is_for_now(target: Any) -> bool:
+    """True if a GET is answered at once."""
+    return target == NOW or (type(target) is list and (len(target) == 1 or target[1] in (NOWAIT, SOME)))
 
 
 def new_packer() -> msgpack.Packer:

@@ -31,6 +31,14 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     HostChannel *       number name maxsize max_bytes               None            Channel.create()
     CloseChannel        number discard                              bool            close() of a channel
     CountItems          number                                      list[Any]       stats() of a channel
+    -- experiences, at their nodes
+    HostExperience *    number name options                         None            Experience.create()
+    SetVersion          number trainer version restart              None            set_version() of an experience
+    Published           group name version restart                  None            publish(), of every daemon
+    SettleGroups *      number take groups                          None            the end of a take
+    CountSamples        number                                      dict[str, Any]  stats() of an experience
+    CountEarlier        number version taken dropped                None            load_state_dict()
+    HowEnded            number                                      Any             an experience's daemon: a trainer
     -- workers, at their nodes
     OpenStore *         group                                       int             a launch, at the node of rank 0
     Spawn *             group workers env node_env python config    list[list[Any]] a launch
@@ -173,6 +181,14 @@ class RedeemPromise(WaitingOperation[Any]): maker: int; promise: int
 class HostChannel(WaitingOperation[None]): number: int; name: str; maxsize: int; max_bytes: int
 class CloseChannel(Operation[bool]): number: int; discard: bool
 class CountItems(Operation[list[Any]]): number: int
+
+class HostExperience(WaitingOperation[None]): number: int; name: str; options: dict[str, Any]
+class SetVersion(Operation[None]): number: int; trainer: str; version: int; restart: bool
+class Published(Operation[None]): group: str; name: str; version: int; restart: bool
+class SettleGroups(WaitingOperation[None]): number: int; take: int; groups: int
+class CountSamples(Operation[dict[str, Any]]): number: int
+class CountEarlier(Operation[None]): number: int; version: int | None; taken: int; dropped: dict[str, int]
+class HowEnded(Operation[Any]): number: int
 
 class OpenStore(WaitingOperation[int]): group: str
 class Spawn(WaitingOperation[list[list[Any]]]):

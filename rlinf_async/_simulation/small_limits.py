@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import Any, Final
 
 from rlinf_async import settings
-from rlinf_async._channels import batching, remote_queue
-from rlinf_async._channels.state import credit, prefetch_window
+from rlinf_async._channels import batching, reading
+from rlinf_async._channels.state import put_window
 from rlinf_async._client import direct_calls, events
 from rlinf_async._core import link_messages, resend
 from rlinf_async._messaging import relayed_broadcast
@@ -40,8 +40,6 @@ LIMITS: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
     (chain, "_MAX_PIECE_BYTES", 64 * _KIB),
     (chain, "_MIN_PIECE_BYTES", 16 * _KIB),
     (channel_replies, "_MAX_ITEMS", 2),
-    (credit, "MAX_CREDIT_BYTES", 2 * _KIB),
-    (credit, "_MIN_CREDIT_BYTES", _KIB),
     (daemon_link, "_BATCH_BYTES", 16 * _KIB),
     (daemon_link, "_MAX_KEPT_BYTES", 128 * _KIB),
     (daemon_link, "_MAX_QUEUED_PIECES", 2),
@@ -52,15 +50,11 @@ LIMITS: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
     (inline, "_WINDOW_PIECES", 2),
     (link_messages, "ACK_BYTES", 64 * _KIB),
     (link_messages, "ACK_MESSAGES", 3),
-    (prefetch_window, "LARGE_WINDOW", 1),
-    (prefetch_window, "MAX_WINDOW", 4),
-    (prefetch_window, "MIN_STREAK", 2),
-    (prefetch_window, "WINDOW", 2),
-    (prefetch_window, "_MAX_KEYS", 2),
     (relay_plan, "FIRST_PIECE_BYTES", 16 * _KIB),
     (relay_plan, "MAX_PIECE_BYTES", 64 * _KIB),
     (relayed_broadcast, "_PIECE_BYTES", 16 * _KIB),
-    (remote_queue, "_WINDOW_BYTES", 2 * _KIB),
+    (put_window, "WINDOW_BYTES", 2 * _KIB),
+    (reading, "WINDOW", 3),
     (resend, "ACK_FRAMES", 3),
     (resend, "ACK_NOW_FRAMES", 12),
     (resend, "MAX_KEPT_BYTES", 1024 * _KIB),

@@ -89,6 +89,7 @@ class SocketWriter:
         *,
         later: bool = False,
         hold: bool = False,
+        now: bool = False,
         on_sent: Callable[[], None] | None = None,
     ) -> None:
         """Sends a frame.
@@ -98,6 +99,7 @@ class SocketWriter:
 
         Args:
             hold: it leaves with the next one that is not held.
+            now: it leaves at once in any case, as long as the socket takes it.
             on_sent: called, in any thread, when the kernel has all of it: then it arrives, even if this process dies.
 
         Raises:
@@ -116,15 +118,17 @@ class SocketWriter:
                 self._add_acknowledgements(sibling)
             buffer = self.buffer
             buffer.add(data, fds, content_bytes(frame) if fds else 0, on_sent)
-            if hold or self._is_scheduled or self._is_blocked or not self.thread:
+            if hold or (self._is_scheduled and not now) or self._is_blocked or not self.thread:
                 return
-            if threading.get_ident() == self.thread:
-                now = clock.monotonic()
-                if now - self._sent_at < _BURST_S:
+            if now:
+                pass
+            elif threading.get_ident() == self.thread:
+                moment = clock.monotonic()
+                if moment - self._sent_at < _BURST_S:
                     self._is_scheduled = True
                     self._loop.call_soon(self.flush)
                     return
-                self._sent_at = now
+                self._sent_at = moment
             elif later:
                 self._is_scheduled = True
                 self._loop.call_soon_threadsafe(self.flush)

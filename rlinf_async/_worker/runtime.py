@@ -21,6 +21,7 @@ import threading
 from asyncio import _get_running_loop as running_loop
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
+from functools import partial
 from typing import Any, Final
 
 from rlinf_async._client.client import NodeClient
@@ -529,6 +530,16 @@ class Runtime:
         self._send(call, status, body, fds)
 
     def _send(self, call: Call, status: int, body: Any, fds: Any) -> None:
+        # A caller may have another rank get the items that this call has given back: they are in their places first.
+        # tests/simulation/test_sim_channels.py::
+        # test_items_that_a_call_gives_back_are_at_their_places_before_its_answer
+        giving_back = self.client.giving_back
+        if giving_back.open or giving_back.held:
+            giving_back.hold(partial(self._send_now, call, status, body, fds))
+        else:
+            self._send_now(call, status, body, fds)
+
+    def _send_now(self, call: Call, status: int, body: Any, fds: Any) -> None:
         frame = (frames.REPLY, len(fds), self.client.endpoint, call.source, call.call, call.slot, int(status), body)
         direct = call.direct
         if direct is None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-from rlinf_async._core import clock
+from rlinf_async._core import clock, operations
 from rlinf_async._worker import context
 from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost
 from rlinf_async.weights.followers import Followers
@@ -58,6 +58,8 @@ def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **opti
         behind: earlier versions that may be under way when one is sent (2).  Followers take the newest and skip the
             rest; one that is further behind is named in the log and by ``delivered()``, and neither the trainer nor the
             others wait for it.  0: a send waits until the version before is delivered, so nobody skips one.
+
+    The version is also that of the experiences ``of`` this group (``Experience.create(of=)``).
 
     Entering waits for nobody.  Enter it before waiting for anything that followers make: they begin with version 1.
 
@@ -176,8 +178,20 @@ class Publication(Scope):
         handle = await self._publisher.publish(weights, version=version, call=call, **options)
         if not self._is_told and self._last is not None:
             self._earlier.append(self._last)
-        self._last, self._is_told = handle, self._followers is None
+        is_first, self._last, self._is_told = self._last is None, handle, self._followers is None
+        if self._followers is not None:
+            self._tell_experiences(handle.version, restart=is_first)
         return handle.version
+
+    def _tell_experiences(self, version: int, *, restart: bool) -> None:
+        """Tell every daemon: any may keep an experience that has this group's version."""
+        identity, client = context.identity, context.client
+        assert identity is not None
+        assert client is not None
+        published = operations.Published(identity.group_name, self._name, version, restart)
+        for peer in client.welcome["nodes"]:
+            if peer["node"] not in client.lost_nodes:
+                client.request(published, node=peer["node"])
 
     def _tell_earlier(self) -> None:
         """Raise what has gone wrong with a version, once; but a follower that is late is no failure."""

@@ -39,8 +39,12 @@ def test_what_a_get_wants_is_read_or_refused() -> None:
     assert frames.wanted([7, frames.WAIT]) == (7, False, True, False)
     assert frames.wanted([7, frames.NOWAIT]) == (7, True, True, False)
     assert frames.wanted([7, frames.SOME]) == (7, True, True, True)
-    no_counts: list[Any] = [[0, frames.SOME], [-1, 0], [1, 3], [1, -1], [1, True], [1, "2"], [1, 0, 0]]
-    for nonsense in (frames.AHEAD, -3, True, 1.5, "7", [], [-1], [1.5], {"weight": 1}, *no_counts):
+    assert frames.wanted([7, frames.READ]) == (7, False, True, True, False, True)
+    assert frames.wanted([7, frames.READ_SHARED]) == (7, False, True, True, True, True)
+    assert frames.wanted([7, frames.LEASE, 2.5]) == (7, False, True, False, False, False, 2.5)
+    no_counts: list[Any] = [[0, frames.SOME], [-1, 0], [1, 5], [1, -1], [1, True], [1, "2"], [1, 0, 0]]
+    no_counts += [[1, frames.LEASE, 1], [1, frames.LEASE, -0.5], [1, frames.READ, 1.0], [0, frames.LEASE, 1.0]]
+    for nonsense in (-2, -3, True, 1.5, "7", [], [-1], [1.5], {"weight": 1}, *no_counts):
         with pytest.raises(TypeError, match="a get with target"):
             frames.wanted(nonsense)
 

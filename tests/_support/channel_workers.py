@@ -170,31 +170,15 @@ class User(Worker):
         self.works.append(channel.put(item))
         assert queue._batching.puts
 
-    # -- with credit --------------------------------------------------------------------------------------------
+    # -- puts that are done when they are sent ------------------------------------------------------------------
 
-    def balance(self, channel: Channel) -> Any:
-        return _queue_of(channel)._credit
-
-    def has_credit(self, channel: Channel) -> bool:
-        return bool(self.balance(channel)._left > 0)
-
-    def put_on_credit(self, channel: Channel, items: list[Any]) -> None:
-        """Puts once until there is credit, and then the items with that."""
-        channel.put("first")
-        while not self.has_credit(channel):
-            time.sleep(0.001)
-        for item in items:
-            before = self.balance(channel)._left
-            channel.put(item)
-            assert self.balance(channel)._left != before
-
-    def put_on_credit_and_die(self, channel: Channel, items: list[Any]) -> None:
-        self.put_on_credit(channel, items)
+    def put_and_die(self, channel: Channel, items: list[Any]) -> None:
+        self.put_all(channel, items)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def put_past_a_stopped_daemon(self, channel: Channel, daemon: int, count: int, nbytes: int) -> int:
         """How many of so many puts were done while nobody read what they had said."""
-        self.put_on_credit(channel, [])
+        channel.put("first")
         os.kill(daemon, signal.SIGSTOP)
         try:
             works = [channel.put(bytes(nbytes), async_op=True) for _ in range(count)]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from rlinf_async._channels.reading import Items
 from rlinf_async._channels.remote_queue import RemoteQueue
-from rlinf_async._channels.request import Get, Put, Question
-from rlinf_async._channels.state import prefetch_window
+from rlinf_async._channels.request import Confirmation, Get, Put, Question
 from rlinf_async._core import codec, frames, operations
+from rlinf_async._core.giving_back import GivingBack
+from rlinf_async._core.segment import close_fds
+from rlinf_async._core.taken_page import TakenPage, Takings
+from rlinf_async.errors import ClosedError
 from rlinf_launcher.daemon.channels import Channels
 from rlinf_launcher.daemon.endpoint import Endpoint
 from rlinf_launcher.daemon.handlers import Requester
@@ -21,7 +26,23 @@ NUMBER = 5
 """Of the one channel."""
 
 K, L = b"k", b"l"
-WINDOW = 4
+
+
+class _Drained:
+    """A future whose waiter looks again in the next turn."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def done(self) -> bool:
+        return self._is_set
+
+    def set_result(self, value: None) -> None:
+        self._is_set = True
+
+    def __await__(self) -> Iterator[None]:
+        while not self._is_set:
+            yield
 
 
 class Loop:
@@ -30,6 +51,9 @@ class Loop:
     def __init__(self) -> None:
         self.soon: deque[Callable[[], None]] = deque()
         self.timers: list[Callable[[], None]] = []
+
+    def create_future(self) -> Any:
+        return _Drained()
 
     def call_soon(self, callback: Callable[..., None], *args: Any) -> None:
         self.soon.append(lambda: callback(*args))
@@ -60,6 +84,10 @@ class Process:
         self.up: deque[Any] = deque()
         self.loop = Loop()
         self.closed: Exception | None = None
+        self.takings = Takings(self.later)
+        self.takings.page, page = TakenPage.make()
+        close_fds(page)
+        self.giving_back = GivingBack()
         self.unsent: dict[Any, None] = {}
         self.queue = RemoteQueue(self, 0, NUMBER, "obs", 0)  # type: ignore[arg-type]
         self.queue._batching.gathers = self._gathers  # type: ignore[method-assign]
@@ -71,13 +99,14 @@ class Process:
         daemon.processes.append(self)
 
     @property
+    def is_busy(self) -> bool:
+        return bool(self.up or self.down or self.loop.soon or self.loop.timers)
+
+    @property
     def endpoint(self) -> int:
         return self.endpoint_record.id
 
-    @property
-    def windows(self) -> Any:
-        return self.queue._prefetched._state
-
+    node = 0
     # as a client
 
     def send(self, frame: Any, fds: Any = (), *, on_sent: Callable[[], None] | None = None, **_: Any) -> None:
@@ -130,6 +159,21 @@ class Process:
         self.queue.start(request)
         return request
 
+    def read(self, key: bytes = K) -> Items:
+        """A loop."""
+
+        def ask(reader: Items) -> Get[None]:
+            request: Get[None] = Get("get() from", "obs", key, key, [3, frames.READ_SHARED], None, weakref.ref(reader))
+            self.queue.start(request)
+            return request
+
+        return Items(ask, "obs")
+
+    def confirm(self, lease: Get[Any], count: int) -> Confirmation:
+        request = Confirmation(lease, count)
+        self.queue.start(request)
+        return request
+
     def ask(self, word: str = "size", key: bytes = K) -> Question:
         request = Question("qsize() of", "obs", key, key, word, lambda found: found)
         self.queue.start(request)
@@ -147,19 +191,37 @@ class Daemon:
         with pytest.raises(StopIteration):
             hosting.send(None)
         self.queue = self.channels._hosted[NUMBER].queue
-        self.prefetch = self.channels._hosted[NUMBER].prefetch
+
+    def kill(self, process: Process) -> None:
+        """It has said what is on its wire; its page says what it has taken."""
+        process.says()
+        process.closed = ClosedError("dead")
+        assert process.takings.page is not None
+        for (place, channel), taken in process.takings.page.read().items():
+            self.router.to_queue([frames.QUEUE, 0, process.endpoint, place, channel, "taken", taken], [])
+        self.gone.add(process.endpoint)
+        self.channels.drop_client(process.endpoint)
 
     def close(self, *, discard: bool = False) -> None:
-        with pytest.raises(StopIteration):
-            self.channels.close_channel(Requester(0, 1), operations.CloseChannel(NUMBER, discard)).send(None)
+        closing = self.channels.close_channel(Requester(0, 1), operations.CloseChannel(NUMBER, discard))
+
+        def go_on() -> None:
+            try:
+                closing.send(None)
+            except StopIteration:
+                return
+            self.loop.call_soon(go_on)  # what producers have said is read first
+
+        go_on()
 
 
 def settle(daemon: Daemon) -> None:
     """Everything that is on the wires arrives."""
     processes = [each for each in daemon.processes if each.endpoint not in daemon.gone and not each.is_stopped]
-    while any(process.up or process.down or process.loop.soon for process in processes) or daemon.loop.soon:
+    while any(process.is_busy for process in processes) or daemon.loop.soon:
         for process in processes:
             process.loop.turn()
+            process.loop.time_passes()
             process.says()
         daemon.loop.turn()
         for process in processes:
@@ -171,12 +233,3 @@ def had(daemon: Daemon, process: Process, key: bytes = K) -> Any:
     get = process.get(key)
     settle(daemon)
     return get.wait(0)
-
-
-def make_eager(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(prefetch_window, "MAX_GAP_S", 1e9)
-    patch.setattr(prefetch_window, "IDLE_S", 1e9)
-    patch.setattr(prefetch_window, "BACK_OFF_S", 0.0)
-    patch.setattr(prefetch_window, "MIN_STREAK", 2)
-    patch.setattr(prefetch_window, "WINDOW", WINDOW)
-    patch.setattr(prefetch_window, "MAX_WINDOW", WINDOW)

@@ -14,6 +14,7 @@ import pytest
 
 from rlinf_async._core import frames
 from rlinf_async._core.frames import Status
+from rlinf_async._core.giving_back import GivingBack
 from rlinf_async._worker.context import Identity
 from rlinf_async._worker.methods import CONSTRUCT
 from rlinf_async._worker.runtime import Runtime
@@ -46,9 +47,16 @@ def test_a_constructor_is_not_cancelled(runtime: Runtime) -> None:
     assert runtime._begin(runtime._queue[0])
 
 
+def a_client(sent: list[Any]) -> SimpleNamespace:
+    def send(frame: Any, fds: Any, later: bool) -> None:
+        sent.append(frame)
+
+    return SimpleNamespace(endpoint=9, unsent=(), send=send, giving_back=GivingBack())
+
+
 def test_calls_do_not_wait_for_a_constructor_whose_arguments_cannot_be_had(runtime: Runtime, tmp_path: Path) -> None:
     sent: list[Any] = []
-    client = SimpleNamespace(endpoint=9, unsent=(), send=lambda frame, fds, later: sent.append(frame))
+    client = a_client(sent)
     runtime.client = cast(Any, client)
     runtime.on_frame([frames.CALL, 0, 7, 0, 1, "early", 0, b""], [])
     runtime.on_frame([frames.CALL, 1, 7, 0, 2, CONSTRUCT, 0, 1 << 20], [os.open(tmp_path, os.O_RDONLY)])
@@ -64,7 +72,7 @@ def test_a_concurrent_call_is_an_error_where_no_thread_can_be_had(
         raise RuntimeError("can't start new thread")
 
     sent: list[Any] = []
-    runtime.client = cast(Any, SimpleNamespace(endpoint=9, send=lambda frame, fds, later: sent.append(frame)))
+    runtime.client = cast(Any, a_client(sent))
     runtime._methods.concurrent = frozenset({"stop"})
     monkeypatch.setattr(threading.Thread, "start", start)
     for number in (1, 2):

@@ -84,14 +84,14 @@ def test_discard_is_a_bool_and_anything_else_closes_nothing(place: dict[str, Any
         assert channel.get() == "in"
 
 
-def test_what_is_queued_gathered_and_read_ahead_is_discarded(users: Any, place: dict[str, Any]) -> None:
+def test_what_is_queued_and_gathered_is_discarded(users: Any, place: dict[str, Any]) -> None:
     channel = Channel.create("discarded", **place)
     for number in range(200):
         channel.put(number, weight=1)
     channel.put("alone", weight=1, key="batch")
     users[1].ask(channel, "get_batch", 5, key="batch").wait()
     users[1].call(channel, "empty", "batch").wait()
-    assert users[0].get_all(channel, 40).wait() == [list(range(40))]  # and is read ahead of
+    assert users[0].get_all(channel, 40).wait() == [list(range(40))]
     channel.close(discard=True)
     assert users[1].take_refusals().wait() == [["EndOfChannel"]]
     for user in users[0], users[1], users[2]:
@@ -236,7 +236,7 @@ def test_numbers_rise_by_one_in_the_whole_run(cluster: Cluster, users: Any, plac
 
 
 async def test_who_makes_channel_after_channel_keeps_nothing_of_those_that_are_closed(cluster: Cluster) -> None:
-    from rlinf_async._channels.queue_table import Queues
+    from rlinf_async._channels.replicas import Queues
 
     for _ in range(5):
         unused = await Channel.create("unused", cluster=cluster)

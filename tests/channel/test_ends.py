@@ -150,15 +150,19 @@ def test_an_item_that_everybody_has_forgotten_goes_back(channel: Channel, users:
     assert torch.equal(channel.get(timeout=5), torch.ones(20_000))
 
 
-def test_a_forgotten_get_in_the_driver_gives_back_too(channel: Channel) -> None:
+@pytest.mark.parametrize("is_local", [False, True])
+def test_a_forgotten_get_in_the_driver_gives_back_too(channel: Channel, is_local: bool) -> None:
+    if is_local:
+        channel = Channel.create("local", local=True)
     channel.put("a")
+    channel.put("b")
     work = channel.get(async_op=True)
     gate = threading.Event()
     work._follow(gate.set)
     assert gate.wait(5)
     del work
     gc.collect()
-    assert channel.get(timeout=5) == "a"
+    assert [channel.get(timeout=5), channel.get(timeout=5)] == ["a", "b"]
 
 
 def test_what_a_killed_consumer_had_not_taken_goes_to_the_next_at_its_place(

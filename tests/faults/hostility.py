@@ -45,7 +45,7 @@ _HONEST: Final[Sequence[list[Any]]] = (
     [frames.REQUEST, 0, 0, 1, 7, "FindGroup", {"name": "plain", "rank": 0, "after": 0}],
     [frames.MESSAGE, 0, 0, _ROUTE, [1, 2], b"x"],
     [frames.PUT, 0, 0, 0, 1, 1, b"", 1, 0, b"x"],
-    [frames.GET, 0, 0, 0, 1, 1, b"", None, 0],
+    [frames.GET, 0, 0, 0, 1, 1, b"", None, None],
     [frames.PENDING, 0, 0, [[1, 0, 1, "hello"]], [1, 1]],
     [frames.SETTLED, 0, 0, [1, 1]],
     [frames.RESUME, 0, 0, 1, 1, 5],

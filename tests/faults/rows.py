@@ -454,20 +454,24 @@ ROWS = (
     ),
     Row(
         "Q2",
-        "a consumer is killed with items that it had not taken yet",
+        "a consumer is killed with items whose `get` had not returned, or that a lease or a loop still held",
         "they go to the next consumer at their place, flagged as redelivered",
         "",
         (
             "tests/channel/test_ends.py::test_what_a_killed_consumer_had_not_taken_goes_to_the_next_at_its_place",
+            "tests/channel/test_leases.py::test_a_killed_holder_has_what_it_confirmed_and_the_rest_goes_to_the_next",
             "tests/test_restarts.py::test_what_a_dead_consumer_held_goes_to_its_next_incarnation",
         ),
     ),
     Row(
         "Q3",
-        "a consumer is killed after it has taken items",
-        "what it had is not delivered again, and the rest comes in order",
+        "a consumer is killed right after `get` has returned, or its lease has ended well",
+        "what it had is never delivered again, and the rest comes in order; with its node an item may be lost",
         "",
-        ("tests/test_prefetching.py::test_whoever_is_killed_with_items_ahead_has_had_those_that_it_had_and_no_more",),
+        (
+            "tests/channel/test_leases.py::test_a_killed_loop_has_what_it_began_with_and_no_more",
+            "tests/histories/test_channel_histories.py::test_thousands_of_items_survive_kills_and_cancels",
+        ),
     ),
     Row(
         "Q4",
@@ -476,7 +480,7 @@ ROWS = (
         "",
         (
             "tests/channel/test_ends.py::test_what_was_accepted_outlives_its_producer_and_what_waited_does_not",
-            "tests/channel/test_credit.py::test_what_was_put_on_credit_outlives_a_producer_that_is_killed_at_once",
+            "tests/channel/test_puts.py::test_what_was_put_outlives_a_producer_that_is_killed_at_once",
             "tests/histories/test_channel_histories.py::test_thousands_of_items_survive_kills_and_cancels",
         ),
     ),
@@ -493,7 +497,7 @@ ROWS = (
     Row(
         "Q6",
         "gets are cancelled at random moments, also when their item has come",
-        "the item goes back to its place, and none is lost",
+        "the item goes back to its place unless `get` has returned, and none is lost or comes twice",
         "",
         (
             "tests/channel/test_ends.py::test_an_item_whose_consumer_is_cancelled_before_it_resumes_goes_back",

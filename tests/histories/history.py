@@ -9,6 +9,12 @@ from dataclasses import dataclass, field
 Identity = tuple[int, int]
 """Who put it, and its number."""
 
+KEPT, UNSURE, GIVEN_BACK = 1, 2, 3
+"""Ends of a line of a consumer: it has the item for good; its lease is ending well; its lease was lost.
+
+The channel confirms a lease, and then its holder hears so.  Between the two it has the items and cannot tell.
+"""
+
 
 @dataclass(frozen=True)
 class Taken:
@@ -17,12 +23,14 @@ class Taken:
     Attributes:
         flagged: it was said to be redelivered.
         get: how many things the consumer had asked for before; tasks of one process need not resume in that order.
+        is_kept: the consumer has it for good: its ``get`` has returned, or its lease has ended well.
     """
 
     identity: Identity
     consumer: int
     flagged: bool
     get: int
+    is_kept: bool = False
 
 
 @dataclass
@@ -49,14 +57,24 @@ class History:
 
     def take(self, consumer: int, lines: Iterable[str]) -> None:
         """A consumer's journal."""
+        unsure: dict[Identity, Taken] = {}
         for line in lines:
             if line.endswith("\n"):
-                producer, number, flagged, get = map(int, line.split())
-                self.taken.append(Taken((producer, number), consumer, bool(flagged), get))
+                producer, number, flagged, get, kept = map(int, line.split())
+                taken = Taken((producer, number), consumer, bool(flagged), get, kept == KEPT)
+                if kept == UNSURE:
+                    unsure[taken.identity] = taken
+                else:
+                    unsure.pop(taken.identity, None)
+                    if kept != GIVEN_BACK:
+                        self.taken.append(taken)
+        self.taken += unsure.values()
 
     def lost(self) -> set[Identity]:
-        """Accepted, and nobody has ever had it."""
-        return self.accepted - {taken.identity for taken in self.taken}
+        """Accepted, and nobody has it for good, nor was killed on the way there."""
+        return self.accepted - {
+            taken.identity for taken in self.taken if taken.is_kept or taken.consumer in self.killed
+        }
 
     def unexpected(self) -> set[Identity]:
         """Had by somebody, and never put by anybody."""
@@ -64,11 +82,10 @@ class History:
         return {(who, number) for who, number in had if not 0 <= number < self.planned.get(who, 0)}
 
     def duplicated(self) -> set[Identity]:
-        """Had twice without a flag, or again after somebody who has lived on."""
-        unflagged = Counter(taken.identity for taken in self.taken if not taken.flagged)
-        by_the_living = Counter(taken.identity for taken in self.taken if taken.consumer not in self.killed)
-        counts = (*unflagged.items(), *by_the_living.items())
-        return {identity for identity, count in counts if count > 1}
+        """Had for good by two, or handed out twice without a flag."""
+        unflagged = Counter(taken.identity for taken in self.taken if not taken.flagged and not taken.is_kept)
+        for_good = Counter(taken.identity for taken in self.taken if taken.is_kept)
+        return {identity for identity, count in (*unflagged.items(), *for_good.items()) if count > 1}
 
     def recovered(self) -> set[Identity]:
         """Had without the producer's knowing that it was accepted: it died, or gave up, before it heard."""
@@ -90,6 +107,6 @@ class History:
     def told(self) -> str:
         return (
             f"{len(self.accepted)} accepted, {len(self.taken)} taken, {len(self.killed)} killed: "
-            f"{len(self.lost())} lost, {len(self.unexpected())} unexpected, {len(self.duplicated())} unflagged "
+            f"{len(self.lost())} lost, {len(self.unexpected())} unexpected, {len(self.duplicated())} "
             f"duplicates, {len(self.out_of_order())} out of order, {len(self.recovered())} recovered"
         )

@@ -10,7 +10,8 @@ def history(*taken: tuple[int, bool, int], killed: set[int] | None = None) -> Hi
     found = History(planned={1: 3}, killed=killed or set())
     found.accept(1, ["0\n", "1\n", "2"])
     for get, (number, flagged, consumer) in enumerate(taken):
-        found.take(consumer, [f"1 {number} {int(flagged)} {get}\n"])
+        is_kept = int(consumer not in found.killed)
+        found.take(consumer, [f"1 {number} {int(flagged)} {get} 0\n", f"1 {number} 1 0 1\n"][: 1 + is_kept])
     return found
 
 
@@ -31,10 +32,25 @@ def test_what_was_had_and_not_known_to_be_accepted_is_recovered() -> None:
     assert history((0, False, 7), (1, False, 7), (2, False, 7)).recovered() == {(1, 2)}
 
 
-def test_a_second_time_needs_a_flag_and_a_dead_consumer() -> None:
+def test_a_second_time_needs_a_flag_and_nothing_is_had_for_good_twice() -> None:
     assert history((0, False, 7), (1, False, 7), (0, False, 8), killed={7}).duplicated() == {(1, 0)}
-    assert history((0, False, 7), (1, False, 7), (0, True, 8)).duplicated() == {(1, 0)}
-    assert history((0, False, 7), (1, False, 7), (0, True, 8), killed={7}).duplicated() == set()
+    found = history((0, False, 7), (1, False, 7), (0, True, 8), killed={7})
+    assert not found.duplicated()
+    found.take(7, ["1 0 1 0 1\n"])
+    assert found.duplicated() == {(1, 0)}
+
+
+def test_a_holder_that_is_killed_may_have_what_it_was_about_to_keep_and_nothing_else() -> None:
+    ending, lost = "1 0 1 0 2\n", "1 0 1 0 3\n"
+    for lines, killed, expected in (
+        ([ending], {7}, set()),
+        ([ending], set(), {(1, 0)}),
+        ([ending, lost], {7}, {(1, 0)}),
+        ([ending, lost, ending], {7}, set()),
+    ):
+        found = history((1, False, 8), killed=killed)
+        found.take(7, lines)
+        assert found.lost() == expected
 
 
 def test_order_is_a_consumers_own_and_a_flag_excuses() -> None:

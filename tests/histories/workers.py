@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
-from rlinf_async import Channel, EndOfChannel, Worker
-from rlinf_async._channels.prefetched_gets import PrefetchedGets
+from rlinf_async import Channel, EndOfChannel, LeaseLost, Worker
 from rlinf_async._channels.remote_queue import RemoteQueue
+from rlinf_async._channels.request import Get
+from rlinf_async._core import codec
+from tests.histories.history import GIVEN_BACK, KEPT, UNSURE
 
 LARGE_EVERY: Final = 400
 """One item in so many travels as shared memory."""
@@ -65,7 +67,7 @@ class Producer(Worker):
 
 
 class Consumer(Worker):
-    """Gets items and writes each down, flagged or not, before the channel hears that it was taken."""
+    """Gets items and writes each down: before the channel hears that it was taken, and when it is there for good."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,22 +75,59 @@ class Consumer(Worker):
     def pid(self) -> int:
         return os.getpid()
 
-    async def consume(self, channel: Channel, who: int, keys: int, in_flight: int, path: str) -> int:
-        """By so many tasks for each key; none is read ahead of them."""
+    async def consume(self, channel: Channel, who: int, keys: int, in_flight: int, path: str) -> None:
+        """By so many tasks for each key."""
         journal = Journal(path)
         chance = random.Random(who)
         with noted(journal):
             async with asyncio.TaskGroup() as tasks:
                 for task in range(in_flight * keys):
-                    tasks.create_task(self._get_all(channel, task % keys, chance))
-        return 0
+                    tasks.create_task(self._get_all(channel, task % keys, chance, journal))
 
-    async def consume_one_by_one(self, channel: Channel, who: int, key: int, path: str) -> int:
-        """As ``consume``, of one key, by one task: it comes to be read ahead of it."""
+    async def loop_over(self, channel: Channel, who: int, key: int, path: str) -> None:
+        """By loops over one key, each of which ends after a while."""
         journal = Journal(path)
-        with noted(journal), counted() as count:
-            await self._get_all(channel, key, random.Random(who))
-        return count()
+        chance = random.Random(who)
+        begun = 0
+        with noted(journal):
+            while True:
+                left = chance.randrange(1, 60)
+                async for producer, number, _ in channel.items(key, window=chance.choice((None, 3))):
+                    begun += 1
+                    journal.write(producer, number, 0, begun, KEPT)
+                    left -= 1
+                    if not left:
+                        break
+                else:
+                    return
+
+    async def lease(self, channel: Channel, who: int, key: int, path: str) -> None:
+        """In leases of one key, some of which end by an error, or too late."""
+        journal = Journal(path)
+        chance = random.Random(who)
+        while True:
+            how = chance.choice((*["well"] * 9, "error", "in parts", "late"))
+            open_: list[Any] = []
+            try:
+                async with channel.lease(chance.randrange(1, 9), key, timeout=0.02 if how == "late" else None) as items:
+                    open_ += items
+                    if how == "error":
+                        raise LookupError
+                    if how == "late":
+                        await asyncio.sleep(0.03)
+                    if how == "in parts":
+                        write(journal, open_[:1], UNSURE)
+                        await items.done()
+                        write(journal, open_[:1], KEPT)
+                        del open_[:1]
+                    write(journal, open_, UNSURE)
+                write(journal, open_, KEPT)
+            except LookupError:
+                continue
+            except LeaseLost:
+                write(journal, open_, GIVEN_BACK)
+            except EndOfChannel:
+                return
 
     async def observe(self, channel: Channel, keys: int) -> None:
         """Asks what there is, now and then, for ever."""
@@ -100,46 +139,39 @@ class Consumer(Worker):
             await channel.qsize(key=key)
             await asyncio.sleep(chance.uniform(0.0, 0.2))
 
-    async def _get_all(self, channel: Channel, key: int, chance: random.Random) -> None:
+    async def _get_all(self, channel: Channel, key: int, chance: random.Random, journal: Journal) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with patience(chance):
                     try:
-                        await channel.get(key=key)
+                        write(journal, [await channel.get(key=key)], KEPT)
                     except EndOfChannel:
                         return
 
 
-@contextlib.contextmanager
-def counted() -> Iterator[Callable[[], int]]:
-    """How many gets are sent ahead meanwhile."""
-    original = PrefetchedGets._send
-    count = 0
-
-    def send(ahead: PrefetchedGets, key: bytes, more: int) -> None:
-        nonlocal count
-        count += more
-        original(ahead, key, more)
-
-    PrefetchedGets._send = send  # type: ignore[method-assign]
-    try:
-        yield lambda: count
-    finally:
-        PrefetchedGets._send = original  # type: ignore[method-assign]
+def write(journal: Journal, items: list[Any], end: int) -> None:
+    for producer, number, _ in items:
+        journal.write(producer, number, 1, 0, end)
 
 
 @contextlib.contextmanager
 def noted(journal: Journal) -> Iterator[None]:
-    """What is taken is written down first."""
-    original = RemoteQueue.taken
+    """Items are written down before the channel hears that they are taken; of a loop only those without descriptors."""
+    original, take_next = RemoteQueue.taken, Get.take_next
 
     def taken(queue: RemoteQueue, get: Any) -> None:
-        who, number, _ = get._value
-        journal.write(who, number, int(get.redelivered), get.number)
+        if get.reader is None:
+            who, number, _ = get._value
+            journal.write(who, number, int(get.redelivered), get.number, UNSURE)
         original(queue, get)
 
-    RemoteQueue.taken = taken  # type: ignore[method-assign]
+    def take(get: Get[Any]) -> list[Any]:
+        if get._bodies and not get._bodies[-1][1]:
+            write(journal, [codec.decode(get._bodies[-1][0])], UNSURE)
+        return take_next(get)
+
+    RemoteQueue.taken, Get.take_next = taken, take  # type: ignore[method-assign]
     try:
         yield
     finally:
-        RemoteQueue.taken = original  # type: ignore[method-assign]
+        RemoteQueue.taken, Get.take_next = original, take_next  # type: ignore[method-assign]

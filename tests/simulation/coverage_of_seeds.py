@@ -81,7 +81,7 @@ UNREACHED: Final[tuple[tuple[str, str], ...]] = (
     (r"not _is_sound\(|not _may_be_queued\(|not frames\.is_call_sound\(|!= neighbour\.node:$", "the same"),
     (r"a piece of a body lies outside|a lease of", "the same"),
     (r"sent a frame of kind|is_authenticated and kind != TENSOR", "the same"),
-    (r"raise ValueError\(f\"(\{received\} messages|client \{client\} pays|a bulk piece)", "the same"),
+    (r"raise ValueError\(f\"(\{received\} messages|a bulk piece)", "the same"),
     (r"\bif .*(in GPU_LINKS|\bby_gpu\b|\bis_on_gpu\b|, DevicePayload\)).*:", "a simulation has no GPU"),
     (r"def _give_up_gpu_link\(|== message_facts\.GPU:", "the same"),
     (

@@ -14,8 +14,8 @@ from rlinf_async._worker import context
 from rlinf_async._worker.device_lock import DeviceLock
 from rlinf_async.testing import sleep
 from tests.faults.journal import Operation, all_of
+from tests.simulation.experiencing import Experiencing
 from tests.simulation.families import CREW
-from tests.simulation.needing import Needing
 from tests.simulation.subject import begin, follow, noted
 
 PADDING = 500
@@ -25,7 +25,7 @@ _TAKES = itertools.count()
 _POSTS = itertools.count()
 
 
-class Crew(Needing):
+class Crew(Experiencing):
     """Does what the families tell it, and notes it."""
 
     def __init__(self) -> None:
@@ -337,6 +337,31 @@ def _ask(channel: Channel, key: Any, how: str, amount: int) -> Any:
     return channel.get(**where, timeout=0.05 if how == "soon" else None)
 
 
+async def _lease(channel: Channel, key: Any, amount: int, end: int) -> list[Any]:
+    """What a lease had that has ended well; some are confirmed one by one, fail, or last too long."""
+    where = {} if key == "" else {"key": key}
+    async with channel.lease(amount, **where, timeout=0.2 if end == 1 else None) as items:
+        if end == 0:
+            raise LookupError("not wanted")
+        if end == 1:
+            await asyncio.sleep(0.3)
+        if end == 2:
+            for _ in items:
+                await items.done()
+        return [[*item[:4], items.redelivered] for item in items]
+
+
+async def _loop(who: str, line: int, channel: Channel, key: Any, amount: int) -> list[Any]:
+    where = {} if key == "" else {"key": key}
+    found: list[Any] = []
+    async for item in channel.items(**where):
+        begin(who, "begun", line, item[2])
+        found.append([*item[:4], True])
+        if len(found) == amount:
+            break
+    return found
+
+
 async def take(
     who: str, channel: Channel, line: int, key: Any, times: int, how: str, amount: int, is_last: bool = False
 ) -> Operation:
@@ -344,15 +369,23 @@ async def take(
     for _ in range(times):
         number = next(_TAKES)
         operation = begin(who, "take", line, key, how, amount, number, is_last)
-        work = _ask(channel, key, how, amount)
+        if how == "lease":
+            work = _lease(channel, key, amount, number % 6)
+        elif how == "loop":
+            work = _loop(who, line, channel, key, amount)
+        else:
+            work = _ask(channel, key, how, amount)
 
-        def items(found: Any, work: Any = work) -> list[Any]:
+        def items(found: Any, work: Any = work, how: str = how) -> list[Any]:
+            if how in ("lease", "loop"):
+                return list(found)
             each = found if isinstance(found, list) else [found]
             return [[*item[:4], work.redelivered] for item in each]
 
         await follow(operation, work, items)
         begin(who, "taken", line, number)
         excuse(operation, "EndOfChannel", "ClosedError", "QueueEmpty", "DeadlineExceeded", "ValueError")
+        excuse(operation, "LookupError", "LeaseLost")
         if operation.value in ("EndOfChannel", "ClosedError") or operation.error is not None:
             break
     return operation

@@ -23,26 +23,34 @@ def judge_queues(
         inserts = {each.facts[2]: each for each in mine if each.kind == "insert"}
         takes = [each for each in mine if each.kind == "take"]
         found += _takes(takes, inserts, is_calm)
-        # An item that comes back from a take that was given up stands before later ones, and beyond the bound.
-        comes_back = any(
-            take.facts[2] in ("soon", "hasty")
-            or take.value == "ValueError"
-            or (take.error and take.error[0] in GIVEN_UP)
-            for take in takes
-        )
-        if is_calm and not comes_back:
-            found += _in_order(queue, book, takes)
+        if is_calm:
             found += _bounds(queue, book)
+        # An item that comes back stands before later ones.
+        if is_calm and not any(map(_gives_back, takes)):
+            found += _in_order(queue, book, takes)
         else:
             found += _in_order(queue, book, [take for take in takes if take.facts[5]])
         if not node_died and not queue.is_discarded:
             got = {item[2] for take in takes if isinstance(take.value, list) for item in take.value}
-            missing = sorted(number for number, each in inserts.items() if each.value == "in" and number not in got)
+            got |= {each.facts[1] for each in book if each.kind == "begun" and each.facts[0] == queue.number}
+            late = set() if queue.maxsize or queue.max_bytes else _after_close(queue, book)
+            missing = sorted(
+                number
+                for number, each in inserts.items()
+                if each.value == "in" and number not in got and number not in late
+            )
             # A take of a killed rank may have been answered.
             swallowed = sum(1 for take in takes if not take.ended and take.who in killed)
             if missing and not swallowed:
                 found.append(Violation("lost", f"queue {queue.number}: {missing} were put and cannot be taken"))
     return found
+
+
+def _after_close(queue: Queue, book: Sequence[Operation]) -> set[int]:
+    """Items whose puts were done when they were sent, after somebody had begun to close the channel."""
+    mine = [each for each in book if each.facts[:1] == [queue.number]]
+    closed = next((place for place, each in enumerate(mine) if each.kind == "q_close"), len(mine))
+    return {each.facts[2] for each in mine[closed:] if each.kind == "inserted"}
 
 
 def judge_wavering(book: Sequence[Operation]) -> Iterator[Violation]:
@@ -70,19 +78,18 @@ def _takes(takes: Sequence[Operation], inserts: dict[int, Operation], is_calm: b
     for take in takes:
         line, key, how, amount, *_ = take.facts
         items = _items(take)
-        for source, of_key, number, weight, redelivered in items:
+        for source, of_key, number, weight, _ in items:
             put = inserts.get(number)
             if source != line or of_key != key or put is None or put.facts[3] != weight:
                 yield Violation("foreign", f"item {number} of queue {source}, key {of_key!r}, came to {take}")
             # Without a network in the way: a put that was accepted while its answer is late cannot be withdrawn.
             elif put.value == "QueueFull" or (is_calm and put.value == "DeadlineExceeded"):
                 yield Violation("foreign", f"item {number} was refused ({put.value}), and came to {take}")
-            if not redelivered and (is_calm or how in ("get", "nowait", "soon")):
-                got[number] += 1
+            got[number] += 1
         if isinstance(take.value, list):
             if how in ("get", "nowait", "soon", "batch") and not items:
                 yield Violation("bound", f"nothing came to {take}")
-            if how in ("many", "some") and len(items) > amount:
+            if how in ("many", "some", "lease", "loop") and len(items) > amount:
                 yield Violation("bound", f"{len(items)} items came to {take}")
             if how == "batch" and sum(item[3] for item in items) > amount:
                 yield Violation("bound", f"items too heavy came to {take}")
@@ -150,7 +157,8 @@ def _bounds(queue: Queue, book: Sequence[Operation]) -> Iterator[Violation]:
             take = takes[each.facts[1]]
             present[take.facts[1]] -= len(_items(take))
             size -= sum(sizes[item[2]] for item in _items(take))
-            asked[take.facts[1]] -= _most(take)
+            if not _gives_back(take):  # otherwise as many may be beyond the bound from now on
+                asked[take.facts[1]] -= _most(take)
         over = [key for key in present if queue.maxsize and present[key] > queue.maxsize + asked[key]]
         if over:
             yield Violation("bound", f"queue {queue.number}: {present} items of {over}, of which {asked} may be gone")
@@ -160,7 +168,14 @@ def _bounds(queue: Queue, book: Sequence[Operation]) -> Iterator[Violation]:
             return
 
 
+def _gives_back(take: Operation) -> bool:
+    """Whether it may have had items, all of it or some, that have come back."""
+    if take.error is not None and take.error[0] in GIVEN_UP:
+        return True
+    return take.facts[2] in ("soon", "hasty", "loop") or take.value in ("ValueError", "LookupError", "LeaseLost")
+
+
 def _most(take: Operation) -> int:
     """The most items that a take can have."""
     _, _, how, amount, *_ = take.facts
-    return 10_000 if how == "drain" else amount + 3 if how in ("many", "some", "batch", "hasty") else 1
+    return 10_000 if how == "drain" else amount + 3 if how in ("many", "some", "batch", "hasty", "lease", "loop") else 1

@@ -20,6 +20,7 @@ from tests.simulation.acts_of_calls import CallActs
 from tests.simulation.acts_of_clusters import ClusterActs
 from tests.simulation.acts_of_crews import CrewActs
 from tests.simulation.acts_of_exchange import ExchangeActs
+from tests.simulation.acts_of_experiences import ExperienceActs
 from tests.simulation.acts_of_faults import FaultActs
 from tests.simulation.acts_of_losses import LossActs
 from tests.simulation.acts_of_methods import MethodActs
@@ -37,6 +38,7 @@ from tests.simulation.invariants_of_clusters import (
     judge_weights,
 )
 from tests.simulation.invariants_of_crews import judge_hooks, judge_returns, judge_talks
+from tests.simulation.invariants_of_experiences import judge_experiences
 from tests.simulation.invariants_of_methods import judge_concurrent, judge_locks
 from tests.simulation.invariants_of_queues import judge_queues, judge_wavering
 from tests.simulation.invariants_of_streams import judge_streams
@@ -65,8 +67,8 @@ class Report:
 
 
 class Play(
-    CallActs, ClusterActs, ExchangeActs, CrewActs, MethodActs, QueueActs, StreamActs, VerdictActs, LossActs,
-    WaitingActs, FaultActs,
+    CallActs, ClusterActs, ExchangeActs, CrewActs, ExperienceActs, MethodActs, QueueActs, StreamActs, VerdictActs,
+    LossActs, WaitingActs, FaultActs,
 ):  # fmt: skip
     """One program."""
 
@@ -161,6 +163,7 @@ class Play(
         """Ends what waits for more than the program has given, and takes what nobody has taken."""
         subject.begin("driver", "finishing")
         await self.close_queues()
+        await self.close_experiences()
         for line in [line for lines in self.lines.values() for line in lines]:
             if not line.is_closed:
                 self.start(
@@ -231,6 +234,7 @@ def play(seed: int, program: Program | None = None) -> Report:
         book, list(played.queues.values()), program.is_calm, played.killed, played.node_died
     )
     report.violations += judge_wavering(book)
+    report.violations += judge_experiences(book, played.stores, played.node_died)
     report.violations += judge_casts(book, program, played.killed, played.node_died)
     report.violations += judge_tensors(book, program, played.killed, played.node_died)
     report.violations += judge_weights(book, program, played.killed)

@@ -153,6 +153,10 @@ def write(seed: int) -> Program:
         nodes = max(max(places) for places in placement.values()) + 1
         restart = {families.CREW: back, waiting_families.VISITOR: None}
         is_calm = not any(step.kind == "kill" for step in steps)
+    if families.is_of_an_experience(seed):
+        names, ring, pool = ("experience",), (), ()
+        nodes, places, back, steps = families.draw_experience(random.Random(seed))
+        placement, restart = {families.CREW: places}, {families.CREW: back}
     in_order = tuple(sorted(steps, key=lambda step: step.at))
     return Program(
         nodes, placement, restart, drift, in_order, ring, blocks, pool, pool_restarts, order,

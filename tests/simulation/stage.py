@@ -42,6 +42,8 @@ class Stage:
         self.groups: dict[str, Any] = {}
         self.queues: dict[str, Any] = {}
         """Channels of families, by name."""
+        self.stores: list[Any] = []
+        """Experiences, by their numbers."""
         self.guests: Any = None
         """The group with few restarts, once it is launched."""
         self.streams: dict[int, tuple[Sequence[int], int, int]] = {}

@@ -40,7 +40,8 @@ class Charts {
     const channels = this.model.sections.channels;
     this.painters.set("channels", []);
     if (!channels.length) return renew(byId("channels-body"), nothing("No channel was used, as far as it was recorded."));
-    const rows = channels.map(({ name, steps, now, is_exact: isExact, left_out: leftOut }) => {
+    const rows = channels.map(({ name, steps, now, is_exact: isExact, left_out: leftOut, ledger }) => {
+      if (ledger) return [element("span", { title: "an experience" }, name), String(now), "", ledger];
       if (leftOut) return [name, now === null ? "unknown" : String(now), "unknown", `${countText(leftOut, "operation")} left out at a high rate`];
       const most = steps.reduce((highest, [, value]) => Math.max(highest, value), 0);
       const about = isExact ? "" : "about: some puts and gets were overwritten";

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
 
-from rlinf_async._channels.state.credit import Ledger
 from rlinf_async._channels.state.queue_client import Get, Item
-
-_MAX_BUFFERED_BYTES: Final = 64 << 20
-"""Of waiting puts, that a queue holds at most."""
 
 
 class ByteBudget:
@@ -18,28 +13,19 @@ class ByteBudget:
     A key whose first put does not fit is *blocked*.  Blocked keys get bytes in their order, and smaller items of other
     keys may pass them; but only until as many bytes as the queue may have are past the first: then it is its turn.
 
-    Args:
-        max_bytes: for all items together; 0 is without bound.
-        max_buffered: bytes of waiting puts that are kept here.
-        ledger: credit that producers hold is room, too.
-
     Attributes:
-        used: bytes of items that are queued or leased, or have been promised room.
-        buffered: bytes of bodies that are kept here while their puts wait for room.
+        max_bytes: for all items together; 0 is without bound.
+        used: bytes of items that are queued or leased.
         blocked: in the order in which they get bytes.
         partial: batches that hold items and want more.
     """
 
-    def __init__(self, max_bytes: int, max_buffered: int | None, ledger: Ledger) -> None:
-        if max_buffered is None:
-            max_buffered = min(max_bytes // 16, _MAX_BUFFERED_BYTES) if max_bytes else _MAX_BUFFERED_BYTES
+    def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.max_buffered = max_buffered
-        self._ledger = ledger
         self.clear()
 
     def clear(self) -> None:
-        self.used = self.buffered = 0
+        self.used = 0
         self.blocked: OrderedDict[bytes, None] = OrderedDict()
         self.partial: dict[Get, None] = {}
         self._partial_bytes = 0
@@ -50,13 +36,13 @@ class ByteBudget:
         return f"<ByteBudget [{self.used} of {self.max_bytes} bytes, {len(self.blocked)} keys blocked]>"
 
     def fits(self, nbytes: int) -> bool:
-        return self.used + self._ledger.outstanding + nbytes <= self.max_bytes
+        return self.used + nbytes <= self.max_bytes
 
     def allows(self, key: bytes, nbytes: int) -> bool:
         """Whether so many bytes fit, and it is the key's turn."""
         if not self.max_bytes:
             return True
-        if self.used + self._ledger.outstanding + nbytes > self.max_bytes:
+        if self.used + nbytes > self.max_bytes:
             return False
         blocked = self.blocked
         return not blocked or next(iter(blocked)) == key or self._overtaken + nbytes <= self.max_bytes
@@ -70,13 +56,6 @@ class ByteBudget:
         if next(iter(self.blocked)) == key:
             self._overtaken = 0
         del self.blocked[key]
-
-    def buffer(self, nbytes: int) -> bool:
-        """Keeps the bytes of a put that waits; False if there is no room for that either."""
-        if self.buffered + self._ledger.outstanding + nbytes > self.max_buffered:
-            return False
-        self.buffered += nbytes
-        return True
 
     # -- batches ------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Set
 from heapq import heappop, heappush
 
 from rlinf_async._channels.state.actions import DELIVER, Step
@@ -22,10 +23,12 @@ class KeyQueue:
         leased: items of the leases.
     """
 
-    __slots__ = ("gets", "got", "items", "key", "leased", "leases", "put", "puts", "returned")
+    __slots__ = ("_consumers", "gets", "got", "items", "key", "leased", "leases", "put", "puts", "returned")
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, consumers: Set[int]) -> None:
+        """``consumers`` are the clients that get something from the queue."""
         self.key = key
+        self._consumers = consumers
         self.items: deque[Item] = deque()
         self.returned: list[Item] = []
         self.puts: OrderedDict[Item, None] = OrderedDict()
@@ -61,6 +64,8 @@ class KeyQueue:
             get = next(iter(self.gets))
             if get.target is None:
                 get.items.append(self._pop())
+            elif get.partly:
+                self._gather_some(get)
             else:
                 head = self.returned[0] if self.returned else self.items[0]
                 weight = 1 if get.counted else head.weight
@@ -78,11 +83,16 @@ class KeyQueue:
 
     def serve(self, get: Get, steps: list[Step]) -> None:
         """Hands the first item to a get that never had to wait, or the first ones to one that takes what is there."""
-        get.items.append(self._pop())
         if get.partly:
-            assert get.target is not None
-            get.items += [self._pop() for _ in range(min(get.target - 1, self.size))]
+            self._gather_some(get)
+        else:
+            get.items.append(self._pop())
         self.lease(get, steps)
+
+    def _gather_some(self, get: Get) -> None:
+        assert get.target is not None
+        others = get.shared and (len(self._consumers) > 1 or len(self.gets) > 1)
+        get.items = [self._pop() for _ in range(1 if others else min(get.target, self.size))]
 
     def lease(self, get: Get, steps: list[Step]) -> None:
         if len(get.items) > 1:

@@ -14,11 +14,9 @@ class Item:
         producer, number: the client that put it, and the number of that put among its requests.
         weight: counted by batches only.
         nbytes: its size, as it counts against ``max_bytes``.
-        body: None while that is still with its producer.
+        sent: its put was done when it was sent: it comes in, whatever becomes of the producer.
         place: its position in the queue, for good: an item that comes back goes there.
         redelivered: some consumer has been handed it before, and gave it back or died.
-        pulled: it has been promised room, and its body is on its way.
-        paid: bytes of credit that its producer has paid for it with; then it is in, whatever becomes of the producer.
     """
 
     producer: int
@@ -28,10 +26,9 @@ class Item:
     nbytes: int
     body: Any
     nowait: bool
-    paid: int = 0
+    sent: bool = False
     place: int = -1
     redelivered: bool = False
-    pulled: bool = False
 
     def __repr__(self) -> str:
         return f"<Item {self.producer}:{self.number} at {self.place} [{self.nbytes} bytes]>"
@@ -47,26 +44,31 @@ class Get:
     Attributes:
         target: the weight of the batch; None where one item is wanted.
         counted: ``target`` is a number of items, and each counts one, whatever it weighs.
-        partly: where fewer than ``target`` are there, these are wanted; only of one that is ``nowait`` and ``counted``.
-        items: of a batch that waits, those that it has so far.
+        partly: where fewer than ``target`` are there, these are wanted; only of one that is ``counted``.
+        shared: where other clients get here too, one item is wanted; only of one that is ``partly``.
+        stepwise: the consumer takes the items one after the other, not together.
+        lease_s: seconds for which the items stay the channel's, until the consumer confirms them; 0 is for any time,
+            None is no lease.
+        items: of a batch that waits, those that it has so far; of a delivered one, those that are not taken yet.
         weight: of its items, or their number.
-        delivered: it has been answered, and its consumer has not taken the items yet.
-        prefetched: no caller of its consumer has asked for it yet, as far as is known here.
-        gated: the queue's gate is told when it ends.
+        taken: how many items of a delivered one have been taken.
+        delivered: it has been answered, and its consumer has not taken all items yet.
     """
 
     consumer: int
     number: int
     key: bytes
-    target: int | None
-    nowait: bool
+    target: int | None = None
+    nowait: bool = False
     counted: bool = False
     partly: bool = False
-    prefetched: bool = False
+    shared: bool = False
+    stepwise: bool = False
+    lease_s: float | None = None
     items: list[Item] = field(default_factory=list)
     weight: int = 0
+    taken: int = 0
     delivered: bool = False
-    gated: bool = False
 
     def __repr__(self) -> str:
         return f"<Get {self.consumer}:{self.number} [{len(self.items)} items]>"
@@ -82,6 +84,7 @@ class QueueClient:
         cancelled: numbers that were given up before they came.
         puts: its items that wait for room.
         gets: those that wait, and those whose items it has not taken.
+        unsaid_bytes: of its items that were ``sent`` and are in: it has not been told of these yet.
         has_put, has_got: some put of it was accepted, some item was sent to it; noted by the queue's owner.
     """
 
@@ -90,5 +93,6 @@ class QueueClient:
     cancelled: set[int] = field(default_factory=set)
     puts: dict[int, Item] = field(default_factory=dict)
     gets: dict[int, Get] = field(default_factory=dict)
+    unsaid_bytes: int = 0
     has_put: bool = False
     has_got: bool = False

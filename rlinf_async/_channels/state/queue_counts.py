@@ -8,6 +8,7 @@ from typing import Any, Final
 
 DISCARDED: Final = "discarded by close(discard=True)"
 TOO_LATE: Final = "came after the channel was closed"
+NODE_LOST: Final = "handed to a process whose node was lost"
 
 
 @dataclass

@@ -42,6 +42,14 @@ def refusal(act: int, what: Any, channel: str, max_bytes: int) -> tuple[str, str
     )
 
 
+def lease_lost(channel: str) -> str:
+    """The text of the error of a holder that confirms items too late."""
+    return (
+        f"the lease of channel '{channel}' is over, and its items have gone back, perhaps to another consumer: what "
+        "was done with them counts for nothing; give lease() a longer timeout=, or confirm items one by one with done()"
+    )
+
+
 def closed_to_puts(channel: str, why: str = "") -> str:
     """The text of the error of a put.  ``why`` says more than that the channel was closed."""
     return f"channel '{channel}' is closed{why and f': {why}'}; nothing can be put there any more{_ANEW}"

@@ -234,6 +234,7 @@ class QueueReport:
         consumers: endpoints that have got from there, or wait to.
         clients: all endpoints that use it.
         gone: by group, the ranks that have put there and have ended since.
+        ledger: of an experience, how many samples were put, taken, are present, leased, and were dropped.
     """
 
     number: int
@@ -247,6 +248,7 @@ class QueueReport:
     consumers: list[int]
     clients: list[int]
     gone: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    ledger: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,10 @@ CHANNEL_ITEMS: Final = MetricFamily("rlinf_channel_items", "Items in a channel t
 CHANNEL_BYTES: Final = MetricFamily("rlinf_channel_bytes", "Bytes that count against its limit", ("channel",))
 CHANNEL_PUTS: Final = MetricFamily("rlinf_channel_waiting_puts", "Puts that wait for room", ("channel",))
 CHANNEL_GETS: Final = MetricFamily("rlinf_channel_waiting_gets", "Gets that wait for items", ("channel",))
+EXPERIENCE_SAMPLES: Final = MetricFamily(
+    "rlinf_experience_samples", "Samples of an experience: put = taken + present + leased + dropped (state)",
+    ("experience", "state"),
+)
 DEVICE_USED: Final = MetricFamily("rlinf_device_memory_used_bytes", "Memory of a GPU that is used", ("device",))
 DEVICE_MEMORY: Final = MetricFamily("rlinf_device_memory_capacity_bytes", "Memory that it has", ("device",))
 DEVICE_LOAD: Final = MetricFamily("rlinf_device_busy_ratio", "Part of the last second in which it worked", ("device",))

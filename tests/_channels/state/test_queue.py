@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from rlinf_async._channels.state import put_window
 from rlinf_async._channels.state.actions import Act, Step
 from rlinf_async._channels.state.queue import Queue
+from rlinf_async._channels.state.queue_counts import NODE_LOST, TOO_LATE
 from rlinf_async._channels.state.refusals import refusal
-from rlinf_async._core import pool
 
 P, C, D = 1, 2, 3
 """A producer and two consumers."""
@@ -21,6 +24,11 @@ def acts(steps: list[Step]) -> list[tuple[Act, int]]:
 def given(steps: list[Step]) -> list[tuple[int, list[Any]]]:
     """(consumer, bodies) of every delivery."""
     return [(what.consumer, [item.body for item in what.items]) for act, what in steps if act == Act.DELIVER]
+
+
+def all_of(*gets: int) -> list[tuple[int, int]]:
+    """Return the word that all items of these gets are taken."""
+    return [(get, 1 << 20) for get in gets]
 
 
 def filled(*bodies: Any, **options: Any) -> Queue:
@@ -83,8 +91,8 @@ def test_a_batch_that_must_be_there_is_or_everything_stays_at_its_place() -> Non
     assert given(queue.get(D, 1, K)) == [(D, [1])]
     assert given(queue.get(C, 2, K, 2, nowait=True)) == [(C, [2, 3])]
     assert acts(queue.get(C, 3, K, 0, nowait=True)) == [(Act.EMPTY, 3)]
-    queue.taken(C, [2])
-    queue.taken(D, [1])
+    queue.taken(C, all_of(2))
+    queue.taken(D, all_of(1))
     assert queue.used == []
     assert not queue.budget.partial
 
@@ -102,7 +110,7 @@ def test_the_state_of_a_key_is_gone_when_it_is_empty_and_unused() -> None:
     queue = filled("a")
     queue.get(C, 1, K)
     assert queue.used == [K]  # it may come back
-    queue.taken(C, [1])
+    queue.taken(C, all_of(1))
     assert queue.used == []
     assert queue.budget.used == 0
 
@@ -135,7 +143,7 @@ def test_what_comes_back_goes_to_those_who_wait_in_order() -> None:
 def test_what_was_taken_does_not_come_back() -> None:
     queue = filled("a")
     queue.get(C, 1, K)
-    queue.taken(C, [1])
+    queue.taken(C, all_of(1))
     assert queue.cancel(C, 1) == queue.drop(C) == []
     assert queue.size(K) == 0
 
@@ -249,26 +257,17 @@ def test_a_batch_that_fills_all_bytes_is_an_error_instead_of_a_standstill() -> N
     queue.get(C, 1, K, 5)
     queue.put(P, 1, K, 1, 1, "a")
     queue.put(P, 2, K, 1, 1, "b")
-    assert acts(queue.put(P, 3, K, 1, 1, "c")) == [(Act.PARKED, 3), (Act.OUT_OF_BYTES, 1)]
+    assert acts(queue.put(P, 3, K, 1, 1, "c")) == [(Act.OUT_OF_BYTES, 1)]
     assert [item.body for item in queue.peek(K)] == ["a", "b"]
 
 
 def test_batches_that_gather_all_bytes_while_a_put_waits_are_no_standstill() -> None:
-    queue = Queue(max_bytes=4, max_buffered=100)
+    queue = Queue(max_bytes=4)
     queue.put(P, 1, K, 1, 1, "a")
     queue.put(P, 2, L, 1, 3, "b")
     queue.get(C, 1, K, 5)
     assert queue.put(P, 3, K, 1, 2, "c") == []
     assert acts(queue.get(C, 2, L, 5)) == [(Act.OUT_OF_BYTES, 1)]
-
-
-def test_a_batch_that_gathers_what_was_pulled_while_a_put_waits_is_no_standstill() -> None:
-    queue = Queue(max_bytes=4, max_buffered=100)
-    queue.get(C, 1, K, 5)
-    queue.put(P, 1, K, 1, 2, "a")
-    assert acts(queue.put(P, 2, K, 1, 2)) == [(Act.PULL, 2)]
-    assert queue.put(P, 3, L, 1, 3, "c") == []
-    assert acts(queue.supply(P, 2, "b")) == [(Act.ACCEPTED, 2), (Act.OUT_OF_BYTES, 1)]
 
 
 # -- counted ----------------------------------------------------------------------------------------------------------
@@ -285,7 +284,7 @@ def test_fewer_than_so_many_are_had_at_the_end_and_then_it_is_the_end() -> None:
     queue = weighted(5, 0)
     queue.get(C, 1, K, 3, counted=True)
     assert given(queue.close()) == [(C, [5, 0])]
-    queue.taken(C, [1])
+    queue.taken(C, all_of(1))
     assert acts(queue.get(C, 2, K, 3, counted=True)) == [(Act.ENDED, 2)]
     assert acts(queue.get(C, 3, K, 3, True, counted=True, partly=True)) == [(Act.ENDED, 3)]
     assert queue.finished
@@ -298,17 +297,17 @@ def test_what_is_there_is_had_in_order_and_no_more_than_was_asked_for() -> None:
     assert given(queue.get(C, 1, K, 3, True, counted=True, partly=True)) == [(C, ["a", "b", "c"])]
     assert given(queue.get(C, 2, K, 3, True, counted=True, partly=True)) == [(C, ["d"])]
     assert acts(queue.get(C, 3, K, 3, True, counted=True, partly=True)) == [(Act.EMPTY, 3)]
-    queue.taken(C, [1, 2])
+    queue.taken(C, all_of(1, 2))
     assert queue.used == []
 
 
 def test_those_that_wait_for_room_come_in_behind_what_was_there() -> None:
-    queue = Queue(maxsize=2, max_bytes=2, max_buffered=10)
+    queue = Queue(maxsize=2, max_bytes=2)
     for number in (1, 2, 3, 4):
         queue.put(P, number, K, nbytes=1, body=number)
     steps = queue.get(C, 1, K, 9, True, counted=True, partly=True)
     assert (given(steps), acts(steps)) == ([(C, [1, 2])], [(Act.DELIVER, 1)])  # its bytes are not free yet
-    assert acts(queue.taken(C, [1])) == [(Act.ACCEPTED, 3), (Act.ACCEPTED, 4)]
+    assert acts(queue.taken(C, all_of(1))) == [(Act.ACCEPTED, 3), (Act.ACCEPTED, 4)]
     assert given(queue.get(C, 2, K, 9, True, counted=True, partly=True)) == [(C, [3, 4])]
 
 
@@ -337,41 +336,19 @@ def test_so_many_that_fill_all_bytes_are_an_error_that_names_their_number() -> N
 
 
 def test_bytes_count_until_they_are_taken() -> None:
-    queue = Queue(max_bytes=10, max_buffered=100)
+    queue = Queue(max_bytes=10)
     queue.put(P, 1, K, 0, 10, "a")
     queue.get(C, 1, K)
     assert queue.put(P, 2, K, 0, 10, "b") == []
-    assert acts(queue.taken(C, [1])) == [(Act.ACCEPTED, 2)]
+    assert acts(queue.taken(C, all_of(1))) == [(Act.ACCEPTED, 2)]
 
 
 def test_an_item_larger_than_all_may_be_together_is_refused() -> None:
     assert acts(Queue(max_bytes=10).put(P, 1, K, 0, 11, "a")) == [(Act.TOO_LARGE, 1)]
 
 
-def test_beyond_the_slack_a_body_waits_with_its_producer_until_it_is_pulled() -> None:
-    queue = Queue(max_bytes=10, max_buffered=3)
-    queue.put(P, 1, K, 0, 10, "a")
-    assert queue.put(P, 2, K, 0, 3, "b") == []
-    assert acts(queue.put(P, 3, K, 0, 3, "c")) == [(Act.PARKED, 3)]
-    assert queue.put(P, 4, K, 0, 3) == []  # only announced
-    queue.get(C, 1, K)
-    assert acts(queue.taken(C, [1])) == [(Act.ACCEPTED, 2), (Act.PULL, 3)]
-    assert acts(queue.supply(P, 3, "c")) == [(Act.ACCEPTED, 3), (Act.PULL, 4)]
-    assert acts(queue.supply(P, 4, "d")) == [(Act.ACCEPTED, 4)]
-    assert [item.body for item in queue.peek(K)] == ["b", "c", "d"]
-
-
-def test_room_that_was_promised_is_free_again_when_the_producer_dies() -> None:
-    queue = Queue(max_bytes=10, max_buffered=0)
-    queue.put(P, 1, K, 0, 10)
-    assert queue.budget.used == 10
-    queue.put(D, 1, L, 0, 10)
-    assert acts(queue.drop(P)) == [(Act.PULL, 1)]
-    assert acts(queue.supply(D, 1, "d")) == [(Act.ACCEPTED, 1)]
-
-
 def test_a_large_put_is_overtaken_by_other_keys_but_not_for_ever() -> None:
-    queue = Queue(max_bytes=10, max_buffered=100)
+    queue = Queue(max_bytes=10)
     queue.put(P, 1, K, 0, 6, "a")
     queue.put(P, 2, K, 0, 10, "large")
     number = 2
@@ -382,10 +359,10 @@ def test_a_large_put_is_overtaken_by_other_keys_but_not_for_ever() -> None:
             break
         get += 1
         queue.get(C, get, L)
-        queue.taken(C, [get])
+        queue.taken(C, all_of(get))
     assert number == 2 + 10 + 1  # as many bytes as the queue may have, and no more
     queue.get(C, get + 1, K)
-    assert acts(queue.taken(C, [get + 1])) == [(Act.ACCEPTED, 2)]
+    assert acts(queue.taken(C, all_of(get + 1))) == [(Act.ACCEPTED, 2)]
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------
@@ -398,7 +375,7 @@ def test_a_closed_queue_gives_what_it_has_and_then_ends() -> None:
     assert given(queue.get(C, 1, K)) == [(C, ["a"])]
     assert acts(queue.get(C, 2, K)) == [(Act.ENDED, 2)]
     assert not queue.finished
-    queue.taken(C, [1])
+    queue.taken(C, all_of(1))
     assert queue.finished
 
 
@@ -407,20 +384,8 @@ def test_puts_that_wait_for_room_come_to_nothing_when_the_queue_is_closed() -> N
     queue.put(P, 2, K, nbytes=1, body="b")
     queue.put(D, 1, K, nbytes=1)
     assert acts(queue.close()) == [(Act.CLOSED, 2), (Act.CLOSED, 1)]
-    assert queue.budget.buffered == 0
     assert acts(queue.get(C, 1, K)) == [(Act.DELIVER, 1)]
-    queue.taken(C, [1])
-    assert queue.finished
-
-
-def test_a_put_that_was_pulled_when_the_queue_is_closed_comes_to_nothing_and_its_body_to_nowhere() -> None:
-    queue = filled("a", maxsize=1)
-    queue.put(P, 2, K, nbytes=3)
-    assert acts(queue.get(C, 1, K)) == [(Act.DELIVER, 1), (Act.PULL, 2)]
-    queue.taken(C, [1])
-    assert acts(queue.close()) == [(Act.CLOSED, 2)]
-    assert queue.budget.used == 0
-    assert queue.supply(P, 2, "b") == []
+    queue.taken(C, all_of(1))
     assert queue.finished
 
 
@@ -435,7 +400,7 @@ def test_a_closed_queue_that_is_discarded_ends_every_get_at_once_and_has_nothing
             assert queue.close(discard=True) == []
         else:
             assert acts(queue.close(discard=True)) == [(Act.CLOSED, 4), (Act.ENDED, 2)]
-        assert (queue.size(K), queue.peek(K), queue.budget.used, queue.budget.buffered) == (0, [], 0, 0)
+        assert (queue.size(K), queue.peek(K), queue.budget.used) == (0, [], 0)
         assert queue.finished
         assert acts(queue.get(D, 1, K)) == [(Act.ENDED, 1)]
         assert acts(queue.put(D, 2, K, body="d")) == [(Act.CLOSED, 2)]
@@ -451,17 +416,6 @@ def test_what_a_batch_had_gathered_is_discarded_with_the_rest() -> None:
     assert queue.finished
 
 
-def test_a_discard_waits_for_no_credit() -> None:
-    queue = Queue(max_bytes=1 << 30, lends_to=lambda party: True)
-    steps = queue.put(P, 1, K, nbytes=1, body="a")
-    (granted,) = [what.amount for act, what in steps if act == Act.GRANT]
-    assert [act for act, _ in queue.close()] == [Act.RECALL]
-    assert not queue.closed
-    assert queue.close(discard=True) == []
-    assert queue.finished
-    assert acts(queue.put(P, 2, K, nbytes=1, body="b", paid=granted)) == [(Act.LOST, 2)]
-
-
 def test_the_end_waits_for_what_another_consumer_may_give_back() -> None:
     queue = filled("a")
     queue.get(C, 1, K)
@@ -472,7 +426,7 @@ def test_the_end_waits_for_what_another_consumer_may_give_back() -> None:
     queue.get(C, 1, K)
     queue.get(D, 1, K)
     queue.close()
-    assert acts(queue.taken(C, [1])) == [(Act.ENDED, 1)]
+    assert acts(queue.taken(C, all_of(1))) == [(Act.ENDED, 1)]
 
 
 def test_at_the_end_a_batch_gets_what_there_is() -> None:
@@ -491,13 +445,132 @@ def test_a_thousand_keys_and_gets_cost_nothing_to_each_other() -> None:
         assert acts(steps) == [(Act.ACCEPTED, 1001 - number), (Act.DELIVER, number)]
 
 
-def test_what_is_held_stays_within_12_tenths_of_max_bytes_in_the_segments_that_hold_it() -> None:
-    """Items a little larger than a power of two, which lie in the segments with most room left over."""
-    limit, item = 48 << 20, (1 << 20) + 200
-    queue = Queue(max_bytes=limit)
-    for producer in range(1, 4):
-        for number in range(1, 61):
-            queue.put(producer, number, b"key", 0, item, b"body")
-    held = (queue.budget.used + queue.budget.buffered) // item
-    assert held >= 48
-    assert held * pool._rounded(item) <= 1.2 * limit
+# -- puts that are done when they are sent ----------------------------------------------------------------------------
+
+
+def test_sent_items_come_in_behind_others_and_outlive_their_producer() -> None:
+    queue = Queue(max_bytes=2)
+    for number in (1, 2, 3, 4):
+        queue.put(P, number, K, nbytes=1, body=number, sent=True)  # the last two wait for room
+    queue.put(P, 6, K, nbytes=1, body=6, sent=True)  # early: the one before is still on its way
+    assert queue.drop(P) == []
+    for number in (1, 2, 3, 4, 6):
+        assert given(queue.get(C, queue.clients[C].expected if C in queue.clients else 1, K)) == [(C, [number])]
+        queue.taken(C, all_of(queue.clients[C].expected - 1))
+
+
+def test_a_sent_item_that_comes_after_the_close_is_counted_as_dropped() -> None:
+    queue = filled("a")
+    queue.close()
+    assert acts(queue.put(P, 2, K, nbytes=1, body="b", sent=True)) == [(Act.CLOSED, 2)]
+    assert queue.counts().dropped == {TOO_LATE: 1}
+
+
+def test_the_producer_hears_of_half_a_window_of_sent_bytes_at_once() -> None:
+    queue = Queue()
+    each = put_window.WINDOW_BYTES // 8
+    told = [queue.put(P, number, K, nbytes=each, body="", sent=True) for number in range(1, 9)]
+    assert [steps for steps in told if steps] == [[(Act.FREED, (P, 4 * each))]] * 2
+
+
+def test_a_put_is_taken_back_unless_it_was_answered() -> None:
+    queue = filled("a", maxsize=1)
+    queue.put(P, 2, K, body="b")
+    for number in (1, 2, 2, 3):  # the last one before it comes
+        assert queue.cancel(P, number) == []
+    assert queue.put(P, 3, K, body="c") == []
+    assert (queue.size(K), queue.waiting(K)) == (1, (0, 0))
+
+
+# -- loops ------------------------------------------------------------------------------------------------------------
+
+READ = {"counted": True, "partly": True, "stepwise": True}
+
+
+def test_a_loop_has_what_is_there_item_by_item_and_the_rest_goes_back() -> None:
+    queue = filled("a", "b", "c", "d")
+    assert given(queue.get(C, 1, K, 3, shared=True, **READ)) == [(C, ["a", "b", "c"])]
+    for count in (1, 2, 2, 1):  # a word that comes again says nothing new
+        queue.taken(C, [(1, count)])
+    assert (queue.counts().got, queue.counts().present) == (2, 2)
+    queue.cancel(C, 1)
+    assert [item.body for item in queue.peek(K)] == ["c", "d"]
+
+
+def test_a_loop_that_waits_has_the_first_item_that_comes() -> None:
+    queue = Queue()
+    queue.get(C, 1, K, 3, **READ)
+    assert given(queue.put(P, 1, K, body="a")) == [(C, ["a"])]
+
+
+def test_a_loop_beside_other_consumers_has_one_item_at_a_time_unless_it_says_otherwise() -> None:
+    queue = filled("a", "b", "c", "d")
+    queue.get(C, 1, K, 2, shared=True, **READ)
+    assert (Act.SHARED, C) in queue.get(D, 1, L, nowait=True)
+    assert given(queue.get(C, 2, K, 9, shared=True, **READ)) == [(C, ["c"])]
+    queue.drop(D)
+    queue.cancel(C, 2)
+    assert given(queue.get(C, 3, K, 9, shared=True, **READ)) == [(C, ["c", "d"])]
+    queue.cancel(C, 3)
+    queue.get(D, 1, L, nowait=True)
+    assert given(queue.get(C, 4, K, 9, **READ)) == [(C, ["c", "d"])]
+
+
+# -- leases that are confirmed ----------------------------------------------------------------------------------------
+
+
+def leased(queue: Queue, count: int) -> None:
+    assert len(given(queue.get(C, 1, K, count, counted=True, lease_s=0.0))[0][1]) == count
+
+
+def confirmed(queue: Queue, count: int, number: int = 1) -> bool:
+    return queue.confirm(C, number, count, [])
+
+
+def test_a_lease_is_over_when_all_its_items_are_confirmed() -> None:
+    queue = filled("a", "b", "c")
+    leased(queue, 2)
+    queue.taken(C, all_of(1))  # no word of a get without a lease ends it
+    assert confirmed(queue, 1)
+    assert confirmed(queue, 1)
+    assert not confirmed(queue, 1)
+    assert (queue.counts().got, queue.counts().present, queue.budget.used) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("end", ["cancel", "drop", "lost"])
+def test_what_is_not_confirmed_goes_back_to_its_place_and_cannot_be_confirmed_any_more(end: str) -> None:
+    queue = filled("a", "b", "c", "d")
+    leased(queue, 3)
+    confirmed(queue, 1)
+    queue.cancel(C, 1) if end == "cancel" else queue.drop(C, is_lost=end == "lost")
+    assert [(item.body, item.redelivered) for item in queue.peek(K)] == [("b", True), ("c", True), ("d", False)]
+    assert not confirmed(queue, 2)
+    assert given(queue.get(D, 1, K)) == [(D, ["b"])]
+
+
+def test_more_than_a_lease_has_cannot_be_confirmed() -> None:
+    queue = filled("a", "b")
+    leased(queue, 2)
+    assert not confirmed(queue, 3)
+    assert confirmed(queue, 2)
+    queue.get(C, 2, K)
+    queue.put(P, 3, K, body="c")
+    assert not confirmed(queue, 1, 2), "a get is no lease"
+
+
+def test_the_end_waits_for_a_lease_of_the_same_process() -> None:
+    queue = filled("a")
+    leased(queue, 1)
+    queue.close()
+    assert queue.get(C, 2, K) == []
+    assert given(queue.cancel(C, 1)) == [(C, ["a"])]
+
+
+def test_what_a_process_of_a_lost_node_may_have_had_is_never_delivered_again() -> None:
+    queue = filled("a", "b", "c")
+    queue.get(C, 1, K)
+    queue.get(C, 2, K, 1, **READ)
+    queue.drop(C, is_lost=True)
+    assert [item.body for item in queue.peek(K)] == ["c"]
+    counts = queue.counts()
+    assert (counts.put, counts.got, counts.present, counts.dropped) == (3, 0, 1, {NODE_LOST: 2})

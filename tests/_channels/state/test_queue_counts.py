@@ -21,7 +21,7 @@ def test_an_item_is_present_until_its_consumer_has_it() -> None:
     queue.put(1, 2, b"b", body=b"")
     queue.get(2, 1, b"a")
     assert queue.counts().keys == {b"a": (1, 0, 1), b"b": (1, 0, 1)}
-    queue.taken(2, [1])
+    queue.taken(2, [(1, 1)])
     counts = queue.counts()
     assert (counts.put, counts.got, counts.present, counts.dropped) == (2, 1, 1, {})
     assert counts.keys == {b"b": (1, 0, 1)}
@@ -49,12 +49,12 @@ def test_what_is_discarded_is_dropped_with_its_reason_and_what_is_leased_is_got(
 @pytest.mark.parametrize("seed", range(50))
 def test_the_ledger_is_closed_at_every_moment(seed: int) -> None:
     choose = random.Random(seed)
-    queue = Queue(maxsize=choose.choice([0, 2]), lends_to=None)
+    queue = Queue(maxsize=choose.choice([0, 2]))
     numbers = dict.fromkeys(range(4), 1)
     for _ in range(300):
         who, key = choose.randrange(4), choose.choice([b"a", b"b", b"c"])
-        action = choose.choice(["put", "put", "get", "batch", "taken", "cancel", "drop"])
-        if action in ("put", "get", "batch"):
+        action = choose.choice(["put", "put", "get", "batch", "lease", "read", "taken", "confirm", "cancel", "drop"])
+        if action in ("put", "get", "batch", "lease", "read"):
             number, numbers[who] = numbers[who], numbers[who] + 1
         if action == "put":
             queue.put(who, number, key, body=b"", nbytes=1)
@@ -62,12 +62,18 @@ def test_the_ledger_is_closed_at_every_moment(seed: int) -> None:
             queue.get(who, number, key, nowait=choose.random() < 0.3)
         elif action == "batch":
             queue.get(who, number, key, target=choose.randrange(1, 4), counted=True)
+        elif action == "lease":
+            queue.get(who, number, key, target=choose.randrange(1, 4), counted=True, lease_s=1.0)
+        elif action == "read":
+            queue.get(who, number, key, target=3, counted=True, partly=True, stepwise=True)
+        elif action == "confirm":
+            queue.confirm(who, choose.randrange(1, numbers[who] + 1), choose.randrange(1, 3), [])
         elif action == "taken":
-            queue.taken(who, [choose.randrange(1, numbers[who] + 1)])
+            queue.taken(who, [(choose.randrange(1, numbers[who] + 1), choose.randrange(4))])
         elif action == "cancel":
             queue.cancel(who, choose.randrange(1, numbers[who] + 1))
         elif choose.random() < 0.1:
-            queue.drop(who)
+            queue.drop(who, is_lost=choose.random() < 0.5)
             numbers[who] = 1
         assert closed(queue.counts())
     queue.close(discard=True)

@@ -12,14 +12,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from rlinf_async import settings
-from rlinf_async._channels.state.credit import ITEM_OVERHEAD_BYTES, cost
+from rlinf_async._channels.state import put_window
+from rlinf_async._channels.state.put_window import ITEM_OVERHEAD_BYTES
 from rlinf_async._core import frames, operations
 from rlinf_async._core.frames import FrameError
 from rlinf_async._core.segment import write_segment
 from rlinf_async._inspection.state.run_report import QueueReport
 from rlinf_launcher.daemon import channel_replies
-from rlinf_launcher.daemon.channels import LATER, Channels
+from rlinf_launcher.daemon.channels import Channels
 from rlinf_launcher.daemon.endpoint import Endpoint
 from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.router import Router
@@ -38,7 +38,6 @@ class Process:
         self.endpoint.connection = self  # type: ignore[assignment]
         self.sent: list[Any] = []
         self.queued_bytes = 0
-        self.credit = 0
         self.unread: list[bytes] = []
         self._daemon = channels
         self._said = 0
@@ -53,18 +52,14 @@ class Process:
             os.close(fd)
 
     def heard(self) -> list[Any]:
-        """What it was told since it was last asked: (word, facts), and ("give", number, body) of single items.
-
-        Of news what is about items; credit goes into the balance.
-        """
+        """What it was told since it was last asked: (word, facts), and ("give", number, body) of single items."""
         sent, self.sent = self.sent, []
         heard: list[Any] = []
         for frame in sent:
             if frame[0] == frames.GIVE:
                 heard.append(("give", frame[5], frame[9]))
             elif frame[5] == "replies":
-                self.credit += frame[6][2]
-                heard.append(("replies", frame[6][:2]))
+                heard.append(("replies", frame[6][:2] + ([frame[6][2]] if frame[6][2] else [])))
             else:
                 heard.append((frame[5], frame[6]))
         return heard
@@ -73,7 +68,7 @@ class Process:
         """Says what it had said, and nobody has read yet."""
         unread, self.unread = self.unread, []
         for body in unread:
-            self.put(body, frames.CREDITED)
+            self.put(body, frames.SENT)
 
     def say(self, frame: list[Any], fds: list[int] | None = None) -> None:
         self._daemon.router.from_endpoint(self.endpoint, frame, fds or [])
@@ -88,10 +83,14 @@ class Process:
     def put_large(self) -> int:
         return self.put(SIZE, fds=[write_segment([bytes(SIZE)], SIZE)])
 
-    def get(self, taken: Any = None, target: Any = None, key: Any = b"k") -> int:
+    def get(self, target: Any = None, key: Any = b"k", taken: Any = None) -> int:
         self._said += 1
         self.say([frames.GET, 0, 0, 0, NUMBER, self._said, key, target, taken])
         return self._said
+
+    def takes(self, *gets: int) -> None:
+        """Say that it has all items of these gets."""
+        self.tell("taken", [[get, 1 << 20] for get in gets])
 
     def tell(self, what: str, facts: Any) -> None:
         self.say([frames.QUEUE, 0, 0, 0, NUMBER, what, facts])
@@ -110,7 +109,6 @@ class Daemon:
         await self.channels.host_channel(Requester(owner, 1), operations.HostChannel(NUMBER, "obs", maxsize, max_bytes))
 
     async def close(self, closer: Process, *, discard: bool = False) -> Any:
-        """True, or LATER."""
         return await self.channels.close_channel(Requester(closer.id, 9), operations.CloseChannel(NUMBER, discard))
 
     def die(self, process: Process, *, ended: bool = False) -> None:
@@ -157,15 +155,15 @@ async def test_a_large_item_does_not_overtake_a_small_one(daemon: Daemon) -> Non
     producer.put_large()
     await turn()
     assert consumer.heard() == [("replies", [[], [(1, False, False, b"small")]]), ("give", 2, SIZE)]
-    consumer.tell("taken", [1, 2])
+    consumer.takes(1, 2)
 
 
 @pytest.mark.parametrize(
     "take",
     [
-        lambda consumer, get: consumer.tell("taken", [get]),
-        lambda consumer, get: consumer.tell("requests", [[], [], [get]]),
-        lambda consumer, get: consumer.get(taken=[get]),
+        lambda consumer, get: consumer.takes(get),
+        lambda consumer, get: consumer.tell("requests", [[], [], [[get, 1]]]),
+        lambda consumer, get: consumer.get(taken=[[get, 1]]),
     ],
     ids=["by itself", "with other requests", "with the next get"],
 )
@@ -210,7 +208,7 @@ async def test_a_daemon_that_can_open_no_more_files_says_so_and_keeps_the_items(
         os.fstat(copies[0])
     batch = consumer.get(target=2)
     assert [word for word, *_ in consumer.heard()] == ["give", "give"]
-    consumer.tell("taken", [batch])
+    consumer.takes(batch)
 
 
 @pytest.mark.parametrize("end", ["cancel", "death", "owner"])
@@ -226,27 +224,6 @@ async def test_no_segment_of_a_waiting_put_outlives_the_wish(daemon: Daemon, end
     else:
         daemon.die(producer if end == "death" else owner, ended=end == "owner")
     assert open_segments() == before
-
-
-async def test_beyond_its_slack_a_daemon_holds_no_bodies_of_waiting_puts(daemon: Daemon) -> None:
-    producer, consumer = Process(daemon), Process(daemon)
-    await daemon.host(producer.id, max_bytes=SIZE + 1000)
-    before = open_segments()
-    producer.put_large()
-    parked = producer.put_large()
-    await turn()
-    assert open_segments() == before + 1
-    assert producer.heard() == [("parked", [parked]), ("replies", [[1], []])]
-    get = consumer.get()
-    consumer.tell("taken", [get])
-    assert producer.heard() == [("pull", [parked])]
-    producer.say(
-        [frames.PUT, 1, 0, 0, NUMBER, parked, b"k", 0, frames.SUPPLY, SIZE], [write_segment([bytes(SIZE)], SIZE)]
-    )
-    await turn()
-    assert producer.heard() == [("replies", [[parked], []])]
-    get = consumer.get()
-    consumer.tell("taken", [get])
 
 
 async def test_a_dead_consumers_item_goes_to_the_next_flagged(daemon: Daemon) -> None:
@@ -268,7 +245,7 @@ async def test_a_report_of_a_queue_names_those_that_put_and_those_that_get(daemo
     for key in (b"k", b"k", b"k", b"other"):
         producer.put(b"x", key=key)
     await turn()
-    consumer.tell("taken", [get])
+    consumer.takes(get)
     clients = [producer.id, consumer.id, onlooker.id]
     (report,) = daemon.channels.reports()
     nbytes = 3 * (1 + ITEM_OVERHEAD_BYTES)
@@ -293,8 +270,8 @@ async def test_a_report_counts_those_that_wait_although_nothing_has_moved(daemon
     assert (before.full, report.full, report.items) == (False, True, 1)
     assert report.producers == [producer.id]
     assert report.consumers == [consumer.id, batching.id]
-    get = batching.get()
-    batching.tell("taken", [get])
+    for _ in range(2):
+        batching.takes(batching.get())
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -305,7 +282,7 @@ async def test_those_that_get_large_items_or_many_at_once_are_known_as_consumers
     for _ in range(1 if large else 1024):
         producer.put_large() if large else producer.put(b"x")
         gets.append(consumer.get())
-    consumer.tell("taken", gets)
+    consumer.takes(*gets)
     (report,) = daemon.channels.reports()
     assert report.consumers == [consumer.id]
     await turn()
@@ -313,14 +290,11 @@ async def test_those_that_get_large_items_or_many_at_once_are_known_as_consumers
     assert report.producers == [producer.id]
 
 
-async def test_who_puts_with_credit_is_known_as_a_producer(daemon: Daemon) -> None:
+async def test_who_puts_without_an_answer_is_known_as_a_producer(daemon: Daemon) -> None:
     producer = Process(daemon)
     await daemon.host(producer.id)
-    producer.put(b"x")
-    await turn()
-    producer.heard()
-    assert producer.credit
-    producer.put(b"y", frames.CREDITED)
+    await known(daemon, producer)
+    producer.put(b"y", frames.SENT)
     await turn()
     (report,) = daemon.channels.reports()
     assert (report.items, report.producers) == (2, [producer.id])
@@ -343,7 +317,7 @@ async def test_who_uses_a_channel_that_is_gone_is_told(daemon: Daemon) -> None:
     process.put(b"x")
     process.get()
     process.tell("size", [1, b"k"])
-    process.tell("taken", [1])  # needs no answer
+    process.takes(1)  # needs no answer
     assert process.heard() == [("gone", "")] * 3
 
 
@@ -356,89 +330,99 @@ async def test_a_closed_channel_is_gone_with_its_last_item(daemon: Daemon) -> No
     await turn()
     assert "obs" in daemon.channels.status()
     process.heard()
-    process.tell("taken", [get])
+    process.takes(get)
     assert process.heard() == [("gone", "")]
     assert daemon.channels.status() == {}
 
 
-async def granted(daemon: Daemon, process: Process) -> None:
-    """The process has put something, and has credit since."""
+async def known(daemon: Daemon, process: Process) -> None:
+    """The process has put something, so that its socket is read before questions are answered."""
     process.put(b"first")
     await turn()
     process.heard()
-    assert process.credit > 0
 
 
-async def test_the_first_answer_brings_credit_and_puts_on_credit_have_no_answer(daemon: Daemon) -> None:
-    process = Process(daemon)
-    await daemon.host(process.id)
-    await granted(daemon, process)
-    process.put(b"x", frames.CREDITED)
-    await turn()
-    assert process.sent == []
-    assert daemon.channels.status()["obs"]["bytes"] == 2 * ITEM_OVERHEAD_BYTES + len(b"firstx")
-
-
-async def test_a_process_of_another_node_has_no_credit(daemon: Daemon) -> None:
-    near, far = Process(daemon), frames.endpoint(1, 1)
-    await daemon.host(near.id)
-    daemon.channels.on_frame([frames.PUT, 0, far, 0, NUMBER, 1, b"k", 0, frames.WAIT, b"x"], [])
-    assert daemon.channels._hosted[NUMBER].queue.ledger.outstanding == 0
-
-
-async def test_a_close_is_answered_when_all_credit_is_back(daemon: Daemon) -> None:
-    owner, producer = Process(daemon, "driver"), Process(daemon)
-    await daemon.host(owner.id)
-    await granted(daemon, producer)
-    assert await daemon.close(owner) is LATER
-    assert await daemon.close(owner) is LATER
-    assert producer.heard() == [("recall", None)]
-    producer.put(b"still", frames.CREDITED)
-    assert owner.sent == []
-    producer.tell("returned", [producer.credit - cost(len(b"still")), True])
-    assert [frame[3:] for frame in owner.sent] == [[owner.id, 9, True, True]] * 2
-    assert daemon.channels._hosted[NUMBER].queue.size(b"k") == 2
-    assert await daemon.close(owner) is True
-
-
-async def test_the_death_of_who_holds_credit_closes_too(daemon: Daemon) -> None:
-    owner, producer = Process(daemon, "driver"), Process(daemon)
-    await daemon.host(owner.id)
-    await granted(daemon, producer)
-    assert await daemon.close(owner) is LATER
-    daemon.die(producer)
-    assert [frame[3:] for frame in owner.sent] == [[owner.id, 9, True, True]]
-
-
-async def test_who_does_not_return_credit_is_closed_over_and_hears_what_is_lost(
+async def test_sent_items_have_no_answer_but_a_word_about_half_a_window(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(settings.CHANNEL_RETURN_TIMEOUT_S.variable, "0.01")
+    monkeypatch.setattr(put_window, "WINDOW_BYTES", 4 * ITEM_OVERHEAD_BYTES)
+    process = Process(daemon)
+    await daemon.host(process.id)
+    await known(daemon, process)
+    process.put(b"x", frames.SENT)
+    await turn()
+    assert process.sent == []
+    process.put(b"x", frames.SENT)
+    await turn()
+    assert process.heard() == [("replies", [[], [], 2 * (ITEM_OVERHEAD_BYTES + 1)])]
+
+
+async def test_items_on_the_socket_of_a_producer_are_in_before_the_channel_is_closed(daemon: Daemon) -> None:
     owner, producer = Process(daemon, "driver"), Process(daemon)
     await daemon.host(owner.id)
-    await granted(daemon, producer)
-    assert await daemon.close(owner) is LATER
-    await asyncio.sleep(0.05)
-    assert [frame[3:] for frame in owner.sent] == [[owner.id, 9, True, True]]
-    producer.put(b"too late", frames.CREDITED)
-    assert producer.heard() == [("recall", None), ("lost", 1)]
-    get = owner.get()
+    await known(daemon, producer)
+    producer.unread = [b"on its socket"]
+    assert await daemon.close(owner) is True
+    assert daemon.channels._hosted[NUMBER].queue.size(b"k") == 2
+    assert producer.heard() == [("closed", None)]
+    producer.put(b"too late", frames.SENT)
+    assert producer.heard() == [("lost", 1)]
+    get = owner.get(target=[2, frames.WAIT])
     await turn()
-    owner.tell("taken", [get])
-    producer.put(b"much too late", frames.CREDITED)
+    owner.takes(get)
+    producer.put(b"much too late", frames.SENT)
     assert producer.heard() == [("gone", ""), ("lost", 1), ("gone", "")]
+
+
+async def test_a_lease_that_lasts_too_long_goes_back_and_is_told(daemon: Daemon) -> None:
+    producer, holder, other = Process(daemon), Process(daemon), Process(daemon)
+    await daemon.host(producer.id, maxsize=9)
+    for body in (b"a", b"b", b"c"):
+        producer.put(body)
+    short, long = holder.get(target=[2, frames.LEASE, 0.01]), holder.get(target=[1, frames.LEASE, 0.0])
+    waiting = other.get()
+    holder.tell("confirm", [1, short, 1])
+    await asyncio.sleep(0.05)
+    holder.tell("confirm", [2, short, 1])
+    holder.tell("confirm", [3, long, 1])
+    confirmed, replies, lost, (word, facts), last = holder.heard()
+    assert replies[0] == "replies"
+    assert (confirmed, lost, last) == (("confirmed", [1]), ("lease_lost", [short]), ("confirmed", [3]))
+    assert (word, facts[:2]) == ("failed", [-2, "LeaseLost"])
+    assert other.heard() == [("replies", [[], [(waiting, False, True, b"b")]])]
+
+
+async def test_a_put_that_waits_is_taken_back_and_one_that_is_in_is_not(daemon: Daemon) -> None:
+    process = Process(daemon)
+    await daemon.host(process.id, maxsize=1)
+    there, waits = process.put(b"a"), process.put(b"b")
+    await turn()
+    process.heard()
+    process.tell("cancel", [there])
+    process.tell("cancel", [waits])
+    process.tell("skip", [3])
+    process._said = 3
+    process.put(b"c", frames.NOWAIT)
+    waits_too = process.put(b"d")
+    assert process.get(frames.NOW)  # makes room in the same turn
+    process.tell("cancel", [waits_too])
+    await turn()
+    heard = [(word, facts[0]) for word, facts in process.heard()]
+    assert heard == [
+        ("cancelled", there), ("cancelled", waits), ("failed", 4), ("replies", [waits_too]), ("cancelled", waits_too),
+    ]  # fmt: skip
 
 
 async def test_who_asks_what_is_there_is_answered_when_others_have_been_heard(daemon: Daemon) -> None:
     asker, producer = Process(daemon), Process(daemon)
     await daemon.host(asker.id)
-    await granted(daemon, producer)
+    await known(daemon, producer)
     producer.unread = [b"on its socket"]
     asker.tell("size", [1, b"k"])
     await turn()
     assert asker.heard() == [("size", [1, 2, False])]
     for _ in range(2):
-        asker.tell("taken", [asker.get()])
+        asker.takes(asker.get())
     await turn()
     asker.heard()
     producer.unread = [b"another"]
@@ -450,7 +434,7 @@ async def test_who_asks_what_is_there_is_answered_when_others_have_been_heard(da
 async def test_a_question_that_makes_no_sense_does_not_keep_others_from_their_answers(daemon: Daemon) -> None:
     wild, asker, producer = Process(daemon), Process(daemon), Process(daemon)
     await daemon.host(asker.id)
-    await granted(daemon, producer)
+    await known(daemon, producer)
     wild.get(target=frames.NOW, key=["k"])
     asker.tell("size", [1, b"k"])
     await turn()
@@ -473,19 +457,19 @@ async def test_a_drivers_channels_end_with_it_and_a_workers_with_its_group(daemo
 async def test_a_discarded_channel_is_gone_for_all_who_use_it_at_once(daemon: Daemon) -> None:
     owner, producer, consumer = Process(daemon, "driver"), Process(daemon), Process(daemon)
     await daemon.host(owner.id)
-    await granted(daemon, producer)
+    await known(daemon, producer)
     got = consumer.get()
     waiting = consumer.get()
     await turn()
     consumer.heard()
-    assert await daemon.close(owner, discard=True) is True  # though credit is out
+    assert await daemon.close(owner, discard=True) is True
     ended, gone = consumer.heard()
     assert (ended[0], ended[1][:2]) == ("failed", [waiting, "EndOfChannel"])
     assert gone == ("gone", "")
     assert producer.heard() == [("gone", "")]
-    producer.put(b"on its way", frames.CREDITED)
+    producer.put(b"on its way", frames.SENT)
     assert producer.heard() == [("gone", "")], "and nothing is told as lost"
-    consumer.tell("taken", [got])
+    consumer.takes(got)
     assert daemon.channels.status() == {}
     assert daemon.asked == [("QueueEnded", {"number": NUMBER})]
 
@@ -568,19 +552,6 @@ async def test_of_what_is_asked_together_only_the_nonsense_is_refused(daemon: Da
     assert heard[-1] == ("replies", [[1, 3], [(5, False, False, b"a")]])
 
 
-async def test_credit_that_was_paid_for_nonsense_is_not_missed(daemon: Daemon) -> None:
-    process = Process(daemon)
-    await daemon.host(process.id)
-    process.put(b"x")
-    await turn()
-    process.heard()
-    assert process.credit
-    with pytest.raises(TypeError):
-        process.put(b"y", frames.CREDITED, weight=-1)
-    process.tell("returned", [process.credit - cost(1), False])
-    assert await daemon.close(process) is True  # at once: none is outstanding
-
-
 async def test_a_batch_that_is_there_is_given_and_one_that_is_not_is_refused(daemon: Daemon) -> None:
     process = Process(daemon)
     await daemon.host(process.id)
@@ -618,7 +589,7 @@ async def test_many_small_items_share_frames_and_among_large_ones_each_has_its_o
     ]
     assert refused[0] == "failed"
     assert refused[1][:2] == [nothing, "QueueEmpty"]
-    consumer.tell("taken", [several, others])
+    consumer.takes(several, others)
     assert daemon.channels.status()["obs"]["keys"] == 0
 
 

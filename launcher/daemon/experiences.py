@@ -1,0 +1,251 @@
+"""Experiences that this daemon keeps: queues among ``Channels``, with a clock, perhaps a disk, and a trainer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Container
+from typing import Any
+
+from rlinf_async._core import clock, frames, operations
+from rlinf_async._experience.state.experience_changes import Change
+from rlinf_async._experience.state.experience_options import ExperienceOptions
+from rlinf_async._experience.state.experience_queue import ExperienceQueue
+from rlinf_async.errors import ClosedError, LeaseLost, WorkerDied
+
+from .channel_replies import HostedChannel
+from .channels import Channels
+from .handlers import Requester
+from .router import Router
+from .sample_store import SampleStore, dropped_of
+
+
+class HostedExperience(HostedChannel):
+    """An experience on this node, and the keeper of its state."""
+
+    queue: ExperienceQueue
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        owner: int,
+        options: ExperienceOptions,
+        channels: Channels,
+        router: Router,
+        gone: Container[int],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(number, name, owner, ExperienceQueue(name, options, self, gone))
+        self.options = options
+        self.store: SampleStore | None = None
+        self._channels = channels
+        self._router = router
+        self._loop = loop
+        self._at: float | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._question: asyncio.Future[Any] | None = None
+        self._has_ended = False
+        self._away = 0
+        """The trainer's process that ended last."""
+        if options.durable:
+            whose = f"experience '{name}' on node {router.node}"
+            self.store = SampleStore(options.durable, whose, loop, self._written)
+
+    async def open(self) -> None:
+        """Take in what an earlier run has left.
+
+        Raises:
+            ConfigError: the file cannot be used.
+        """
+        if self.store is not None:
+            counts, rows = await self.store.open()
+            self.queue.pool.count_earlier(counts.get("version"), counts.get("taken", 0), dropped_of(counts))
+            self.queue.pool.restore(rows, clock.monotonic())
+
+    def follow(self, steps: list[Any]) -> None:
+        self._channels.follow(self, steps)
+
+    # -- as a keeper --------------------------------------------------------------------------------------------
+
+    @property
+    def is_durable(self) -> bool:
+        return self.store is not None
+
+    def write(self, change: Change) -> None:
+        assert self.store is not None
+        self.store.write(change)
+
+    def _written(self, changes: list[tuple[Change, Exception | None]]) -> None:
+        for change, error in changes:
+            self.follow(self.queue.written(change, error))
+
+    def wake_at(self, deadline: float | None) -> None:
+        if deadline != self._at and not self._has_ended:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._at = deadline
+            wait_s = 0.0 if deadline is None else max(0.0, deadline - clock.monotonic())
+            self._alarm = None if deadline is None else self._loop.call_later(wait_s, self._expire)
+
+    def _expire(self) -> None:
+        self._at = None
+        self.follow(self.queue.expire())
+
+    def trainer_gone(self, endpoint: int) -> None:
+        self._away = endpoint
+        node = frames.node_of(endpoint)
+        neighbour = self._router.neighbours.get(node)
+        if neighbour is not None and neighbour.lost is not None:
+            self._end_wishes(f"node {node} ({neighbour.name}) is lost: {neighbour.lost}")
+            return
+        self._question = self._router.ask(node, operations.HowEnded(frames.number_of(endpoint)))
+        self._question.add_done_callback(self._note_end)
+
+    def _note_end(self, answer: asyncio.Future[Any]) -> None:
+        if answer.cancelled():
+            return
+        report = None if answer.exception() is not None else answer.result()
+        if report is None:
+            self._end_wishes("it has ended in order")
+        elif not report.get("returns"):
+            self._end_wishes(str(WorkerDied.from_exit_report(report)))
+
+    def stays_away(self, endpoint: int, report: Any) -> None:
+        """A process that was to come back will not."""
+        if endpoint == self._away:
+            self._end_wishes(str(WorkerDied.from_exit_report({**report, "returns": False})))
+
+    def _end_wishes(self, story: str) -> None:
+        text = f"wanted() of experience '{self.name}' waited for {self.queue.trainer}, which is gone: {story}"
+        self.follow(self.queue.end_wishes(text))
+
+    # -- as a channel -------------------------------------------------------------------------------------------
+
+    def describe(self, key: bytes) -> str:
+        return self.queue.describe(key)
+
+    def ledger(self) -> dict[str, int]:
+        return self.queue.pool.ledger().summary()
+
+    def ended(self) -> None:
+        self.wake_at(None)
+        self._has_ended = True
+        if self._question is not None:
+            self._question.cancel()
+        if self.store is not None:
+            self.store.close()
+
+
+class Experiences:
+    """Handlers of the operations on experiences."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, router: Router, channels: Channels, gone: Container[int], budget: int
+    ) -> None:
+        """``budget`` is ``max_bytes`` where none is given."""
+        self._loop = loop
+        self._router = router
+        self._channels = channels
+        self._gone = gone
+        self._budget = budget
+        self._published: dict[str, tuple[int, str, int]] = {}
+        """By group: the process that publishes its weights, their name, and the latest version."""
+
+    def _find(self, number: int) -> HostedExperience:
+        hosted = self._channels.hosted(number)
+        if not isinstance(hosted, HostedExperience):
+            raise ClosedError("the experience is closed, or the process that created it is gone")
+        return hosted
+
+    def all(self) -> list[HostedExperience]:
+        return [hosted for hosted in self._channels.all_hosted() if isinstance(hosted, HostedExperience)]
+
+    async def host_experience(self, requester: Requester, op: operations.HostExperience) -> None:
+        """Make an experience on this node, or open one that an earlier run has left."""
+        options = ExperienceOptions.from_data({**op.options, "max_bytes": op.options.get("max_bytes") or self._budget})
+        hosted = HostedExperience(
+            op.number, op.name, requester.endpoint, options, self._channels, self._router, self._gone, self._loop
+        )
+        await hosted.open()
+        if requester.endpoint in self._gone:
+            hosted.ended()
+            raise ClosedError(f"experience '{op.name}': the process that has asked for it is gone")
+        self._channels.host(hosted)
+        setter, name, version = self._published.get(options.of, (0, "", 0))
+        if setter and setter not in self._gone:
+            self._follow_publication(hosted, setter, name, version, restart=False)
+
+    async def set_version(self, requester: Requester, op: operations.SetVersion) -> None:
+        """Note the trainer's version.
+
+        Raises:
+            ValueError: it goes back, another trainer sets it, or a group's publications do.
+        """
+        hosted = self._find(op.number)
+        if of := hosted.options.of:
+            raise ValueError(
+                f"set_version({op.version}) of experience '{hosted.name}' by {op.trainer}: it has the version that "
+                f"group '{of}' publishes (of={of!r}): leave out the call, or of="
+            )
+        hosted.follow(hosted.queue.set_version(requester.endpoint, op.trainer, op.version, restart=op.restart))
+
+    async def published(self, requester: Requester, op: operations.Published) -> None:
+        """Note the version of weights that a process has published, for the experiences ``of`` its group."""
+        if requester.endpoint in self._gone:
+            return
+        setter, name, _ = self._published.get(op.group, (0, op.name, 0))
+        if name != op.name and setter not in self._gone:
+            return  # the group publishes several models: the first one counts
+        self._published[op.group] = (requester.endpoint, op.name, op.version)
+        for hosted in self.all():
+            if hosted.options.of == op.group:
+                self._follow_publication(hosted, requester.endpoint, op.name, op.version, restart=op.restart)
+
+    def _follow_publication(
+        self, hosted: HostedExperience, setter: int, name: str, version: int, *, restart: bool
+    ) -> None:
+        trainer = f"the publisher of '{name}' in group '{hosted.options.of}'"
+        hosted.follow(hosted.queue.set_version(setter, trainer, version, restart=restart))
+
+    async def settle_groups(self, requester: Requester, op: operations.SettleGroups) -> None:
+        """Take groups of a lease out for good; done when a durable experience has written that.
+
+        Raises:
+            LeaseLost: the lease is over.
+            OSError: it could not be written; the groups have gone back.
+        """
+        hosted = self._find(op.number)
+        settled: asyncio.Future[None] = self._loop.create_future()
+
+        def done(error: Exception | None) -> None:
+            if error is None:
+                settled.set_result(None)
+            else:
+                settled.set_exception(error)
+
+        steps = hosted.queue.settle(requester.endpoint, op.take, op.groups, done)
+        if steps is None:
+            raise LeaseLost(
+                f"the lease of experience '{hosted.name}' is over, and its groups have gone back, perhaps to another "
+                "consumer: what was done with them counts for nothing; give create() a longer lease="
+            )
+        hosted.follow(steps)
+        await settled
+
+    async def count_samples(self, requester: Requester, op: operations.CountSamples) -> dict[str, Any]:
+        """Count what has become of the samples."""
+        return self._find(op.number).queue.pool.ledger().to_data()
+
+    async def count_earlier(self, requester: Requester, op: operations.CountEarlier) -> None:
+        """Take over the counts of an experience that is loaded."""
+        self._find(op.number).queue.pool.count_earlier(op.version, op.taken, op.dropped)
+
+    def note_return(self, op: operations.RankReturned) -> None:
+        """A rank of a supervised group is back, or never will be."""
+        if op.entry is None:
+            for hosted in self.all():
+                hosted.stays_away(op.was, op.report)
+
+    def drop_client(self, gone: int) -> None:
+        for group in [group for group, (setter, *_) in self._published.items() if setter == gone]:
+            del self._published[group]

@@ -1,0 +1,238 @@
+"""``SampleStore``: the samples of a durable experience in an SQLite file, written by a thread of its own.
+
+The daemon's loop never waits for a disk.  It hands changes to the thread, which writes whatever has gathered meanwhile
+in one transaction, and the loop is told of each change in order.  SQLite keeps what a killed process has committed.  It
+does not wait for the disk itself (``synchronous=OFF``), so a loss of power may cost the last transactions, or the file.
+
+The file is locked for as long as it is open, and the kernel frees the lock of a killed process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_async._core.frames import MAX_INLINE_BYTES
+from rlinf_async._core.own_logger import own_logger
+from rlinf_async._core.segment import write_segment
+from rlinf_async._experience.state.experience_changes import Advance, Change, Drop, Insert, Settle
+from rlinf_async.errors import ConfigError
+
+from .channel_replies import Segment
+
+logger = own_logger(__name__)
+
+_MAX_CHANGES: Final = 256
+"""Changes of one transaction: their answers wait for all of them."""
+
+_LOCK_WAIT_S: Final = 2.0
+"""Seconds that a process which has just been killed, or an experience that was just closed, may hold the lock."""
+
+_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS samples (
+    place INTEGER PRIMARY KEY, serial INTEGER, key BLOB, name BLOB, version INTEGER, nbytes INTEGER, body BLOB);
+CREATE TABLE IF NOT EXISTS counts (what TEXT PRIMARY KEY, number INTEGER);
+"""
+_ADD: Final = "INSERT INTO counts VALUES (?, ?) ON CONFLICT (what) DO UPDATE SET number = number + excluded.number"
+_SET: Final = "INSERT INTO counts VALUES (?, ?) ON CONFLICT (what) DO UPDATE SET number = excluded.number"
+_DROPPED: Final = "dropped: "
+
+Row = tuple[int, int, bytes | None, bytes, int, int, Any]
+"""Place, serial of the group, key, name, version, size and body of a sample."""
+
+
+class SampleStore:
+    """One file.
+
+    Args:
+        whose: the experience and its node, for errors.
+        on_written: told on the loop of changes and their errors, in order.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        whose: str,
+        loop: asyncio.AbstractEventLoop,
+        on_written: Callable[[list[tuple[Change, Exception | None]]], None],
+    ) -> None:
+        self._path = path
+        self._whose = whose
+        self._loop = loop
+        self._on_written = on_written
+        self._changes: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="rlinf-samples", daemon=True)
+        self._opened: asyncio.Future[tuple[dict[str, int], list[Row]]] = loop.create_future()
+
+    def __repr__(self) -> str:
+        return f"<SampleStore {self._path}>"
+
+    async def open(self) -> tuple[dict[str, int], list[Row]]:
+        """Open the file; return the counts and the samples that an earlier run has left.
+
+        Raises:
+            ConfigError: it cannot be opened; another run has it open, for one.
+        """
+        self._thread.start()
+        return await self._opened
+
+    def write(self, change: Change) -> None:
+        """Have a change written, after those before."""
+        self._changes.put(change)
+
+    def close(self) -> None:
+        """Write what there is, and close the file; waits for nothing."""
+        self._changes.put(None)
+
+    # -- in the thread ------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        try:
+            connection = sqlite3.connect(self._path, isolation_level=None, timeout=_LOCK_WAIT_S)
+        except sqlite3.Error as error:
+            self._tell(self._fail_open, error)
+            return
+        try:
+            try:
+                found = _read(connection)
+            except (sqlite3.Error, OSError, MemoryError) as error:
+                self._tell(self._fail_open, error)
+                return
+            self._tell(self._note_open, found)
+            while changes := self._next():
+                self._tell(self._on_written, self._write_all(connection, changes))
+        finally:
+            connection.close()
+
+    def _tell(self, callback: Callable[[Any], None], what: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, what)
+        except RuntimeError:
+            pass  # the loop is closed, and with it the daemon
+
+    def _next(self) -> list[Change]:
+        """Wait for changes; return all that have gathered, or nothing at the end."""
+        first = self._changes.get()
+        changes = [] if first is None else [first]
+        while changes and len(changes) < _MAX_CHANGES:
+            try:
+                following = self._changes.get_nowait()
+            except queue.Empty:
+                break
+            if following is None:
+                self._changes.put(None)
+                break
+            changes.append(following)
+        return changes
+
+    def _write_all(
+        self, connection: sqlite3.Connection, changes: list[Change]
+    ) -> list[tuple[Change, Exception | None]]:
+        error = self._write(connection, changes)
+        if error is None:
+            return [(change, None) for change in changes]
+        if len(changes) == 1:
+            logger.error("%s", error)
+            return [(changes[0], error)]
+        # One that does not fit must not take the others with it.
+        return [(change, self._write(connection, [change])) for change in changes]
+
+    def _write(self, connection: sqlite3.Connection, changes: list[Change]) -> Exception | None:
+        try:
+            connection.execute("BEGIN")
+            for change in changes:
+                _carry_out(connection, change)
+            connection.execute("COMMIT")
+        except (sqlite3.Error, OSError, MemoryError, OverflowError) as error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            return OSError(f"{self._whose} could not write to {self._path}: {error}; make room there")
+        return None
+
+    # -- on the loop --------------------------------------------------------------------------------------------
+
+    def _note_open(self, found: tuple[dict[str, int], list[Row]]) -> None:
+        if not self._opened.done():
+            self._opened.set_result(found)
+
+    def _fail_open(self, error: Exception) -> None:
+        why = str(error)
+        if "locked" in why:
+            why = "it is open already, in another run or in this one: close that experience, or give another path"
+        elif "unable to open" in why:
+            why = f"{why}: {_lack(self._path)}"
+        elif "not a database" in why:
+            why = "it is no file of an experience: give the path of a new file"
+        if not self._opened.done():
+            self._opened.set_exception(ConfigError(f"{self._whose} cannot use durable={self._path!r}: {why}"))
+
+
+def _lack(path: str) -> str:
+    file = Path(path)
+    if not file.parent.is_dir():
+        return f"there is no folder {file.parent}"
+    return "it is a folder: give the path of a file" if file.is_dir() else "this user may not write there"
+
+
+def _read(connection: sqlite3.Connection) -> tuple[dict[str, int], list[Row]]:
+    """Lock the file, make its tables, and read what is there."""
+    connection.execute("PRAGMA page_size=16384")  # of a new file: samples are larger than its rows usually are
+    connection.execute("PRAGMA locking_mode=EXCLUSIVE")  # before WAL: then no other process can even read it
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=OFF")
+    connection.execute("BEGIN IMMEDIATE")
+    for table in _TABLES.split(";"):
+        connection.execute(table)
+    connection.execute("COMMIT")
+    counts = dict(connection.execute("SELECT what, number FROM counts"))
+    rows = []
+    for *facts, body in connection.execute("SELECT * FROM samples ORDER BY place"):
+        large = len(body) > MAX_INLINE_BYTES
+        rows.append((*facts, Segment(write_segment([body], len(body)), len(body)) if large else body))
+    return counts, rows
+
+
+def _carry_out(connection: sqlite3.Connection, change: Change) -> None:
+    match change:
+        case Insert(_, group, sample):
+            body = sample.body
+            content = _content(body) if isinstance(body, Segment) else body
+            connection.execute(
+                "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (sample.place, group.serial, group.key, group.name, sample.weight, sample.nbytes, content),
+            )
+        case Settle(groups):
+            places = [sample.place for group in groups for sample in group.samples]
+            _remove(connection, places)
+            connection.execute(_ADD, ("taken", len(places)))
+        case Drop(places, reason):
+            _remove(connection, places)
+            connection.execute(_ADD, (_DROPPED + reason, len(places)))
+        case Advance(version):
+            connection.execute(_SET, ("version", version))
+
+
+def _remove(connection: sqlite3.Connection, places: list[int]) -> None:
+    connection.executemany("DELETE FROM samples WHERE place = ?", [(place,) for place in places])
+
+
+def _content(segment: Segment) -> bytes:
+    parts, offset = [], 0
+    while offset < segment.size:
+        part = os.pread(segment.fd, segment.size - offset, offset)
+        if not part:
+            raise OSError(f"a sample of {segment.size} bytes has only {offset}")
+        parts.append(part)
+        offset += len(part)
+    return b"".join(parts)
+
+
+def dropped_of(counts: dict[str, int]) -> dict[str, int]:
+    """Return the counts of dropped samples by reason."""
+    return {what.removeprefix(_DROPPED): count for what, count in counts.items() if what.startswith(_DROPPED)}

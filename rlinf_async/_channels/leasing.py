@@ -1,0 +1,97 @@
+"""``Lease``: a block that has items of a channel which stay the channel's until the block ends well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from rlinf_async._channels.request import Get
+from rlinf_async.work import Work, blocking
+
+
+class LeasedItems(list[Any]):
+    """The items of a lease.
+
+    Attributes:
+        redelivered: some items had been handed to a consumer before, which did not confirm them.
+    """
+
+    def __init__(self, items: list[Any], redelivered: bool, confirm: Callable[[int], Work[None]]) -> None:
+        super().__init__(items)
+        self.redelivered = redelivered
+        self.open = len(items)
+        """The items that are not confirmed yet."""
+        self._confirm = confirm
+
+    def done(self, count: int = 1) -> Any:
+        """Confirm the first ``count`` items that are not confirmed yet; in a coroutine return a ``Work`` to await.
+
+        Raises:
+            LeaseLost: the lease is over, and they have gone back.
+            ValueError: at once, there are not so many.
+        """
+        if type(count) is not int or not 1 <= count <= self.open:
+            raise ValueError(f"done() takes the number of items that are done, 1 to {self.open} here, got {count!r}")
+        self.open -= count
+        return blocking(self._confirm(count))
+
+
+class Lease:
+    """A lease of items, for one ``async with`` block or, in ``def`` methods, one ``with`` block."""
+
+    def __init__(self, get: Callable[[], Get[list[Any]]], confirm: Callable[[Get[Any], int], Work[None]]) -> None:
+        """``get`` asks for the items; ``confirm`` has some of them taken out of the channel."""
+        self._start = get
+        self._confirm = confirm
+        self._get: Get[list[Any]] | None = None
+        self._items: LeasedItems | None = None
+
+    def __repr__(self) -> str:
+        return f"<Lease [{self._items!r}]>"
+
+    def _ask(self) -> Get[list[Any]]:
+        if self._get is not None:
+            raise RuntimeError("a lease is for one block: call channel.lease() for each")
+        self._get = self._start()
+        return self._get
+
+    def _has(self, items: list[Any]) -> LeasedItems:
+        get = self._get
+        assert get is not None
+        self._items = LeasedItems(items, get.redelivered, lambda count: self._confirm(get, count))
+        return self._items
+
+    async def __aenter__(self) -> LeasedItems:
+        return self._has(await self._ask())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        ending = self._end(kind is None)
+        if ending is not None:
+            await ending
+
+    def __enter__(self) -> LeasedItems:
+        return self._has(self._ask().wait())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        ending = self._end(kind is None)
+        if ending is not None:
+            ending.wait()
+
+    def _end(self, well: bool) -> Work[None] | None:
+        """Confirms what is open, or gives it back."""
+        get, items = self._get, self._items
+        assert get is not None
+        assert items is not None
+        left, items.open = items.open, 0
+        if not left:
+            return None
+        if well:
+            return self._confirm(get, left)
+        assert get.destination is not None
+        get.destination.withdraw(get)
+        return None

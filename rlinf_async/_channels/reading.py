@@ -1,0 +1,107 @@
+"""``Items``: a loop over a channel's items, which asks for several at once and takes them one by one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from rlinf_async._channels.request import Get
+from rlinf_async._waits.thread_gate import may_wait
+from rlinf_async.errors import EndOfChannel
+
+WINDOW: Final = 16
+"""Items that a loop asks for at once, where it is the only reader."""
+
+
+class Items:
+    """The items of one key until the channel is closed and empty, for one ``async for`` or ``for`` loop.
+
+    The loop has an item when it begins with it; items that it has not begun with stand in the channel like any others
+    that were not taken: they go back to their places when the loop lets go of this, or its process dies.
+    """
+
+    def __init__(self, ask: Callable[[Items], Get[None]], channel: str) -> None:
+        """``ask`` starts a stepwise get for this."""
+        self._ask = ask
+        self._channel = channel
+        self._current: Get[None] | None = None
+        self._ahead: Get[None] | None = None
+
+    def __repr__(self) -> str:
+        left = 0 if self._current is None else self._current.left
+        return f"<Items of channel '{self._channel}' [{left} at hand]>"
+
+    # -- the loop -----------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> Items:
+        return self
+
+    async def __anext__(self) -> Any:
+        while True:
+            due = self._due()
+            if due is not None:
+                try:
+                    # Where items come faster than the loop takes them, other tasks still have their turns.
+                    await (asyncio.sleep(0) if due.done() else due)
+                    self._arrived(due)
+                except EndOfChannel:
+                    raise StopAsyncIteration from None
+                except BaseException:
+                    self._ahead = None  # a request that nobody awaits is withdrawn; the next wait makes another
+                    raise
+            found = self._take()
+            if found:
+                return found[0]
+
+    def __iter__(self) -> Items:
+        if not may_wait():
+            raise TypeError(f"channel '{self._channel}': write `async for item in channel` in a coroutine, not `for`")
+        return self
+
+    def __next__(self) -> Any:
+        while True:
+            due = self._due()
+            if due is not None:
+                try:
+                    due.wait()
+                    self._arrived(due)
+                except EndOfChannel:
+                    raise StopIteration from None
+            found = self._take()
+            if found:
+                return found[0]
+
+    def _due(self) -> Get[None] | None:
+        """The get to wait for, where no item is at hand."""
+        if self._current is not None and self._current.left:
+            return None
+        self._current = None
+        if self._ahead is None:
+            self._ahead = self._ask(self)
+        return self._ahead
+
+    def _arrived(self, due: Get[None]) -> None:
+        self._ahead = None
+        due._result()
+        self._current = due
+
+    def _take(self) -> list[Any]:
+        """The next item; none if all went back meanwhile, because others get here too."""
+        current = self._current
+        assert current is not None
+        found = current.take_next()
+        # Only where one answer has brought several items: otherwise they are few, and others may be waiting for them.
+        if self._ahead is None and 0 < current.left * 2 <= current.brought:
+            self._ahead = self._ask(self)
+        return found
+
+    # -- what it has not begun with -----------------------------------------------------------------------------
+
+    def __del__(self) -> None:
+        # Not left to the gets themselves: the thread that has just handed one over may still refer to it, and this
+        # thread's next request would overtake the items.
+        # tests/_channels/test_remote_queue.py::test_a_loop_that_is_left_gives_back_before_the_next_request_leaves
+        for get in (self._current, self._ahead):
+            if get is not None and get.destination is not None and (get.left or not get.done()):
+                get.destination.withdraw_later(get)

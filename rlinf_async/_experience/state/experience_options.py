@@ -1,0 +1,52 @@
+"""``ExperienceOptions``: the bounds and rules of one experience, as they travel to the daemon that keeps it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final, Literal
+
+Order = Literal["oldest", "newest"]
+Short = Literal["drop", "take"]
+
+ORDERS: Final = ("oldest", "newest")
+SHORTS: Final = ("drop", "take")
+
+
+@dataclass(frozen=True)
+class ExperienceOptions:
+    """Plain data; ``Experience.create`` documents each.
+
+    Attributes:
+        group: samples of a complete group.
+        lease_s, group_timeout_s: seconds; 0 is without bound.
+        maxsize, max_bytes: for all samples together; 0 is without bound, or the daemon's own.
+        durable: an absolute path on the node that keeps the experience; empty for none.
+        of: the group whose publications set the trainer's version; empty for none.
+    """
+
+    group: int = 1
+    max_staleness: int = 2
+    lease_s: float = 600.0
+    maxsize: int = 0
+    max_bytes: int = 0
+    order: Order = "oldest"
+    group_timeout_s: float = 0.0
+    short_groups: Short = "drop"
+    durable: str = ""
+    of: str = ""
+
+    def to_data(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> ExperienceOptions:
+        """Read what another process has said.
+
+        Raises:
+            ValueError: an option is unknown, or of another type.
+        """
+        defaults = {each.name: each.default for each in fields(cls)}
+        for name, value in data.items():
+            if type(value) is not type(defaults.get(name)):
+                raise ValueError(f"an experience has no option {name}={value!r}; its options are {', '.join(defaults)}")
+        return cls(**data)

@@ -1,0 +1,474 @@
+"""``ExperienceQueue``: the queue of an experience, as a daemon hosts one: numbered requests of processes, the trainer.
+
+It is a channel's ``Queue`` to those who send frames: requests in order, cancels, deaths and leases are handled there.
+Puts enter a ``SamplePool`` instead of a key's FIFO, and gets are takes of whole groups or *wishes*, which wait until
+samples are wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+from typing import Any, Final, NoReturn
+
+from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, Act, Step
+from rlinf_async._channels.state.queue import Queue
+from rlinf_async._channels.state.queue_client import Get, Item, QueueClient
+from rlinf_async._core import clock, frames
+from rlinf_async._core.encoded import plain_body
+from rlinf_async._experience.state.experience_changes import Advance, Change, Drop, Insert, Keeper, Settle
+from rlinf_async._experience.state.experience_options import ExperienceOptions
+from rlinf_async._experience.state.ledger import STALE, WITHDRAWN
+from rlinf_async._experience.state.sample_pool import Group, SamplePool
+
+TAKE: Final = 0
+TAKE_STALE_TOO: Final = 1
+WISH: Final = 2
+"""Kinds of gets: of fresh groups, of stale ones as well, and a wait until samples are wanted."""
+
+Name = tuple[bytes | None, bytes]
+"""The key and the name of a group."""
+
+
+def pack_name(key: bytes | None, group: bytes) -> bytes:
+    return frames.pack([key, group])
+
+
+def pack_kind(kind: int, key: bytes | None) -> bytes:
+    return frames.pack([kind, key])
+
+
+def _name_of(packed: bytes) -> Name | None:
+    """Return the key and the name of a group; None of bytes that are neither."""
+    key, group = _parts(packed)
+    return (key, group) if _is_key(key) and type(group) is bytes else None
+
+
+def _kind_of(packed: bytes) -> tuple[int, bytes | None] | None:
+    """Return the kind and the key of a get; None of bytes that are neither."""
+    kind, key = _parts(packed)
+    return (kind, key) if kind in (TAKE, TAKE_STALE_TOO, WISH) and _is_key(key) else None
+
+
+def _parts(packed: bytes) -> tuple[Any, Any]:
+    try:
+        first, second = frames.unpack(packed)
+    except (frames.FrameError, TypeError, ValueError):
+        return 0, 0
+    return first, second
+
+
+def _is_key(key: Any) -> bool:
+    return key is None or type(key) is bytes
+
+
+class ExperienceQueue(Queue):
+    """The samples of one experience, and the processes that use it.
+
+    Args:
+        name: of the experience, for errors.
+        gone: clients that are dead.
+        now: the time in seconds.
+
+    Attributes:
+        trainer: who sets the versions, in words; empty before the first.
+        setters: the trainer's live processes, with the version that each has set last.
+        story: how the trainer has ended, where it does not come back.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: ExperienceOptions,
+        keeper: Keeper,
+        gone: Container[int] = (),
+        now: Callable[[], float] | None = None,
+    ) -> None:
+        super().__init__(options.maxsize, options.max_bytes, gone)
+        self.pool = SamplePool(options)
+        self.trainer = ""
+        self.setters: dict[int, int] = {}
+        self.story = ""
+        self._name = name
+        self._options = options
+        self._keeper = keeper
+        self._now = now or clock.monotonic
+        self._waiting: dict[Name, dict[Item, None]] = {}
+        """Puts that wait for room, by their groups."""
+        self._takes: dict[Get, tuple[int, bytes | None]] = {}
+        self._wishes: dict[Get, None] = {}
+        self._leases: dict[Get, list[Group]] = {}
+        self._unwritten = 0
+        self._inserts: dict[tuple[int, int], Insert] = {}
+        """Puts that are being written, by producer and number."""
+        self._producers: set[int] = set()
+        self._had_producers = False
+        self._stale_before = 0
+        """Stale samples when a take was served last."""
+
+    def __repr__(self) -> str:
+        return f"<ExperienceQueue {self._name} [{self.pool!r}, {len(self._leases)} leases]>"
+
+    @property
+    def finished(self) -> bool:
+        return self.closed and self.pool.is_empty and not self._leases and not self._unwritten
+
+    # -- puts ---------------------------------------------------------------------------------------------------
+
+    def _put(self, client: QueueClient, item: Item, steps: list[Step]) -> None:
+        name = _name_of(item.key)
+        size, most = self._options.group * item.nbytes, self._options.max_bytes
+        if name is None:
+            self._fail(item.producer, item.number, "ValueError", f"no group has the name {item.key!r}", steps)
+        elif self.closed:
+            self._fail(item.producer, item.number, "ClosedError", self._closed_text(), steps)
+        elif most and size > most:
+            text = (
+                f"a group of {self._options.group} samples of {item.nbytes} bytes can never enter experience "
+                f"'{self._name}', whose samples may have {most} bytes together: give it a larger max_bytes="
+            )
+            self._fail(item.producer, item.number, "ValueError", text, steps)
+        elif self.pool.is_open(*name) or (not self._waiting and self.pool.has_room(item.nbytes)):
+            self._let_in(item, name, steps)
+            self._serve(steps)
+        elif item.nowait:
+            text = f"experience '{self._name}' is full: put() waits for room, with timeout= for so long"
+            self._fail(item.producer, item.number, "QueueFull", text, steps)
+        else:
+            self._waiting.setdefault(name, {})[item] = None
+            client.puts[item.number] = item
+            self._serve(steps)
+
+    def _let_in(self, item: Item, name: Name, steps: list[Step]) -> None:
+        key, group = name
+        entered = self.pool.enter(key, group, version=item.weight, nbytes=item.nbytes, body=item.body, now=self._now())
+        insert = self._inserts[item.producer, item.number] = Insert(item, *entered)
+        self._write(insert, steps)
+
+    def _admit_waiting(self, steps: list[Step]) -> bool:
+        """Admit the first waiting put if there is room."""
+        for name, items in self._waiting.items():
+            item = next(iter(items))
+            if not self.pool.is_open(*name) and not self.pool.has_room(item.nbytes):
+                return False
+            self._forget_waiting(item)
+            self._let_in(item, name, steps)
+            return True
+        return False
+
+    def _forget_waiting(self, item: Item) -> None:
+        name = _name_of(item.key)
+        assert name is not None
+        items = self._waiting[name]
+        del items[item]
+        if not items:
+            del self._waiting[name]
+        if (client := self.clients.get(item.producer)) is not None:
+            client.puts.pop(item.number, None)
+
+    # -- takes and wishes ---------------------------------------------------------------------------------------
+
+    def _enter(self, get: Get, steps: list[Step]) -> None:
+        kind, key = _kind_of(get.key) or (None, None)
+        count, maxsize = get.target or 1, self._options.maxsize
+        if kind == WISH:
+            self._wishes[get] = None
+        elif kind is None or get.lease_s is None:
+            self._refuse(get, "ValueError", f"a take with key {get.key!r}", steps)
+        elif maxsize and count * self._options.group > maxsize:
+            text = (
+                f"take(groups={count}) of experience '{self._name}' needs {count * self._options.group} samples, and "
+                f"maxsize={maxsize} lets fewer in: take fewer groups, or give it a larger maxsize="
+            )
+            self._refuse(get, "ValueError", text, steps)
+        else:
+            get.lease_s = self._options.lease_s
+            self._takes[get] = (kind, key)
+        self._serve(steps)
+
+    def _serve(self, steps: list[Step]) -> None:
+        """Let puts in and serve takes until nothing moves any more; then wishes."""
+        self.pool.expire(self._now())
+        while self._admit_waiting(steps) or self._serve_takes(steps):
+            pass
+        self._avoid_standstill(steps)
+        if self.closed:
+            self._end_requests(steps)
+        elif self._wishes and (self._takes or self.pool.wants()):
+            for get in list(self._wishes):
+                self._grant(get, steps)
+        elif self.story:
+            for get in list(self._wishes):
+                self._refuse(get, "PeerLost", self.story, steps)
+        removals, self.pool.removals = self.pool.removals, []
+        for places, reason in removals:
+            self._write(Drop(places, reason), steps)
+        self.budget.used = self.pool.nbytes
+        self._keeper.wake_at(self.pool.next_deadline)
+
+    def _serve_takes(self, steps: list[Step]) -> bool:
+        is_served, shared = False, True
+        for get, (kind, key) in list(self._takes.items()):
+            if kind == TAKE:
+                self.pool.drop_stale()
+            groups = self.pool.take(get.target or 1, key, shared=shared)
+            if groups is None:
+                shared = False  # what is for all is for the first: a large take would starve behind small ones
+                continue
+            is_served = True
+            del self._takes[get]
+            self._leases[get] = groups
+            self._stale_before = self._stale
+            samples = [sample for group in groups for sample in group.samples]
+            facts = [[group.name, [sample.weight for sample in group.samples]] for group in groups]
+            self._deliver(get, [self.pool.version, self._options.max_staleness, facts], samples, steps)
+        return is_served
+
+    def _deliver(self, get: Get, facts: Any, samples: Iterable[Item], steps: list[Step]) -> None:
+        """Answer a get: the first item says what follows."""
+        get.items = [_item(plain_body(facts)), *samples]
+        get.delivered = True
+        steps.append((DELIVER, get))
+
+    def _grant(self, get: Get, steps: list[Step]) -> None:
+        del self._wishes[get]
+        del self.clients[get.consumer].gets[get.number]
+        self._deliver(get, self.pool.version, (), steps)
+
+    def _avoid_standstill(self, steps: list[Step]) -> None:
+        """Refuse a take for which there will never be room, so that neither it nor the puts wait for ever."""
+        if not self._takes or not self._waiting or self._leases or self._unwritten or self.pool.has_open:
+            return
+        get, (_, key) = next(iter(self._takes.items()))
+        if self.pool.available(key) == self.pool.ready:
+            text = (
+                f"take(groups={get.target}) of experience '{self._name}' found {self.pool.ready} groups, which fill "
+                f"max_bytes={self._options.max_bytes}: make that larger, or take fewer groups"
+            )
+            self._refuse(get, "ValueError", text, steps)
+            self._serve(steps)
+
+    def _end_requests(self, steps: list[Step]) -> None:
+        """End what a closed experience will never answer."""
+        for get in list(self._wishes):
+            self._refuse(get, "ClosedError", self._closed_text(), steps)
+        if self._leases or self._unwritten:
+            return  # groups may come back
+        for get, (_, key) in list(self._takes.items()):
+            if not self.pool.available(key):
+                text = f"experience '{self._name}' is closed, and no groups are left to take"
+                self._refuse(get, "EndOfChannel", text, steps)
+
+    def _fail(self, who: int, number: int, kind: str, text: str, steps: list[Step]) -> None:
+        steps.append((Act.FAILED, (who, number, kind, text)))
+
+    def _refuse(self, get: Get, kind: str, text: str, steps: list[Step]) -> None:
+        self._wishes.pop(get, None)
+        self._takes.pop(get, None)
+        self.clients[get.consumer].gets.pop(get.number, None)
+        self._fail(get.consumer, get.number, kind, text, steps)
+
+    def _closed_text(self) -> str:
+        return f"experience '{self._name}' is closed; nothing can be put there any more"
+
+    def _withdraw(self, puts: Iterable[Item], gets: Iterable[Get], steps: list[Step]) -> None:
+        for item in puts:
+            self._forget_waiting(item)
+        for get in gets:
+            self._takes.pop(get, None)
+            self._wishes.pop(get, None)
+            self.pool.give_back(self._leases.pop(get, ()))
+        self._serve(steps)
+
+    def cancel(self, who: int, *numbers: int) -> list[Step]:
+        for number in numbers:
+            if (insert := self._inserts.get((who, number))) is not None:
+                insert.is_withdrawn = True  # the producer is told that it is not here, whatever the disk says
+        return super().cancel(who, *numbers)
+
+    def confirm(self, consumer: int, number: int, count: int, steps: list[Step]) -> bool:
+        return False  # that is an operation here, whose answer may wait for a disk: ``settle``
+
+    def settle(
+        self, holder: int, number: int, count: int, done: Callable[[Exception | None], None]
+    ) -> list[Step] | None:
+        """Let the first ``count`` groups of a lease be the holder's; None if the lease is over or has fewer."""
+        client = self.clients.get(holder)
+        get = None if client is None else client.gets.get(number)
+        groups = None if get is None else self._leases.get(get)
+        if client is None or get is None or groups is None or not 0 < count <= len(groups):
+            return None
+        settled = groups[:count]
+        del groups[:count]
+        if not groups:
+            del self._leases[get]
+            del client.gets[number]
+        steps: list[Step] = []
+        self._write(Settle(settled, done), steps)
+        self._serve(steps)
+        return steps
+
+    # -- what is written ----------------------------------------------------------------------------------------
+
+    def _write(self, change: Change, steps: list[Step]) -> None:
+        if self._keeper.is_durable:
+            self._unwritten += 1
+            self._keeper.write(change)
+        else:
+            self._apply(change, None, steps)
+
+    def written(self, change: Change, error: Exception | None) -> list[Step]:
+        """Note that a change is on disk, or could not be written."""
+        steps: list[Step] = []
+        self._unwritten -= 1
+        self._apply(change, error, steps)
+        self._serve(steps)
+        return steps
+
+    def _apply(self, change: Change, error: Exception | None, steps: list[Step]) -> None:
+        match change:
+            case Insert(item, group, sample, is_withdrawn) if error is None:
+                del self._inserts[item.producer, item.number]
+                if is_withdrawn:
+                    self.pool.withdraw((group, sample), WITHDRAWN)
+                    return
+                self.pool.accept((group, sample))
+                if item.producer not in self._gone:
+                    self._producers.add(item.producer)
+                self._had_producers = True
+                steps.append((ACCEPTED, item))
+            case Insert(item, group, sample):
+                del self._inserts[item.producer, item.number]
+                self.pool.withdraw((group, sample))
+                self._fail(item.producer, item.number, "OSError", f"{error}; the sample was not put", steps)
+            case Settle(groups, done):
+                if error is None:
+                    self.pool.confirm(groups)
+                else:
+                    self.pool.give_back(groups)
+                done(error)
+
+    # -- the trainer --------------------------------------------------------------------------------------------
+
+    def set_version(self, setter: int, trainer: str, version: int, *, restart: bool) -> list[Step]:
+        """Note the version that a process of the trainer has now.
+
+        Raises:
+            ValueError: the version goes back, or is none; or another trainer sets the versions.
+        """
+        steps: list[Step] = []
+        if self.client(setter) is None:
+            return steps
+        where = f"experience '{self._name}'"
+        if version < 0:
+            self._turn_down(f"set_version({version}) of {where}: versions are counted from 0")
+        if self.setters and trainer != self.trainer:
+            self._turn_down(
+                f"set_version({version}) of {where} by {trainer}: {self.trainer} sets its versions, and an experience "
+                "has one trainer: give each an experience of its own"
+            )
+        before = self.setters.get(setter, -1)
+        if version < before and not restart:
+            self._turn_down(
+                f"set_version({version}) of {where} by {trainer}: it has set version {before}, and versions rise; "
+                f"where it has gone back to a checkpoint, write set_version({version}, restart=True)"
+            )
+        if restart:
+            self.setters.clear()
+        self.trainer, self.story = trainer, ""
+        self.setters[setter] = version
+        version = max(self.setters.values())  # of several ranks some are behind for a moment
+        if version != self.pool.version:
+            self.pool.set_version(version)
+            self._write(Advance(version), steps)
+        self._serve(steps)
+        return steps
+
+    def _turn_down(self, text: str) -> NoReturn:
+        raise ValueError(text)
+
+    def end_wishes(self, story: str) -> list[Step]:
+        """Let nobody wait for a trainer that has ended and does not come back."""
+        steps: list[Step] = []
+        if not self.setters:
+            self.story = story
+            self._serve(steps)
+        return steps
+
+    # -- ends ---------------------------------------------------------------------------------------------------
+
+    def drop(self, who: int, *, is_lost: bool = False) -> list[Step]:
+        self._producers.discard(who)
+        steps = super().drop(who, is_lost=is_lost)
+        if self.setters.pop(who, None) is not None and not self.setters:
+            self._keeper.trainer_gone(who)
+        return steps
+
+    def expire(self) -> list[Step]:
+        """Give up groups whose deadlines have come."""
+        steps: list[Step] = []
+        self._serve(steps)
+        return steps
+
+    def close(self, *, discard: bool = False) -> list[Step]:
+        steps: list[Step] = []
+        waiting = [] if self.closed else [item for items in self._waiting.values() for item in items]
+        self.closed = True
+        for item in waiting:
+            self._forget_waiting(item)
+            self._fail(item.producer, item.number, "ClosedError", self._closed_text(), steps)
+        self.pool.close(discard=discard)
+        self._serve(steps)
+        return steps
+
+    # -- questions ----------------------------------------------------------------------------------------------
+
+    @property
+    def used(self) -> list[bytes]:
+        return [b""]
+
+    def size(self, key: bytes) -> int:
+        return self.pool.ledger().present
+
+    def waiting(self, key: bytes) -> tuple[int, int]:
+        return sum(map(len, self._waiting.values())), len(self._takes)
+
+    def peek(self, key: bytes) -> list[Item]:
+        """Return the content: an item with the counts and the names, then the samples, leased ones among them."""
+        here = [*self.pool.samples(), *((group, sample) for groups in self._leases.values() for group in groups
+                                       for sample in group.samples)]  # fmt: skip
+        here.sort(key=lambda each: (each[0].serial, each[1].place))
+        ledger = self.pool.ledger()
+        facts = [[group.serial, group.key, group.name, sample.weight] for group, sample in here]
+        head = plain_body([ledger.version, ledger.taken, ledger.dropped, facts])
+        return [_item(head), *(sample for _, sample in here)]
+
+    @property
+    def _stale(self) -> int:
+        return self.pool.ledger().dropped.get(STALE, 0)
+
+    def describe(self, key: bytes) -> str:
+        """Say in words why a take, a put or a wish waits."""
+        kind, of_key = _kind_of(key) or (None, None)
+        ready = self.pool.available(of_key)
+        groups, lack = self.pool.lacking()
+        words = [f"{ready} group{'s' * (ready != 1)} can be taken"]
+        if kind == WISH:
+            words.append(f"more would be stale before its turn: the trainer has version {self.pool.version}")
+            words.append(f"{self.trainer} has not asked for the next groups" if self.setters else "no trainer is there")
+            return "; ".join(words)
+        if not self._producers:
+            words.append("no producer is left" if self._had_producers else "no producer has put anything")
+        if groups:
+            words.append(f"{groups} group{'s are' if groups != 1 else ' is'} incomplete and lack{'s' * (groups == 1)} "
+                         f"{lack} sample{'s' * (lack != 1)}")  # fmt: skip
+        if stale := self._stale - self._stale_before:
+            words.append(
+                f"{stale} sample{'s were' if stale != 1 else ' was'} dropped since the last take, as more than "
+                f"{self._options.max_staleness} versions behind the trainer's version {self.pool.version}"
+            )
+        puts, takes = self.waiting(key)
+        return "; ".join([*words, f"{puts} put{'s' * (puts != 1)} and {takes} take{'s' * (takes != 1)} wait"])
+
+
+def _item(body: bytes) -> Item:
+    return Item(0, 0, b"", 0, len(body), body, False)

@@ -1,0 +1,53 @@
+"""``Ledger``: the fate of every sample of an experience: put = taken + present + leased + dropped by reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+STALE: Final = "older than max_staleness when it would have been taken"
+INCOMPLETE: Final = "its group was incomplete at its deadline, or at the close"
+DISCARDED: Final = "discarded by close(discard=True)"
+WITHDRAWN: Final = "withdrawn by its producer while it was written"
+
+
+@dataclass
+class Ledger:
+    """Counts of samples.
+
+    Attributes:
+        put: accepted by the experience.
+        taken: confirmed by the ends of takes.
+        present: in the experience and not leased, those of incomplete groups among them.
+        leased: in the hands of takes that have not ended.
+        dropped: by reason; no take gets them.
+        incomplete: groups that lack samples.
+        version: of the trainer; None before the first.
+    """
+
+    put: int = 0
+    taken: int = 0
+    present: int = 0
+    leased: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    incomplete: int = 0
+    version: int | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        """True if each sample that was put is accounted for once."""
+        return self.put == self.taken + self.present + self.leased + sum(self.dropped.values())
+
+    def drop(self, reason: str, count: int) -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + count
+
+    def summary(self) -> dict[str, int]:
+        """Return the counts that add up: put is the sum of the others."""
+        dropped = sum(self.dropped.values())
+        return {
+            "put": self.put, "taken": self.taken, "present": self.present, "leased": self.leased, "dropped": dropped,
+        }  # fmt: skip
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the counts as plain data."""
+        return {**vars(self), "dropped": dict(self.dropped)}

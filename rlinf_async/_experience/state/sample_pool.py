@@ -1,0 +1,463 @@
+"""State of an experience: samples in groups, versions and staleness, leases and deadlines of groups, the ledger.
+
+Plain state without IO.  A group passes through these stages::
+
+    first sample ──► open ── `size` samples, or its deadline ──► ready ── take() ──► leased ── confirm() ──► taken
+                      └─ its deadline ──► dropped       └─ too stale ──► dropped  └─ give_back() ──► ready, at its place
+
+A sample is *entered* into its group first, and *accepted* when it is safe, which a durable experience knows later than
+others.  A group is ready when all of its samples are accepted.  The ledger counts accepted samples only.
+
+Room is reserved for a whole group at its first sample.  Otherwise an experience full of incomplete groups would admit
+none of the samples that complete them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from rlinf_async._channels.state.queue_client import Item
+from rlinf_async._experience.state.experience_options import ExperienceOptions
+from rlinf_async._experience.state.ledger import DISCARDED, INCOMPLETE, STALE, Ledger
+
+
+@dataclass(slots=True, eq=False)
+class Sample(Item):
+    """An item of an experience; its weight is the version of the weights that made it.
+
+    Attributes:
+        is_accepted: the ledger counts it.
+    """
+
+    is_accepted: bool = False
+
+
+class Stage(Enum):
+    OPEN = "open"
+    READY = "ready"
+    LEASED = "leased"
+    GONE = "gone"
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Samples that are taken together.
+
+    Attributes:
+        serial: rises from group to group; a name may be used again.
+        key: of the takes that may have it; None for all.
+        name: by which its samples find each other.
+        rank: place among the ready ones: version of the oldest sample, then serial.
+        waits: samples that are entered and not accepted yet.
+        is_over: no further sample joins it.
+        reason: for which it was dropped.
+    """
+
+    serial: int
+    key: bytes | None
+    name: bytes
+    deadline: float | None
+    room_bytes: int
+    samples: list[Sample] = field(default_factory=list)
+    rank: tuple[int, int] = (0, 0)
+    waits: int = 0
+    is_over: bool = False
+    stage: Stage = Stage.OPEN
+    reason: str = ""
+
+    @property
+    def version(self) -> int:
+        return min(sample.weight for sample in self.samples)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(sample.nbytes for sample in self.samples)
+
+
+Removal = tuple[list[int], str]
+"""Places of dropped samples, and the reason."""
+
+
+class SamplePool:
+    """The samples of one experience.
+
+    Attributes:
+        version: of the trainer; None before the first.
+        removals: dropped samples that the owner has not been told of; the owner empties this.
+
+    Example:
+        pool = SamplePool(ExperienceOptions(group=2, max_staleness=1))
+        for body in (b"a", b"b"):
+            pool.accept(pool.enter(None, b"problem 7", version=3, nbytes=1, body=body, now=0.0))
+        leased = pool.take(1, None)
+        pool.confirm(leased)
+    """
+
+    def __init__(self, options: ExperienceOptions) -> None:
+        self.options = options
+        self.version: int | None = None
+        self.is_closed = False
+        self.is_discarded = False
+        self.removals: list[Removal] = []
+        self._ledger = Ledger()
+        self._serials = itertools.count(1)
+        self._places = itertools.count(1)
+        self._open: dict[tuple[bytes | None, bytes], Group] = {}
+        self._unsettled: dict[Group, None] = {}
+        """Groups that are over and wait for samples to be accepted."""
+        self._ready: dict[bytes | None, list[Group]] = {}
+        """By key, each in the order of ranks."""
+        self._deadlines: list[tuple[float, int, Group]] = []
+        self._entries = itertools.count()
+        self._samples = 0
+        self._bytes = 0
+        """Room that is used or reserved; leased samples need bytes, and no place."""
+        self._swept_for: int | None = None
+        """The oldest version for which incomplete groups were looked through."""
+        self._taken_now = self._taken_before = 0
+        """Groups that were taken since the trainer's version was set, and in the version before."""
+
+    def __repr__(self) -> str:
+        return f"<SamplePool version {self.version} [{self._samples} samples, {self._bytes} bytes]>"
+
+    # -- room ---------------------------------------------------------------------------------------------------
+
+    def is_open(self, key: bytes | None, name: bytes) -> bool:
+        """True if a group waits for this sample, so that room is reserved for it."""
+        return (key, name) in self._open
+
+    def has_room(self, nbytes: int) -> bool:
+        """True if a group of such samples may begin."""
+        options = self.options
+        samples, size = self._samples + options.group, self._bytes + options.group * nbytes
+        return (not options.maxsize or samples <= options.maxsize) and (
+            not options.max_bytes or size <= options.max_bytes
+        )
+
+    # -- in -----------------------------------------------------------------------------------------------------
+
+    def enter(
+        self, key: bytes | None, name: bytes, *, version: int, nbytes: int, body: object, now: float
+    ) -> tuple[Group, Sample]:
+        """Place a sample in its group; ``accept`` or ``withdraw`` follows."""
+        group = self._open.get((key, name))
+        if group is None:
+            timeout = self.options.group_timeout_s
+            deadline = now + timeout if timeout else None
+            group = Group(next(self._serials), key, name, deadline, self.options.group * nbytes)
+            self._open[key, name] = group
+            self._samples += self.options.group
+            self._bytes += group.room_bytes
+            self._note_deadline(group)
+        sample = Sample(0, 0, b"", version, nbytes, body, False, place=next(self._places))
+        group.samples.append(sample)
+        group.waits += 1
+        if len(group.samples) == self.options.group:
+            self._end(group)
+        return group, sample
+
+    def accept(self, entered: tuple[Group, Sample]) -> None:
+        """Count a sample that was entered: it is safe."""
+        group, sample = entered
+        sample.is_accepted = True
+        group.waits -= 1
+        self._ledger.put += 1
+        self._ledger.present += 1
+        if group.stage is Stage.GONE:
+            self._drop(group, [sample], group.reason)
+        else:
+            self._settle(group)
+
+    def withdraw(self, entered: tuple[Group, Sample], reason: str = "") -> None:
+        """Take out a sample that was entered and could not be made safe; or was, and is dropped for this reason."""
+        group, sample = entered
+        group.waits -= 1
+        if reason:
+            self._ledger.put += 1
+            self._ledger.drop(reason, 1)
+            self.removals.append(([sample.place], reason))
+        if group.stage is Stage.GONE:
+            return
+        was_full = len(group.samples) == self.options.group
+        group.samples.remove(sample)
+        name = (group.key, group.name)
+        if not group.samples:
+            if not group.is_over:
+                del self._open[name]
+            self._forget(group)
+        elif was_full and name not in self._open and not self.is_closed:
+            del self._unsettled[group]  # it waits for another sample in the place of this one
+            group.is_over = False
+            self._open[name] = group
+            self._note_deadline(group)
+        else:
+            self._settle(group)
+
+    def _note_deadline(self, group: Group) -> None:
+        if group.deadline is not None:
+            heapq.heappush(self._deadlines, (group.deadline, next(self._entries), group))
+
+    def _end(self, group: Group) -> None:
+        del self._open[group.key, group.name]
+        group.is_over = True
+        self._unsettled[group] = None
+
+    def _settle(self, group: Group) -> None:
+        """Make a group ready that is over and safe."""
+        if not group.is_over or group.waits:
+            return
+        del self._unsettled[group]
+        if len(group.samples) < self.options.group and self.options.short_groups == "drop":
+            self._drop(group, group.samples, INCOMPLETE)
+            self._forget(group)
+            return
+        self._samples -= self.options.group - len(group.samples)
+        self._bytes += group.nbytes - group.room_bytes
+        group.rank = (group.version, group.serial)
+        self._make_ready(group)
+
+    def _make_ready(self, group: Group) -> None:
+        group.stage = Stage.READY
+        bisect.insort(self._ready.setdefault(group.key, []), group, key=_rank_of)
+
+    def _forget(self, group: Group) -> None:
+        """Free the room of a group that never became ready."""
+        self._unsettled.pop(group, None)
+        group.stage = Stage.GONE
+        self._samples -= self.options.group
+        self._bytes -= group.room_bytes
+
+    def _drop(self, group: Group, samples: Iterable[Sample], reason: str) -> None:
+        accepted = [sample for sample in samples if sample.is_accepted]
+        group.stage, group.reason = Stage.GONE, reason
+        self._ledger.present -= len(accepted)
+        if accepted:
+            self._ledger.drop(reason, len(accepted))
+            self.removals.append(([sample.place for sample in accepted], reason))
+
+    # -- deadlines and versions ---------------------------------------------------------------------------------
+
+    @property
+    def next_deadline(self) -> float | None:
+        """The moment at which ``expire`` has something to do; perhaps earlier."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def expire(self, now: float) -> None:
+        """Give up the groups whose deadlines have come."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            group = heapq.heappop(self._deadlines)[2]
+            if group.stage is Stage.OPEN and not group.is_over:
+                self._give_up(group)
+
+    def close(self, *, discard: bool) -> None:
+        """Begin no more groups; give up those that are open, and all that nobody has taken where they are discarded."""
+        self.is_closed = True
+        for group in list(self._open.values()):
+            self._give_up(group)
+        if discard:
+            self.is_discarded = True
+            for group in list(self._unsettled):
+                self._drop(group, group.samples, DISCARDED)
+                self._forget(group)
+            for groups in list(self._ready.values()):
+                self._drop_ready(groups, len(groups), DISCARDED)
+
+    def _give_up(self, group: Group) -> None:
+        self._end(group)
+        self._settle(group)
+
+    def set_version(self, version: int) -> None:
+        """Note the version that the trainer has now."""
+        if version != self.version:
+            if self._taken_now:
+                self._taken_before, self._taken_now = self._taken_now, 0
+            self.version = version
+
+    @property
+    def _oldest(self) -> int | None:
+        """The oldest version that is not too stale."""
+        return None if self.version is None else self.version - self.options.max_staleness
+
+    def drop_stale(self) -> None:
+        """Drop whatever is too stale to be taken, samples of incomplete groups among them."""
+        oldest = self._oldest
+        if oldest is None:
+            return
+        for groups in list(self._ready.values()):
+            self._drop_ready(groups, _stale(groups, oldest), STALE)
+        if oldest == self._swept_for:
+            return  # an incomplete group that has become stale since is dropped when it is complete
+        self._swept_for = oldest
+        for group in [group for group in self._open.values() if group.version < oldest]:
+            del self._open[group.key, group.name]
+            self._drop(group, group.samples, STALE)
+            self._forget(group)
+
+    def _drop_ready(self, groups: list[Group], count: int, reason: str) -> None:
+        """Drop the first groups of a key."""
+        for group in groups[:count]:
+            self._samples -= len(group.samples)
+            self._bytes -= group.nbytes
+            self._drop(group, group.samples, reason)
+        self._remove(groups, slice(count))
+
+    def _remove(self, groups: list[Group], part: slice) -> None:
+        key = groups[0].key
+        del groups[part]
+        if not groups:
+            del self._ready[key]
+
+    # -- out ----------------------------------------------------------------------------------------------------
+
+    def available(self, key: bytes | None, *, shared: bool = True) -> int:
+        """Count the ready groups that a take may have: those of its key, and those without one if ``shared``."""
+        return sum(len(groups) for groups in self._ready_for(key, shared))
+
+    def _ready_for(self, key: bytes | None, shared: bool) -> list[list[Group]]:
+        keys = ([None] if shared else []) + ([key] if key is not None else [])
+        return [self._ready[each] for each in keys if each in self._ready]
+
+    def take(self, count: int, key: bytes | None, *, shared: bool = True) -> list[Group] | None:
+        """Lease so many groups, in the order that the options name; fewer once it is closed, None if they lack."""
+        lists = self._ready_for(key, shared)
+        available = sum(map(len, lists))
+        if available < count and not (self.is_closed and available):
+            return None
+        newest_first = self.options.order == "newest"
+        first = [groups[-count:] if newest_first else groups[:count] for groups in lists]
+        chosen = sorted(itertools.chain(*first), key=_rank_of, reverse=newest_first)[:count]
+        for groups in lists:
+            number = sum(group.key == groups[0].key for group in chosen)
+            self._remove(groups, slice(len(groups) - number, None) if newest_first else slice(number))
+        for group in chosen:
+            group.stage = Stage.LEASED
+            self._samples -= len(group.samples)
+            self._move(group, 1)
+        self._taken_now += len(chosen)
+        return chosen
+
+    def _move(self, group: Group, sign: int) -> None:
+        self._ledger.present -= sign * len(group.samples)
+        self._ledger.leased += sign * len(group.samples)
+
+    def confirm(self, groups: Iterable[Group]) -> None:
+        """Let leased groups be their holder's."""
+        for group in groups:
+            group.stage = Stage.GONE
+            self._bytes -= group.nbytes
+            self._ledger.leased -= len(group.samples)
+            self._ledger.taken += len(group.samples)
+
+    def give_back(self, groups: Iterable[Group]) -> None:
+        """Return leased groups to their places, or drop them where all is discarded."""
+        for group in groups:
+            self._move(group, -1)
+            self._taken_now = max(0, self._taken_now - 1)
+            for sample in group.samples:
+                sample.redelivered = True
+            if self.is_discarded:
+                self._bytes -= group.nbytes
+                self._drop(group, group.samples, DISCARDED)
+            else:
+                self._samples += len(group.samples)
+                self._make_ready(group)
+
+    # -- questions ----------------------------------------------------------------------------------------------
+
+    def wants(self) -> bool:
+        """True if a sample of the trainer's version that is put now can be fresh when its turn comes.
+
+        The trainer takes about as many groups in each version as it took in the last ones.
+        """
+        oldest, per_version = self._oldest, max(self._taken_before, self._taken_now)
+        if oldest is None or not per_version:
+            return True
+        fresh = sum(len(groups) - _stale(groups, oldest) for groups in self._ready.values())
+        begun = sum(len(group.samples) for group in self._open.values())
+        ahead = self._taken_now + fresh + len(self._unsettled) + begun / self.options.group
+        return ahead < (self.options.max_staleness + 1) * per_version
+
+    @property
+    def ready(self) -> int:
+        """Groups that can be taken."""
+        return sum(map(len, self._ready.values()))
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._ready or self._open or self._unsettled)
+
+    @property
+    def has_open(self) -> bool:
+        return bool(self._open or self._unsettled)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are used or reserved."""
+        return self._bytes
+
+    def lacking(self) -> tuple[int, int]:
+        """Count the incomplete groups, and the samples that they lack."""
+        lack = sum(self.options.group - len(group.samples) for group in self._open.values())
+        return len(self._open), lack
+
+    def samples(self) -> Iterator[tuple[Group, Sample]]:
+        """Yield the accepted samples that are here, group after group in the order in which those began."""
+        groups = [*self._all_ready(), *self._unsettled, *self._open.values()]
+        for group in sorted(groups, key=lambda each: each.serial):
+            for sample in group.samples:
+                if sample.is_accepted:
+                    yield group, sample
+
+    def ledger(self) -> Ledger:
+        """Return what has become of all samples."""
+        ledger = self._ledger
+        return Ledger(
+            ledger.put, ledger.taken, ledger.present, ledger.leased, dict(ledger.dropped), len(self._open), self.version
+        )
+
+    def _all_ready(self) -> list[Group]:
+        return list(itertools.chain(*self._ready.values()))
+
+    # -- again --------------------------------------------------------------------------------------------------
+
+    def count_earlier(self, version: int | None, taken: int, dropped: dict[str, int]) -> None:
+        """Count what an earlier life of this experience has done with its samples.
+
+        Raises:
+            ValueError: this one has samples of its own.
+        """
+        if self._ledger.put:
+            raise ValueError(f"only a new experience takes over an earlier one; {self._ledger.put} samples were put")
+        self.version = version
+        self._ledger.taken = taken
+        self._ledger.dropped = dict(dropped)
+        self._ledger.put = taken + sum(dropped.values())
+
+    def restore(self, rows: Iterable[tuple[int, int, bytes | None, bytes, int, int, object]], now: float) -> None:
+        """Take in the samples of an earlier life: place, serial, key, name, version, size and body of each, in order.
+
+        The last group of a name goes on where it is incomplete; an earlier one had been given up.
+        """
+        for place, serial, key, name, version, nbytes, body in rows:
+            earlier = self._open.get((key, name))
+            if earlier is not None and earlier.serial != serial:
+                self._give_up(earlier)
+            group, sample = entered = self.enter(key, name, version=version, nbytes=nbytes, body=body, now=now)
+            group.serial, sample.place = serial, place
+            self.accept(entered)
+            self._places = itertools.count(place + 1)
+            self._serials = itertools.count(max(serial + 1, next(self._serials)))
+
+
+def _rank_of(group: Group) -> tuple[int, int]:
+    return group.rank
+
+
+def _stale(groups: list[Group], oldest: int) -> int:
+    """Count the groups, in the order of ranks, that are too stale."""
+    return bisect.bisect_left(groups, (oldest, 0), key=_rank_of)

@@ -1,0 +1,356 @@
+"""``Experience``, users' API of a store of samples in groups: create, connect, put, take, versions, wanted, ledger."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Literal
+
+from rlinf_async._channels import registration
+from rlinf_async._channels.arguments import MAX_INTEGER, seconds, whole_number
+from rlinf_async._channels.request import Get, Question
+from rlinf_async._channels.state.channel_keys import key_of
+from rlinf_async._client import registry
+from rlinf_async._client.client import NodeClient
+from rlinf_async._core import operations
+from rlinf_async._core.names import check_channel_name
+from rlinf_async._core.own_logger import own_logger
+from rlinf_async._experience.experience_arguments import ExperienceArguments, options_of
+from rlinf_async._experience.state.experience_options import ExperienceOptions
+from rlinf_async._experience.state.ledger import Ledger
+from rlinf_async._experience.taking import OnStale, Take
+from rlinf_async._worker import context
+from rlinf_async.channel import Channel
+from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded
+from rlinf_async.work import NoneOrWork, Work, blocking
+
+logger = own_logger(__name__)
+
+
+class Experience:
+    """A channel of samples in groups, which drops what is too stale for the trainer.
+
+    Producers put samples with the version of the weights that made them, and the trainer takes whole groups.  It lives
+    in the daemon of one node: an accepted sample outlives its producer, and the groups of a take that ends by an error,
+    a death or the end of its lease come back, unless they are too stale then.  Nothing is taken for good twice.
+
+    In a coroutine the methods return a ``Work``, started already, to be awaited; elsewhere they block.
+
+    Example:
+        experience = Experience.create("experience", group=8, max_staleness=2, of="trainer")
+
+        await experience.wanted()                                        # a producer
+        await experience.put(sample, version=version, group=problem)
+
+        async with experience.take(groups=64) as batch:                  # the trainer
+            train(batch.items, batch.staleness)
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        """Not for users: ``create`` or ``connect``."""
+        self._channel = channel
+        self._arguments = ExperienceArguments(channel.name)
+
+    def __repr__(self) -> str:
+        return repr(self._channel).replace("<Channel", "<Experience", 1)
+
+    # -- making -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        group: int = 1,
+        max_staleness: int = 2,
+        lease: float = 600.0,
+        maxsize: int = 0,
+        durable: str | Path | None = None,
+        *,
+        of: str | None = None,
+        order: Literal["oldest", "newest"] = "oldest",
+        group_timeout: float | None = None,
+        short_groups: Literal["drop", "take"] = "drop",
+        max_bytes: int = 0,
+        node_rank: int = 0,
+        cluster: registry.HasClient | None = None,
+    ) -> Experience:
+        """A new experience; if there is one of that name, a warning, and that one.
+
+        Its name is one of a channel too, and it lives as long as a channel would.
+
+        Args:
+            name: by which others ``connect``.
+            group: samples of a complete group.
+            max_staleness: versions that the oldest sample of a group may be behind the trainer's when it is taken.
+            lease: seconds that a take may last; after these its groups go back, and its end raises ``LeaseLost``.
+            maxsize: samples that may be here and not leased; 0 is without bound.  The first sample of a group waits for
+                room for all of it.
+            durable: the path of a file on the node that keeps the experience, which outlives the run: samples that are
+                not taken, and the ledger.  The next ``create`` with it goes on, and what was leased is back.  A put
+                and the end of a take are then done when they are written.  It outlives killed processes, not a loss
+                of power.
+            of: a group: what it publishes (``publish``) sets the trainer's version, in the place of ``set_version``.
+            order: groups of the oldest version first, or of the newest.
+            group_timeout: seconds from the first sample of a group after which it is given up.
+            short_groups: whether samples of a group that was given up are dropped, or taken as they are.
+            max_bytes: size in bytes of all samples together, leased ones among them, beyond which puts wait; by default
+                half of the memory of the node, or of its container.
+            node_rank: the node that keeps it.
+            cluster: as in ``Channel.create``.
+
+        Raises:
+            ConfigError: another run has the durable file open, or it cannot be used; there is no such node; a channel
+                has that name.
+            TypeError, ValueError: an option has no such value.
+            RuntimeError: as ``Channel.create``.
+        """
+        check_channel_name(name)
+        options = options_of(
+            name, group=group, max_staleness=max_staleness, lease=lease, maxsize=maxsize, durable=durable, of=of,
+            order=order, group_timeout=group_timeout, short_groups=short_groups, max_bytes=max_bytes,
+        )  # fmt: skip
+        client = registry.client_of(cluster)
+        node_rank = whole_number(node_rank, "node_rank", f"experience '{name}'")
+        channel = Channel(name, options.maxsize, client)
+        channel._open(client, _create(client, name, options, node_rank))
+        return cls(channel)
+
+    @classmethod
+    def connect(
+        cls, name: str, *, cluster: registry.HasClient | None = None, timeout: float | None = None
+    ) -> Experience:
+        """The experience of that name; waits for it if it does not exist yet.
+
+        Args, Raises:
+            As ``Channel.connect``; ConfigError: it is a channel.
+        """
+        check_channel_name(name)
+        if timeout is not None:
+            timeout = seconds(timeout, f"connect() to experience '{name}'")
+        client = registry.client_of(cluster)
+        channel = Channel(name, 0, client)
+        channel._open(client, registration.find(client, name, timeout, is_experience=True))
+        return cls(channel)
+
+    def __await__(self) -> Generator[Any, Any, Experience]:
+        """Waits until the experience exists.
+
+        Raises:
+            Exception: why it does not.
+        """
+        yield from self._channel.__await__()
+        return self
+
+    def __reduce__(self) -> Any:
+        return Experience, (self._channel,)
+
+    @property
+    def name(self) -> str:
+        """The name that others connect by."""
+        return self._channel.name
+
+    # -- samples ------------------------------------------------------------------------------------------------
+
+    def put(
+        self, sample: Any, *, version: int, group: Any = None, key: Any = None, timeout: float | None = None
+    ) -> NoneOrWork:
+        """Puts a sample into its group; done when the experience has accepted it, and a durable one has written it.
+
+        Args:
+            version: of the weights that made the sample.
+            group: by which samples find each other: a number, a text, bytes, None, or a tuple of these.  It may be used
+                again when a group of it is complete or was given up.
+            key: only takes with this key have the group, as a rank's own; None: any take.
+            timeout: seconds that it may wait for room; then the sample is withdrawn.
+
+        Raises:
+            ClosedError: the experience is closed.
+            OSError: the disk of a durable experience is full; the sample was not put.
+            DeadlineExceeded, NodeLost: as ``Channel.put``.
+            TypeError, ValueError: at once, the version is no whole number, or negative; the group has no such name.
+            SerializationError: at once, the sample cannot travel.
+        """
+        done: NoneOrWork = blocking(self._channel._start(self._arguments.put(sample, version, group, key, timeout)))
+        return done
+
+    def take(self, groups: int = 1, key: Any = None, *, on_stale: OnStale | None = None) -> Take:
+        """The next groups, which stay the experience's until the block that has them ends well.
+
+        It waits until so many groups are there, and takes fewer only at the end of a closed experience.  Groups that
+        are more than ``max_staleness`` versions behind the trainer's are dropped instead, and counted::
+
+            async with experience.take(groups=64) as batch:     # `with` in a def method or a script
+                train(batch.items, batch.staleness)
+
+        Args:
+            groups: at least 1.
+            key: take groups that were put with this key as well as those without one.
+            on_stale: take stale groups too: ``on_stale(samples, staleness)`` is called with each, and returns the
+                samples that stand for them in the batch, as with importance weights; an empty list leaves them out.
+
+        Raises:
+            LeaseLost: at the end of the block, or from ``batch.done()``: the lease has timed out.
+            EndOfChannel: at the beginning, the experience is closed, and no groups are left.
+            ValueError: so many groups never fit in.
+            OSError: at the end of the block, a durable experience could not write it; the groups have gone back.
+            NodeLost: the node of the experience is gone.
+        """
+        get = self._arguments.take(groups, key, stale_too=on_stale is not None)
+        return Take(lambda: self._channel._start(get), self._settle, on_stale)
+
+    def _settle(self, get: Get[Any], groups: int) -> Work[None]:
+        roster, what = self._known(), f"the end of a take from experience '{self.name}'"
+        operation = operations.SettleGroups(roster["number"], get.number, groups)
+        return self._channel._bound().request(operation, node=roster["nodes"][0], what=what)
+
+    def wanted(self) -> Any:
+        """Waits while whatever is made now could only be stale when its turn comes.
+
+        That is so when more groups are ahead of it than the trainer takes in ``max_staleness + 1`` versions.  It does
+        not wait while a take does, nor before the trainer has set a version.  It reserves nothing: of several producers
+        that go on at the same time some may make a sample too many.
+
+        Returns:
+            The trainer's version, None before the first; in a coroutine a ``Work`` of it.
+
+        Raises:
+            PeerLost: the trainer has ended and does not come back, with its last words.
+            ClosedError: the experience is closed.
+        """
+        return blocking(self._channel._start(self._arguments.wish()))
+
+    # -- versions -----------------------------------------------------------------------------------------------
+
+    def set_version(self, version: int, *, restart: bool = False) -> NoneOrWork:
+        """Says which version of the weights the trainer has now; its ranks may all say it.
+
+        Args:
+            restart: the trainer has gone back to a checkpoint, so the version may be lower than before.  A trainer that
+                was started again need not say that.
+
+        Raises:
+            ValueError: the version goes back; or another trainer, which lives, sets the versions, as ``of=`` has it.
+            TypeError: it is no whole number.
+        """
+        version = whole_number(version, "version", f"set_version() of experience '{self.name}'")
+        me, client = context.identity, self._channel._bound()
+        trainer = f"driver {client.endpoint}" if me is None else f"group '{me.group_name}'"
+
+        async def tell() -> None:
+            roster = await self._opened()
+            operation = operations.SetVersion(roster["number"], trainer, version, restart)
+            await client.request(operation, node=roster["nodes"][0]).async_wait()
+
+        told: NoneOrWork = blocking(client.run(tell(), what=f"set_version() of experience '{self.name}'"))
+        return told
+
+    # -- questions ----------------------------------------------------------------------------------------------
+
+    def stats(self) -> Any:
+        """Count what has become of the samples: put = taken + present + leased + dropped by reason.
+
+        Returns:
+            An object with ``put``, ``taken``, ``present``, ``leased``, ``dropped`` (a dict by reason), ``incomplete``
+            (groups) and ``version`` (the trainer's).  In a coroutine a ``Work`` of it.
+
+        Raises:
+            ClosedError: the experience is closed, and everything in it has been taken.
+            NodeLost: its node is lost.
+        """
+        client = self._channel._bound()
+        return blocking(client.run(self._count(client), what=f"stats() of experience '{self.name}'", abandonable=True))
+
+    async def _count(self, client: NodeClient) -> Ledger:
+        roster = await self._opened()
+        counts = await client.request(operations.CountSamples(roster["number"]), node=roster["nodes"][0]).async_wait()
+        return Ledger(**counts)
+
+    def state_dict(self) -> Any:
+        """The content, for a checkpoint of your own: samples that are not taken, the counts, the trainer's version.
+
+        Returns:
+            A dict that ``pickle`` and ``torch.save`` take; in a coroutine a ``Work`` of it.
+        """
+        question = Question("state_dict() of", self.name, None, b"", "peek", _show)
+        question.noun = "experience"
+        return blocking(self._channel._start(question))
+
+    def load_state_dict(self, state: dict[str, Any]) -> NoneOrWork:
+        """Takes over the content of another experience; only into one into which nothing was put yet.
+
+        Raises:
+            ValueError: something was put already; or the content is more than ``maxsize``.
+        """
+        client = self._channel._bound()
+        what = f"load_state_dict() of experience '{self.name}'"
+        loaded: NoneOrWork = blocking(client.run(self._load(client, state), what=what))
+        return loaded
+
+    async def _load(self, client: NodeClient, state: dict[str, Any]) -> None:
+        roster = await self._opened()
+        maxsize = roster["experience"]["maxsize"]
+        if 0 < maxsize < len(state["samples"]):
+            raise ValueError(
+                f"load_state_dict() of experience '{self.name}': {len(state['samples'])} samples do not fit into "
+                f"maxsize={maxsize}: create it with a larger one"
+            )
+        earlier = operations.CountEarlier(roster["number"], state["version"], state["taken"], state["dropped"])
+        await client.request(earlier, node=roster["nodes"][0]).async_wait()
+        for key, group, version, sample in state["samples"]:
+            await self._channel._start(self._arguments.put(sample, version, group, key, None)).async_wait()
+
+    async def _opened(self) -> registration.Roster:
+        await self._channel
+        return self._known()
+
+    def _known(self) -> registration.Roster:
+        roster = self._channel._roster
+        assert roster is not None
+        return roster
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def close(self, *, discard: bool = False) -> Any:
+        """No more puts; groups that lack samples are given up.  Takes go on until what is left has been taken.
+
+        A durable experience keeps its file, and what is in there, unless that was taken or discarded.
+
+        Args:
+            discard: throw away what is here, too; takes that have begun may end well.
+        """
+        return self._channel.close(discard=discard)
+
+    async def aclose(self, *, discard: bool = False) -> None:
+        """As ``close``, in a coroutine."""
+        await self._channel.aclose(discard=discard)
+
+
+async def _create(client: NodeClient, name: str, options: ExperienceOptions, node_rank: int) -> registration.Roster:
+    try:
+        return await registration.create(
+            client,
+            name,
+            maxsize=options.maxsize or MAX_INTEGER,  # with a bound, a put is done when it is accepted
+            max_bytes=options.max_bytes,
+            distributed=False,
+            node_rank=node_rank,
+            experience=options.to_data(),
+        )
+    except ConfigError:
+        # The file may be open in the experience of this name, which is then the one that is meant.
+        with contextlib.suppress(DeadlineExceeded, ClosedError, ConfigError):
+            known = await registration.find(client, name, 0.0, is_experience=True)
+            if options.durable and known["experience"]["durable"] == options.durable:
+                logger.warning("there is an experience named '%s' already: connected to it", name)
+                return known
+        raise
+
+
+def _show(items: list[Any]) -> dict[str, Any]:
+    version, taken, dropped, facts = items[0][1]()
+    samples = [
+        (None if key is None else key_of(key), key_of(name), made_by, make())
+        for (_, key, name, made_by), (_, make) in zip(facts, items[1:], strict=True)
+    ]
+    return {"version": version, "taken": taken, "dropped": dropped, "samples": samples}

@@ -1,0 +1,57 @@
+"""Workers that put samples into an experience, take groups of it, and die while they do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+
+from rlinf_async import Experience, LeaseLost, Worker, publish
+
+
+class Player(Worker):
+    """Does with an experience what it is told."""
+
+    def put_all(self, experience: Experience, samples: list[Any], **how: Any) -> None:
+        for sample in samples:
+            experience.put(sample, **how)
+
+    def take(self, experience: Experience, groups: int, key: Any = None) -> tuple[list[Any], list[int], list[int]]:
+        with experience.take(groups, key) as batch:
+            return batch.items, batch.versions, batch.staleness
+
+    def take_and_be(self, experience: Experience, groups: int, done: int, sent: int) -> None:
+        with experience.take(groups) as batch:
+            if done:
+                batch.done(done)
+            os.kill(os.getpid(), sent)
+            time.sleep(60)
+
+    def take_and_outlive(self, experience: Experience, seconds: float) -> str:
+        try:
+            with experience.take():
+                time.sleep(seconds)
+        except LeaseLost as error:
+            return str(error)
+        return "kept"
+
+    async def set_version(self, experience: Experience, version: int) -> None:
+        await experience.set_version(version)
+
+    async def wait_wanted(self, experience: Experience) -> int | None:
+        version: int | None = await experience.wanted()
+        return version
+
+    async def publish(self, versions: int) -> None:
+        self.weights = publish({"weight": torch.zeros(4)}, to="players")
+        for _ in range(versions):
+            await self.weights.send()
+
+    async def unpublish(self) -> None:
+        await self.weights.close()
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
