@@ -7,11 +7,11 @@ others: where the process dies before that, its daemon reads the page and says i
 from __future__ import annotations
 
 import itertools
-import mmap
 import os
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from rlinf_async._core.mapping import map_memory
 from rlinf_async._core.segment import close_fds
 
 NOTES: Final = 512
@@ -30,7 +30,8 @@ class TakenPage:
     """
 
     def __init__(self, fd: int) -> None:
-        self._words = memoryview(mmap.mmap(fd, _BYTES)).cast("Q")
+        # Python's own mmap would keep a descriptor of each page open, here and in the daemon.
+        self._words = memoryview(map_memory(fd, _BYTES, writable=True)).cast("B").cast("Q")
         self._next = itertools.count()
 
     def __repr__(self) -> str:
