@@ -246,7 +246,7 @@ class SimCluster:
             processes.append(self._driver)
         for process in processes:
             if not process.has_ended:
-                process.end([])
+                process.end()
             for actor in process.actors:
                 if hasattr(actor, "end"):
                     actor.end()

@@ -132,10 +132,6 @@ class SimNode:
         assert self.node is not None
         for worker in self.workers:
             worker.kill()
-        sockets = [
-            endpoint.connection._socket.sock
-            for endpoint in self.node._router.endpoints.values()
-            if endpoint.connection is not None
-        ]
-        self.process.end(sockets)
+        endpoints = self.node._router.endpoints.values()
+        self.process.end([endpoint.connection for endpoint in endpoints if endpoint.connection is not None])
         self._fabric.end_of(self.number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from typing import Any, Final
 
@@ -132,11 +132,15 @@ class SimProcess:
         """As SIGSTOP does, and SIGCONT so many seconds later."""
         self.stopped_until = self._scheduler.now + seconds
 
-    def end(self, sockets: list[Any]) -> None:
-        """Takes everything from it that the kernel takes: threads run no more, sockets are closed."""
+    def end(self, connections: Iterable[Any] = (), *sockets: Any) -> None:
+        """Take all that the kernel takes: threads run no more, sockets and what waits to be sent there are closed."""
         self.has_ended = True
         for actor in self.actors:
             self._scheduler.remove(actor)
+        for connection in connections:
+            connection._writer.is_closed = connection.reader.is_stopped = True
+            connection._writer.drop()
+            sockets += (connection._socket.sock,)
         for sock in sockets:
             with contextlib.suppress(OSError):
                 sock.close()

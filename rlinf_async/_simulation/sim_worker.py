@@ -102,20 +102,16 @@ class SimWorkerProcess(WorkerProcess):
         if self.process.has_ended:
             return
         self._scheduler.note(self.process.name, f"pid {self.pid} {exit_status.text}")
-        sockets: list[Any] = [self._sock]
+        connections: list[Any] = []
         if self._runtime is not None:
             self._runtime.direct_callers._granted = False  # what still runs on its way out makes no other
-            connections = [*self.connections(), self._runtime.client._connection]
-            for connection in filter(None, connections):
-                sockets.append(connection._socket.sock)
-                connection._writer.is_closed = connection.reader.is_stopped = True
-                connection._writer.drop()
+            connections = [*filter(None, (*self.connections(), self._runtime.client._connection))]
             os.close(self._runtime._alarm)
             if self._runtime.client.closed is None:
                 stack_pipe.release()  # which it has from its own hello on
         if self._reader is not None:
             self._reader.forget()
-        self.process.end(sockets)
+        self.process.end(connections, self._sock)
         self._loop.call_soon_threadsafe(self._is_dead, exit_status)
 
     def _is_dead(self, exit_status: ExitStatus) -> None:
