@@ -38,7 +38,10 @@ class CrewActs(Stage):
             self.hung.append(Violation("lost", f"the last message of rank {one}: {heard}"))
 
     async def do_t_waver(self, one: int, other: int, seed: int) -> None:
-        if self.program.is_calm:
+        talks = [
+            step.facts[:2] for step in self.program.steps if step.kind == "t_talk"
+        ]  # whose listener may be there yet
+        if self.program.is_calm and (one, other) not in talks:
             self.start(f"{other} listens to {one}, and changes its mind", self.waver_over(one, other, seed))
 
     async def waver_over(self, one: int, other: int, seed: int) -> None:

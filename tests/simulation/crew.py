@@ -89,7 +89,7 @@ class Crew(Experiencing):
         return bool(number == nonce)
 
     async def tell(self, rank: int, nonce: int, count: int) -> None:
-        for work in [self.send((nonce, number), CREW, rank) for number in range(count)]:
+        for work in [self.send(("told", nonce, number), CREW, rank) for number in range(count)]:
             await work
 
     async def listen_wavering(self, rank: int, nonce: int, count: int, seed: int) -> None:
@@ -103,8 +103,11 @@ class Crew(Experiencing):
                     await asyncio.sleep(0)
                 receiving.cancel()
             await asyncio.wait([receiving])
-            if not receiving.cancelled():
-                found.append(receiving.result()[1])
+            if not receiving.cancelled() and receiving.result()[:2] == (
+                "told",
+                nonce,
+            ):  # no talk whose listener has gone
+                found.append(receiving.result()[2])
         operation.ended, operation.value = True, found
 
     async def give_all(self, source: int, nonce: int, size: int) -> None:
