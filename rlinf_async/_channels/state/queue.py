@@ -20,6 +20,7 @@ lease (``lease_s``) keeps its items for the queue until the consumer confirms th
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
@@ -186,14 +187,20 @@ class Queue:
         steps: list[Step] = []
         if not self.closed:
             self.closed = True
-            waiting = [item for key_queue in self._keys.values() for item in key_queue.puts if not item.sent]
-            for item in waiting:
-                del self.clients[item.producer].puts[item.number]
-                steps.append((Act.CLOSED, item))
-            if not discard:
-                self._withdraw(waiting, [], steps)
-                for key_queue in list(self._keys.values()):
-                    self._settle(key_queue, steps)
+            for key_queue in self._keys.values():
+                waiting, key_queue.puts = key_queue.puts, OrderedDict()
+                for item in waiting:
+                    if (client := self.clients.get(item.producer)) is not None:
+                        client.puts.pop(item.number, None)
+                    if item.sent:  # nothing comes after it: that it waits for room holds up nobody but gets
+                        self._accept(key_queue, item, steps)
+                    else:
+                        steps.append((Act.CLOSED, item))
+            for key_queue in [] if discard else list(self._keys.values()):
+                self._run(key_queue, steps)
+                self._settle(key_queue, steps)
+            if self.budget.blocked:
+                self._unblock(steps)
         if discard:
             self._discard(steps)
         return steps

@@ -459,6 +459,16 @@ def test_sent_items_come_in_behind_others_and_outlive_their_producer() -> None:
         queue.taken(C, all_of(queue.clients[C].expected - 1))
 
 
+def test_sent_items_that_wait_for_room_come_in_with_the_close() -> None:
+    queue = filled("a", max_bytes=3)
+    queue.put(P, 2, L, nbytes=1, body="b", sent=True)
+    queue.get(C, 1, L, 2)  # has one, and wants one more
+    queue.put(P, 3, K, nbytes=1, body="c", sent=True)  # the channel is full, and nobody reads this key
+    assert acts(queue.put(P, 4, L, nbytes=1, body="d", sent=True)) == []
+    assert given(queue.close()) == [(C, ["b", "d"])]
+    assert queue.counts().present == 4
+
+
 def test_a_sent_item_that_comes_after_the_close_is_counted_as_dropped() -> None:
     queue = filled("a")
     queue.close()
