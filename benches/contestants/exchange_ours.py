@@ -15,7 +15,8 @@ import works
 from talking import Talking, key_of, ones
 from works import Samples, ticks
 
-from rlinf_async import Channel, Cluster, Experience, FlexiblePlacementStrategy, NodePlacementStrategy, Work, Worker
+import rlinf_async  # an older version, which --against measures, has no Experience
+from rlinf_async import Channel, Cluster, FlexiblePlacementStrategy, NodePlacementStrategy, Work, Worker
 
 GROUP = 8
 """Samples of a group."""
@@ -61,13 +62,13 @@ class Bench(Talking, Worker):
             await anext(items)
         return time.perf_counter()
 
-    async def contribute(self, experience: Experience, count: int, size: int, in_flight: int) -> float:
+    async def contribute(self, experience: rlinf_async.Experience, count: int, size: int, in_flight: int) -> float:
         sample = ones(size) if size else 1
         began = time.perf_counter()
         await in_turn(count, in_flight, lambda index: experience.put(sample, version=0, group=index // GROUP))
         return began
 
-    async def take_batches(self, experience: Experience, count: int) -> float:
+    async def take_batches(self, experience: rlinf_async.Experience, count: int) -> float:
         while count > 0:
             async with experience.take(GROUPS) as batch:
                 count -= len(batch.items)
@@ -170,7 +171,7 @@ class Ours(exchanges.Exchange):
             count = -(-count // (GROUP * GROUPS)) * GROUP * GROUPS  # of a short warm-up all groups are complete, too
             with tempfile.TemporaryDirectory() as folder:
                 file = f"{folder}/samples.db" if way == "durable" else None
-                experience = await Experience.create("samples", GROUP, durable=file, cluster=self._cluster)
+                experience = await rlinf_async.Experience.create("samples", GROUP, durable=file, cluster=self._cluster)
                 producing = producers.contribute(experience, count, size, in_flight)
                 consuming = consumers.take_batches(experience, count)
                 found = await producing, await consuming
