@@ -568,8 +568,9 @@ class Channel:
     async def _count(self, client: NodeClient) -> QueueCounts:
         if self._opening is not None:
             await self._opening.async_wait()
-        assert self._roster is not None
         assert self._replicas is not None
+        self._replicas.check()
+        assert self._roster is not None
         self._replicas.flush()
         return _named(await registration.count(client, self._roster))
 

@@ -272,7 +272,8 @@ def test_what_a_loop_has_asked_for_is_not_handed_out_in_its_child_too(channel: C
         channel.put(item)
     items = iter(channel)
     assert [next(items) for _ in range(3)] == list(range(3))
-    check(in_child({"get": channel.get, "put": lambda: channel.put(-1), "loop": lambda: list(channel)}), os.getpid())
+    attempts = {"get": channel.get, "put": lambda: channel.put(-1), "loop": lambda: list(channel)}
+    check(in_child({**attempts, "the loop that has begun": lambda: next(items)}), os.getpid())
     assert [next(items) for _ in range(197)] == list(range(3, 200))
 
 

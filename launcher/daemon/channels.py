@@ -331,6 +331,7 @@ class Channels:
             await drained
         if not (hosted.is_bounded or hosted.queue.closed or op.discard):
             # From now on each of their puts waits for its answer.  Whoever hears of the close later loses nothing.
+            self._replies.flush_all()  # which notes those whose first put has been accepted in this turn
             for who, client in hosted.queue.clients.items():
                 if client.has_put:
                     self._replies.send(who, hosted.number, "closed", None)

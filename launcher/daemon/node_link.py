@@ -164,8 +164,11 @@ class NodeLink:
             # The daemon's own words about channels are many conversations, and one does not wait for another's body.
             line = (target, number) if kind in _OF_A_DAEMON and not frames.number_of(source) else source
             branch = (target, number) if kind == frames.REPLY else None
-            # The end of a worker, told in its name, comes after everything that it had sent.
-            is_last = kind == frames.EVENT
+            # The end of a worker, told in its name, comes after everything that it had sent, and so does the word that
+            # it is gone: until then, a queue there has not heard what it had taken.
+            is_last = kind in (frames.EVENT, frames.GONE)
+            if kind == frames.GONE:
+                line = target
             self._pass_on(self._holdback.push(line, frame, transfer, branch, is_last=is_last))
 
     def _pass_on(self, received: list[list[Any]]) -> None:

@@ -101,6 +101,11 @@ class LocalQueue(Destination):
         for number in emptied(self._given_back):
             self._withdraw(number)
 
+    def take_back(self, put: Put) -> bool:
+        with self._lock:  # another thread may have let it in, and is about to say so
+            client = self._queue.clients.get(_ME)
+            return client is not None and put.number in self._requests and put.number not in client.puts
+
     def taken(self, get: Get[Any]) -> None:
         with self._lock:
             steps = self._queue.taken(_ME, [(get.number, get.had)])

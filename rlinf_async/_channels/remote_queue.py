@@ -112,39 +112,45 @@ class RemoteQueue(Destination):
 
     def _start_put(self, put: Put) -> None:
         if put.mode == frames.WAIT:
-            if self._window.enter(put, cost(put.nbytes)):
-                self._leave(put)
+            if self._window.enter(put, cost(put.nbytes)) and not self._leave(put):
+                self._fill_window()
             return
         # One that must not wait leaves at once, behind those that do: the daemon knows whether there is room.
         puts, has_room = self._window.force(put, cost(put.nbytes))
-        for each in puts:
-            self._leave(each, has_room or each is not put)
+        left = [self._leave(each, has_room or each is not put) for each in puts]
+        if not all(left):
+            self._fill_window()
 
     def _fill_window(self) -> None:
         """Sends waiting puts for which there is room."""
         while (put := self._window.next()) is not None:
             self._leave(put)
 
-    def _leave(self, put: Put, has_room: bool = True) -> None:
-        """Sends a put that has entered the window."""
+    def _leave(self, put: Put, has_room: bool = True) -> bool:
+        """Send a put that has entered the window; False if it fails, or was withdrawn meanwhile."""
         number = put.number
+        self._puts[number] = put  # before it is packed: another thread that withdraws it frees its part of the window
         try:
             body, fds = pack_body(put.carried)
         except Exception as error:
-            self._window.free(cost(put.nbytes))
-            self.tell("skip", [number])
+            self._skip(number)
             put._settle(error=error)
-            return
+            return False
         # A put is done when it is sent if nothing can keep the item out, and the daemon that has it reads what this
         # process has said even if the process is killed: so on its own node only.  The first put waits for its answer:
         # a daemon that answers a question reads first what those have said whom it knows as producers.
         # tests/channel/test_puts.py::test_what_was_put_outlives_a_producer_that_is_killed_at_once
         # tests/channel/test_puts.py::test_who_has_heard_that_something_was_put_finds_it
         is_sent = self._is_known and not self._is_bounded and self.node == self._client.node
-        if is_sent and has_room and cost(put.nbytes) <= self._window.size:
-            put.mode = frames.SENT
-            put.carried = None  # which may be large, and whoever keeps the put need not keep it
-        self._puts[number] = put
+        with put._lock:
+            is_over = put._done
+            if not is_over and is_sent and has_room and cost(put.nbytes) <= self._window.size:
+                put.mode = frames.SENT
+                put.carried = None  # which may be large, and whoever keeps the put need not keep it
+        if is_over:
+            close_fds(fds)
+            self._skip(number)
+            return False
         small = not fds and put.nbytes <= _SMALL_BYTES
         batching = self._batching
         if put.mode == frames.SENT:
@@ -157,20 +163,28 @@ class RemoteQueue(Destination):
                     batching.large.append((put, body, fds))
                 if batching.is_complete:
                     batching.leave()
-                return
+                return True
             if put.since - self._paused_at > _TURN_S:
                 # Others have their turn, and if they put too, what they put leaves in one frame from then on.
                 self._paused_at = put.since
                 put.pauses = True
-                waits = small and batching.gathers()
-            else:
-                waits = small and batching.may_wait(put.since)
+            # A put that is done overtakes nothing that waits here: the item would not be in the queue before that is.
+            is_behind = put.pauses or batching.puts or batching.gets
+            waits = small and (batching.gathers() if is_behind else batching.may_wait(put.since))
         else:
             waits = small and batching.may_wait(put.since)
         if waits:
             batching.puts.append((number, put.key, put.weight, put.mode, body))
         else:
+            if put.mode == frames.SENT:
+                batching.flush_from_thread()
             self._send_put(put, body, fds)
+        return True
+
+    def _skip(self, number: int) -> None:
+        """Send nothing under a number that was given."""
+        self._pop_put(number)
+        self.tell("skip", [number])
 
     def _have_left(self, numbers: list[int]) -> None:
         for number in numbers:
@@ -284,9 +298,10 @@ class RemoteQueue(Destination):
 
     def _gives_back(self, request: QueueRequest[Any]) -> None:
         giving_back = self._client.giving_back
-        giving_back.open[self, request.number] = None
-        if self._over is not None:  # it confirms nothing any more
-            giving_back.open.pop((self, request.number), None)
+        if self._over is None:
+            giving_back.open[self, request.number] = None
+            if self._over is not None:  # meanwhile: it confirms nothing any more
+                self._client.later(0.0, functools.partial(giving_back.confirmed, self, request.number))
 
     def _withdraw_forgotten(self) -> None:
         with self._withdrawing:  # a request of this thread waits until another one has said it

@@ -11,6 +11,7 @@ from rlinf_async._channels.remote_queue import RemoteQueue
 from rlinf_async._channels.request import QueueRequest
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import frames, operations
+from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.segment import close_fds
 from rlinf_async.errors import ClosedError
@@ -126,6 +127,11 @@ class Replicas:
             for request in requests:
                 request.refuse(end)
 
+    def check(self) -> None:
+        """Raises the error of a channel of which it will never be known where it is."""
+        if self._end is not None:
+            raise copy_of(self._end.get)
+
     def start(self, request: QueueRequest[Any]) -> None:
         """Sends it where its key lives, as soon as that is known."""
         queue = self._only or self._pins.get(request.key)
@@ -169,28 +175,31 @@ class Replicas:
             answer._follow(functools.partial(self._pin, key, answer))
             return
         only = self._queue(nodes[0])
-        for request in self._held.pop(key):
-            only.start(request)
+        self._send_held(key, only)
         if not self._held:
             self._only = only  # last: nothing overtakes what was held
 
     def _pin(self, key: bytes, answer: Work[int | None]) -> None:
         """Node 0 has said which replica has a key: on the node of the process that used it first."""
         with self._lock:
+            end = QueueEnd.of_closed(self._roster["name"])
             try:
                 node = answer._result()
             except Exception as error:
-                end = QueueEnd.of_lost(error)
-            else:
-                end = QueueEnd.of_closed(self._roster["name"])
-                if node is not None:
-                    queue = self._queue(node)
-                    for request in self._held.pop(key):
-                        queue.start(request)
-                    self._pins[key] = queue  # last: nothing overtakes what was held
+                node, end = None, QueueEnd.of_lost(error)
+            if node is not None:
+                queue = self._queue(node)
+                self._send_held(key, queue)
+                self._pins[key] = queue  # last: nothing overtakes what was held
+            self._pinning.pop(key)._settle()
             for request in self._held.pop(key, ()):
                 request.refuse(end)
-            self._pinning.pop(key)._settle()
+
+    def _send_held(self, key: bytes, queue: RemoteQueue) -> None:
+        held = self._held[key]
+        while held:  # one that is done at once may have its callback ask for more, behind the others
+            queue.start(held.pop(0))
+        del self._held[key]
 
     def _queue(self, node: int) -> RemoteQueue:
         queue = self._queues.get(node)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from rlinf_async import settings
 from rlinf_async._channels.queue_errors import QueueEnd
 from rlinf_async._channels.state.refusals import lease_lost
-from rlinf_async._core import clock, frames
+from rlinf_async._core import clock, frames, process
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.segment import close_fds
@@ -341,13 +341,18 @@ class Get(QueueRequest[T]):
 
     def _result(self) -> T:
         if not self._taken and self._error is None:
+            if self._pid != process.pid:
+                raise self._inherited()
             with self._lock:
                 first = not self._taken and self._error is None
                 if first:
                     self._open()
-            if first and self.reader is None and not self.is_lease:
+            if first and self.reader is None:
                 assert self.destination is not None
-                self.destination.taken(self)
+                if not self.is_lease:
+                    self.destination.taken(self)
+                elif self._error is not None:  # its block does not begin
+                    self.destination.withdraw(self)
         return super()._result()
 
     def _open(self) -> None:
@@ -387,6 +392,8 @@ class Get(QueueRequest[T]):
         """The next item, in a list; none if the rest was given back."""
         destination = self.destination
         assert destination is not None
+        if self._pid != process.pid:
+            raise self._inherited()
         with self._lock:
             if not self._bodies:
                 return []

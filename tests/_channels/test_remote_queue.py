@@ -17,10 +17,11 @@ from rlinf_async._channels.request import Get, Put
 from rlinf_async._channels.state.put_window import WINDOW_BYTES, cost
 from rlinf_async._core import codec, frames
 from rlinf_async._core.giving_back import GivingBack
+from rlinf_async._core.payload import pack_body
 from rlinf_async._core.pool import pool
 from rlinf_async._core.segment import close_fds
 from rlinf_async._core.taken_page import NOTES, TakenPage, Takings
-from rlinf_async.errors import ClosedError, DeadlineExceeded
+from rlinf_async.errors import ClosedError, DeadlineExceeded, SerializationError
 
 
 class Client:
@@ -169,18 +170,55 @@ def test_a_put_that_is_withdrawn_lets_the_next_one_leave(client: Client, end: st
     assert [frame[5] for frame in client.sent if frame[0] == frames.PUT] == [1, 2]
 
 
-def test_a_put_that_cannot_be_packed_is_no_gap_among_the_numbers(
-    client: Client, queue: RemoteQueue, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("how", ["fails", "withdrawn"])
+def test_a_put_that_does_not_leave_is_no_gap_among_the_numbers_and_keeps_nothing_of_the_window(
+    client: Client, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    def fail(carried: Any) -> Any:
-        raise MemoryError("no room")
+    """It fails while it is packed, or another thread gives it up meanwhile."""
+    queue = new_queue(client, max_bytes=100)
+    first, second, third = (put(queue, number) for number in range(3))
 
-    with monkeypatch.context() as patch:
-        patch.setattr("rlinf_async._channels.remote_queue.pack_body", fail)
-        request = put(queue, 1)
-    with pytest.raises(MemoryError):
-        request.wait()
-    assert client.sent[-1][5:] == ("skip", [request.number])
+    def pack(carried: Any) -> Any:
+        if carried is not second.carried:
+            return pack_body(carried)
+        if how == "fails":
+            raise MemoryError("no room")
+        second.give_up(ClosedError("nobody wants it"))
+        return pack_body(carried)
+
+    monkeypatch.setattr("rlinf_async._channels.remote_queue.pack_body", pack)
+    queue.on_queue_frame("replies", [[first.number], [], 0])
+    with pytest.raises((MemoryError, ClosedError)):
+        second.wait()
+    assert ("skip", [second.number]) in [frame[5:] for frame in client.sent]
+    assert [frame[5] for frame in client.sent if frame[0] == frames.PUT] == [first.number, third.number]
+    queue.on_queue_frame("replies", [[third.number], [], 0])
+    assert queue._window._used == 0
+
+
+async def test_a_put_that_is_done_overtakes_no_request_that_waits_here(client: Client, queue: RemoteQueue) -> None:
+    for _ in range(6):
+        queue.start(Get("get() from", "obs", "key", b"key", None, None))
+    assert queue._batching.gets
+    small = put(queue, 1)
+    large = put(queue, bytes(20_000))
+    assert small.done() or small.pauses
+    assert large.done()
+    await asyncio.sleep(0)
+    numbers: list[int] = []
+    for frame in client.sent:
+        numbers += [each[0] for each in (*frame[6][1], *frame[6][0])] if frame[5] == "requests" else [frame[5]]
+    assert numbers == sorted(numbers)
+
+
+def test_a_lease_whose_items_cannot_be_opened_is_given_back(client: Client) -> None:
+    queue = new_queue(client)
+    lease: Get[Any] = Get("lease() of", "obs", "key", b"key", [1, frames.LEASE], None)
+    queue.start(lease)
+    queue.on_queue_frame("replies", [[], [[1, False, False, b"nonsense"]], 0])
+    with pytest.raises(SerializationError):
+        lease.wait()
+    assert client.sent[-1][5:] == ("cancel", [1])
 
 
 @pytest.mark.parametrize("answer", ["taken back", "accepted", "none"])

@@ -114,6 +114,16 @@ def test_a_key_of_a_distributed_channel_lives_where_it_was_first_touched(cluster
         channel.put("x", key="far")
 
 
+async def test_a_channel_that_was_closed_before_it_is_used_here_says_so_of_its_counts(cluster: Cluster) -> None:
+    channel = Channel.create("early")
+    passed = pickle.loads(pickle.dumps(channel))  # before it is known where the channel lives
+    await channel
+    await channel.aclose()
+    for question in (passed.stats, passed.get):
+        with pytest.raises(ClosedError, match="channel 'early'"):
+            await question()
+
+
 def test_a_local_channel_is_a_queue_of_each_process(users: Any) -> None:
     channel = Channel.create("local", maxsize=1, local=True)
     assert channel.is_local

@@ -137,6 +137,16 @@ class Queue:
             key_queue.leases -= 1
             self._settle(key_queue, steps)
 
+    def _lose(self, get: Get) -> None:
+        """Drop the items of a delivered get."""
+        lost, key_queue = len(get.items), self._keys[get.key]
+        self._counts.put += lost
+        self._counts.drop(NODE_LOST, lost)
+        key_queue.put -= lost
+        key_queue.leased -= lost
+        self.budget.used -= sum(item.nbytes for item in get.items)
+        get.items.clear()
+
     def cancel(self, who: int, *numbers: int) -> list[Step]:
         """Give puts and gets up: those that wait are dropped, leased items go back to their places."""
         client = self.client(who)
@@ -163,16 +173,10 @@ class Queue:
         client = self.clients.pop(who, None)
         if client is None:
             return steps
-        gets = list(client.gets.values())
-        if is_lost:
-            for get in [get for get in gets if get.delivered and get.lease_s is None]:
-                gets.remove(get)
-                self._counts.drop(NODE_LOST, len(get.items))
-                self._keys[get.key].got -= len(get.items)
-                self._keys[get.key].put -= len(get.items)
-                self._counts.put += len(get.items)
-                self._take(client, get, len(get.items), steps)
-        self._withdraw([item for item in client.puts.values() if not item.sent], gets, steps)
+        for get in client.gets.values() if is_lost else ():
+            if get.delivered and get.lease_s is None:
+                self._lose(get)
+        self._withdraw([item for item in client.puts.values() if not item.sent], client.gets.values(), steps)
         for _, early in sorted(client.early.items()):
             if type(early) is Item and early.sent:
                 self._put(client, early, steps)
@@ -291,6 +295,7 @@ class Queue:
             if item.sent:
                 self._counts.put += 1
                 self._counts.drop(TOO_LATE)
+                self._free_window(item, steps, at_once=True)
             steps.append((Act.CLOSED, item))
             return
         if budget.max_bytes and item.nbytes > budget.max_bytes:
@@ -317,11 +322,17 @@ class Queue:
         item.place = next(self._places)
         key_queue.items.append(item)
         key_queue.put += 1
-        if not item.sent:
+        if item.sent:
+            self._free_window(item, steps)
+        else:
             steps.append((ACCEPTED, item))
-        elif (client := self.clients.get(item.producer)) is not None:
+
+    def _free_window(self, item: Item, steps: list[Step], *, at_once: bool = False) -> None:
+        """A sent item is no longer under way."""
+        client = self.clients.get(item.producer)
+        if client is not None:
             client.unsaid_bytes += cost(item.nbytes - ITEM_OVERHEAD_BYTES)
-            if client.unsaid_bytes >= report_from_bytes():
+            if at_once or client.unsaid_bytes >= report_from_bytes():
                 steps.append((Act.FREED, (item.producer, client.unsaid_bytes)))
                 client.unsaid_bytes = 0
 

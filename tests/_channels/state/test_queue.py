@@ -8,6 +8,7 @@ import pytest
 
 from rlinf_async._channels.state import put_window
 from rlinf_async._channels.state.actions import Act, Step
+from rlinf_async._channels.state.put_window import ITEM_OVERHEAD_BYTES
 from rlinf_async._channels.state.queue import Queue
 from rlinf_async._channels.state.queue_counts import NODE_LOST, TOO_LATE
 from rlinf_async._channels.state.refusals import refusal
@@ -472,7 +473,9 @@ def test_sent_items_that_wait_for_room_come_in_with_the_close() -> None:
 def test_a_sent_item_that_comes_after_the_close_is_counted_as_dropped() -> None:
     queue = filled("a")
     queue.close()
-    assert acts(queue.put(P, 2, K, nbytes=1, body="b", sent=True)) == [(Act.CLOSED, 2)]
+    freed, closed = queue.put(P, 2, K, nbytes=ITEM_OVERHEAD_BYTES + 1, body="b", sent=True)
+    assert freed == (Act.FREED, (P, ITEM_OVERHEAD_BYTES + 1))
+    assert acts([closed]) == [(Act.CLOSED, 2)]
     assert queue.counts().dropped == {TOO_LATE: 1}
 
 
@@ -584,3 +587,26 @@ def test_what_a_process_of_a_lost_node_may_have_had_is_never_delivered_again() -
     assert [item.body for item in queue.peek(K)] == ["c"]
     counts = queue.counts()
     assert (counts.put, counts.got, counts.present, counts.dropped) == (3, 0, 1, {NODE_LOST: 2})
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_consumer_that_dies_with_items_and_a_waiting_get_leaves_a_closed_queue_to_the_others(is_lost: bool) -> None:
+    queue = filled("a", "b")
+    queue.get(C, 1, K, 2, stepwise=True)
+    queue.get(C, 2, K, 2, stepwise=True)  # asked ahead
+    queue.get(D, 1, K)
+    queue.close()
+    steps = queue.drop(C, is_lost=is_lost)
+    if is_lost:
+        assert acts(steps) == [(Act.ENDED, 1)]
+    else:
+        assert given(steps) == [(D, ["a"])]
+        queue.cancel(D, 1)
+    counts = queue.counts()
+    assert (counts.put, counts.got, counts.present, counts.dropped.get(NODE_LOST, 0)) == (
+        2,
+        0,
+        0 if is_lost else 2,
+        2 * is_lost,
+    )
+    assert queue.finished == is_lost

@@ -369,9 +369,19 @@ async def test_items_on_the_socket_of_a_producer_are_in_before_the_channel_is_cl
     assert producer.heard() == [("lost", 1)]
     get = owner.get(target=[2, frames.WAIT])
     await turn()
+    ((_, (*_, freed)),) = producer.heard()  # of the one that came too late as well: the next put waits for no room
+    assert freed == len(b"on its socket" + b"too late") + 2 * ITEM_OVERHEAD_BYTES
     owner.takes(get)
     producer.put(b"much too late", frames.SENT)
     assert producer.heard() == [("gone", ""), ("lost", 1), ("gone", "")]
+
+
+async def test_a_producer_whose_first_put_is_accepted_in_the_turn_of_the_close_hears_of_it(daemon: Daemon) -> None:
+    producer = Process(daemon)
+    await daemon.host(producer.id)
+    producer.put(b"first")
+    assert await daemon.close(producer) is True
+    assert [what for what, _ in producer.heard()] == ["replies", "closed"]
 
 
 async def test_a_lease_that_lasts_too_long_goes_back_and_is_told(daemon: Daemon) -> None:

@@ -21,12 +21,12 @@ from rlinf_async import Cluster, LaunchError, NodeLost, NodePlacementStrategy, W
 from rlinf_async._core import frames, operations
 from rlinf_async._core.frames import Status
 from rlinf_async._core.pool import Pool
-from rlinf_async._core.segment import write_segment
+from rlinf_async._core.segment import close_fds, write_segment
 from rlinf_launcher.daemon import worker_output
 from rlinf_launcher.daemon.endpoint import MAX_QUEUED_BYTES, Endpoint
 from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.node import _logged
-from rlinf_launcher.daemon.node_link import NodeLink
+from rlinf_launcher.daemon.node_link import _HEADER, NodeLink
 from rlinf_launcher.daemon.router import Router
 from rlinf_launcher.daemon.service import DaemonService, Group, Site
 from rlinf_launcher.daemon.templates import Template, Templates
@@ -116,6 +116,27 @@ async def test_a_node_that_is_lost_in_the_middle_of_a_body_ends_neither_the_send
     for fd, _ in descriptors:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)
+
+
+async def test_that_a_process_is_gone_comes_after_everything_that_it_had_said() -> None:
+    """The body of an item is still on its way, and behind it the word which items the process has taken."""
+    came: list[int] = []
+
+    def on_frame(neighbour: NodeLink, frame: list[Any], fds: list[int]) -> None:
+        came.append(frame[0])
+        close_fds(fds)
+
+    neighbour = NodeLink(1, "far", Link(), on_frame, lambda *_: None, Pool(0))
+    worker, daemon, here = frames.endpoint(1, 3), frames.endpoint(1, 0), frames.endpoint(0, 0)
+    said = [
+        (frames.PUT, 0, worker, here, 7, 1, b"k", 0, frames.WAIT, [1, 4]),
+        (frames.QUEUE, 0, worker, here, 7, "taken", [[1, 1]]),
+        (frames.GONE, 0, daemon, worker, True),
+    ]
+    neighbour._control(b"".join(map(frames.new_packer().pack, said)))
+    assert came == []
+    neighbour._bulk(_HEADER.pack(1, 4, 0) + b"body")
+    assert came == [frames.PUT, frames.QUEUE, frames.GONE]
 
 
 async def test_what_goes_wrong_in_a_task_of_a_node_is_logged_and_ends_nothing(

@@ -1,0 +1,32 @@
+"""A channel of one process whose threads use it at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlinf_async._channels.local_queue import LocalQueue
+from rlinf_async._channels.request import Get, Put
+from rlinf_async._core import frames
+
+
+def test_a_put_whose_time_is_over_as_another_thread_lets_it_in_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = LocalQueue("token", "here", 1, 0)
+    first, late = (
+        Put("here", None, b"k", 0, number, 1, frames.WAIT, timeout) for number, timeout in ((1, None), (2, 9.0))
+    )
+    queue.start(first)
+    queue.start(late)
+    follow = queue._follow
+
+    def meanwhile(steps: Any) -> None:
+        late._expire()
+        follow(steps)
+
+    monkeypatch.setattr(queue, "_follow", meanwhile)
+    get: Get[Any] = Get("get() from", "here", None, b"k", None, None)
+    queue.start(get)
+    assert get.wait() == 1
+    late.wait()
+    assert queue.counts().present == 1
