@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, overload
 
 from rlinf_async._channels import registration
-from rlinf_async._channels.arguments import MAX_INTEGER, RequestArguments, seconds, switch, whole_number
+from rlinf_async._channels.arguments import RequestArguments
 from rlinf_async._channels.leasing import Lease
 from rlinf_async._channels.local_queue import LocalQueue
 from rlinf_async._channels.queue_errors import QueueEnd
@@ -25,6 +25,7 @@ from rlinf_async._channels.state.queue_counts import QueueCounts
 from rlinf_async._client import emulated_links, registry
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import process
+from rlinf_async._core.argument_checks import MAX_INTEGER, seconds, switch, whole_number
 from rlinf_async._core.names import check_channel_name
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind

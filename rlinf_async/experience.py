@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlinf_async._channels import registration
-from rlinf_async._channels.arguments import MAX_INTEGER, seconds, whole_number
 from rlinf_async._channels.request import Get, Question
 from rlinf_async._channels.state.channel_keys import key_of
 from rlinf_async._client import registry
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import operations
+from rlinf_async._core.argument_checks import MAX_INTEGER, seconds, whole_number
 from rlinf_async._core.names import check_channel_name
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._experience.experience_arguments import ExperienceArguments, options_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
-from rlinf_async._channels.state.channel_table import ChannelTable, Waiter
 from rlinf_async._core import frames, operations
 
+from .channel_table import ChannelTable, Waiter
 from .handlers import LATER, Requester
 
 

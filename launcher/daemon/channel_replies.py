@@ -8,15 +8,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from rlinf_async._channels.state.queue import Queue
-from rlinf_async._channels.state.queue_client import Get, Item
+from rlinf_async._channels.state.queue_client import Demand, Item
 from rlinf_async._core import frames
 from rlinf_async._core.segment import close_fds
 
 from .endpoint import Endpoint
 from .router import Router
-
-_SMALL_BYTES: Final = 2048
-"""Bytes; a larger item has a frame of its own."""
 
 _MAX_ITEMS: Final = 1024
 """Small items in one frame."""
@@ -138,11 +135,11 @@ class ChannelReplies:
             known.has_put |= has_put
             known.has_got |= has_got
 
-    def deliver(self, hosted: HostedChannel, get: Get) -> None:
+    def deliver(self, hosted: HostedChannel, get: Demand) -> None:
         """The items of a get, as ``give()`` sends them; small ones at the end of the turn."""
         items = get.items
         first = items[0].body
-        if type(first) is bytes and len(first) <= _SMALL_BYTES and (len(items) == 1 or _are_small(items)):
+        if type(first) is bytes and len(first) <= frames.MAX_BATCHED_BYTES and (len(items) == 1 or _are_small(items)):
             for item in items:
                 pending = self.pending(hosted, get.consumer)
                 pending.given.append((get.number, item is not items[-1], item.redelivered, item.body))
@@ -176,7 +173,7 @@ class ChannelReplies:
 
 
 def _are_small(items: Sequence[Item]) -> bool:
-    return all(type(item.body) is bytes and len(item.body) <= _SMALL_BYTES for item in items)
+    return all(type(item.body) is bytes and len(item.body) <= frames.MAX_BATCHED_BYTES for item in items)
 
 
 def _copies(items: Sequence[Item]) -> list[list[int]]:

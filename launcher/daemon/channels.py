@@ -117,10 +117,10 @@ class Channels:
             steps = hosted.queue.get(source, number, key)
         else:
             try:
-                asked = frames.wanted(target)
+                demand = frames.demand_of(target)
             except TypeError as error:
                 self._turn_down(hosted, source, number, str(error))
-            steps = hosted.queue.get(source, number, key, *asked)
+            steps = hosted.queue.get(source, number, key, **demand)
         if steps:
             self._follow(hosted, steps)
 
@@ -334,7 +334,7 @@ class Channels:
             self._replies.flush_all()  # which notes those whose first put has been accepted in this turn
             for who, client in hosted.queue.clients.items():
                 if client.has_put:
-                    self._replies.send(who, hosted.number, "closed", None)
+                    self._replies.send(who, hosted.number, "answer_puts", None)
         self._follow(hosted, hosted.queue.close(discard=op.discard))
         return True
 

@@ -1,9 +1,7 @@
-"""Validates and encodes a channel call's arguments into ``Put``, ``Get`` or ``Question``; checks of plain numbers."""
+"""Validates and encodes a channel call's arguments into ``Put``, ``Get`` or ``Question``."""
 
 from __future__ import annotations
 
-import math
-import operator
 import weakref
 from collections.abc import Callable
 from typing import Any, Final
@@ -12,10 +10,8 @@ from rlinf_async._channels.reading import WINDOW, Items
 from rlinf_async._channels.request import Get, Put, Question
 from rlinf_async._channels.state.channel_keys import canonical_key
 from rlinf_async._core import codec
+from rlinf_async._core.argument_checks import MAX_INTEGER, seconds, switch, whole_number
 from rlinf_async._core.frames import LEASE, NOW, NOWAIT, READ, READ_SHARED, SOME, WAIT
-
-MAX_INTEGER: Final = 2**63 - 1
-"""Of what a frame says in whole numbers."""
 
 _MAX_CACHED_KEYS: Final = 4096
 """Whose bytes are kept in mind."""
@@ -118,48 +114,3 @@ class RequestArguments:
                 self._keys.clear()
             packed = self._keys[key] = canonical_key(key)
             return packed
-
-
-def whole_number(value: Any, argument: str, whose: str, least: int = 0) -> int:
-    """The int that an argument stands for: of NumPy, of a tensor of one element, or whatever is a whole number.
-
-    Raises:
-        TypeError: it is none, as 1.5 and 2.0 are not.
-        ValueError: it is less than ``least``, or more than ``MAX_INTEGER``.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{whose}: {argument}= takes a whole number, got {value!r}") from None
-    if not least <= number <= MAX_INTEGER:
-        raise ValueError(f"{whose}: {argument}= takes a whole number from {least} to 2**63 - 1, got {number}")
-    return number
-
-
-def switch(value: Any, argument: str, whose: str, instead: str) -> bool:
-    """The bool that an argument is; ``instead`` is the argument that a number in its place was probably meant for.
-
-    Raises:
-        TypeError: it is none.
-    """
-    if isinstance(value, bool):
-        return value
-    raise TypeError(f"{whose}: {argument}= takes True or False, got {value!r} (for {instead}= write its name)")
-
-
-def seconds(timeout: Any, whose: str) -> float:
-    """The float that a ``timeout=`` stands for.
-
-    Raises:
-        TypeError: it is no number.
-        ValueError: it is negative, NaN, or more than a float holds.
-    """
-    try:
-        value = math.fsum((timeout,))  # float() would take a str
-    except TypeError:
-        raise TypeError(f"{whose}: timeout= takes seconds, got {timeout!r}") from None
-    except OverflowError:
-        value = math.nan
-    if not value >= 0:
-        raise ValueError(f"{whose}: timeout= takes seconds, got {timeout!r}")
-    return value

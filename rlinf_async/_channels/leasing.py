@@ -20,7 +20,7 @@ class LeasedItems(list[Any]):
     def __init__(self, items: list[Any], redelivered: bool, confirm: Callable[[int], Work[None]]) -> None:
         super().__init__(items)
         self.redelivered = redelivered
-        self.open = len(items)
+        self.unconfirmed = len(items)
         """The items that are not confirmed yet."""
         self._confirm = confirm
 
@@ -31,9 +31,10 @@ class LeasedItems(list[Any]):
             LeaseLost: the lease is over, and they have gone back.
             ValueError: at once, there are not so many.
         """
-        if type(count) is not int or not 1 <= count <= self.open:
-            raise ValueError(f"done() takes the number of items that are done, 1 to {self.open} here, got {count!r}")
-        self.open -= count
+        if type(count) is not int or not 1 <= count <= self.unconfirmed:
+            most = self.unconfirmed
+            raise ValueError(f"done() takes the number of items that are done, 1 to {most} here, got {count!r}")
+        self.unconfirmed -= count
         return blocking(self._confirm(count))
 
 
@@ -87,7 +88,7 @@ class Lease:
         get, items = self._get, self._items
         assert get is not None
         assert items is not None
-        left, items.open = items.open, 0
+        left, items.unconfirmed = items.unconfirmed, 0
         if not left:
             return None
         if well:

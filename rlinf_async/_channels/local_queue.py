@@ -17,7 +17,7 @@ from rlinf_async._channels.state.queue import Queue
 from rlinf_async._channels.state.queue_counts import QueueCounts
 from rlinf_async._channels.state.refusals import refusal
 from rlinf_async._core import process
-from rlinf_async._core.frames import NOWAIT, wanted
+from rlinf_async._core.frames import NOWAIT, demand_of
 
 _ME: Final = 1
 """The one client of such a queue."""
@@ -52,7 +52,7 @@ class LocalQueue(Destination):
                     found: Any = (queue.size(request.key), queue.full(request.key))
                 elif request.word == "peek":
                     found = [
-                        (item.weight, functools.partial(self.open, item.body, [])) for item in queue.peek(request.key)
+                        (item.weight, functools.partial(self.decode, item.body, [])) for item in queue.peek(request.key)
                     ]
                 else:
                     number, count = request.facts
@@ -67,7 +67,7 @@ class LocalQueue(Destination):
             else:
                 assert isinstance(request, Get)
                 number = self._enter(request)
-                steps = queue.get(_ME, number, request.key, *wanted(request.target))
+                steps = queue.get(_ME, number, request.key, **demand_of(request.target))
         if isinstance(request, Question):
             request._settle(found)
         self._follow(steps)
@@ -101,7 +101,7 @@ class LocalQueue(Destination):
         for number in emptied(self._given_back):
             self._withdraw(number)
 
-    def take_back(self, put: Put) -> bool:
+    def ask_back(self, put: Put) -> bool:
         with self._lock:  # another thread may have let it in, and is about to say so
             client = self._queue.clients.get(_ME)
             return client is not None and put.number in self._requests and put.number not in client.puts
@@ -111,7 +111,7 @@ class LocalQueue(Destination):
             steps = self._queue.taken(_ME, [(get.number, get.had)])
         self._follow(steps)
 
-    def open(self, body: Any, fds: list[int]) -> Any:
+    def decode(self, body: Any, fds: list[int]) -> Any:
         return body[0]
 
     def counts(self) -> QueueCounts:

@@ -26,9 +26,6 @@ from rlinf_async.work import Work
 
 logger = own_logger(__name__)
 
-_SMALL_BYTES: Final = 2048
-"""Bytes; a larger body has a frame of its own."""
-
 _TURN_S: Final = 1e-3
 """Seconds for which a coroutine may put and put, none of which has to wait, until others have their turn."""
 
@@ -51,13 +48,13 @@ class RemoteQueue(Destination):
         self.name = name
         self.channel = channel
         self._client = client
-        self._place = frames.endpoint(node, 0)
+        self._daemon = frames.endpoint(node, 0)
         self._numbers = itertools.count(1)
         self._questions = itertools.count(1)
         self._window: PutWindow[Put] = PutWindow(max_bytes, self._numbers)
-        self._is_bounded = bool(maxsize or max_bytes)
+        self._puts_are_answered = bool(maxsize or max_bytes)
         """Users have set a bound, or the channel is closed: puts wait for their answers."""
-        self._is_known = False
+        self._is_known_as_producer = False
         """The daemon has accepted a put of this process."""
         self._puts: dict[int, Put] = {}
         """Puts without an answer, and those done when sent that the kernel does not have yet."""
@@ -141,7 +138,7 @@ class RemoteQueue(Destination):
         # a daemon that answers a question reads first what those have said whom it knows as producers.
         # tests/channel/test_puts.py::test_what_was_put_outlives_a_producer_that_is_killed_at_once
         # tests/channel/test_puts.py::test_who_has_heard_that_something_was_put_finds_it
-        is_sent = self._is_known and not self._is_bounded and self.node == self._client.node
+        is_sent = self._is_known_as_producer and not self._puts_are_answered and self.node == self._client.node
         with put._lock:
             is_over = put._done
             if not is_over and is_sent and has_room and cost(put.nbytes) <= self._window.size:
@@ -151,35 +148,39 @@ class RemoteQueue(Destination):
             close_fds(fds)
             self._skip(number)
             return False
-        small = not fds and put.nbytes <= _SMALL_BYTES
+        self._send_or_batch(put, body, fds)
+        return True
+
+    def _send_or_batch(self, put: Put, body: bytes | int, fds: Any) -> None:
+        """Send a put now, or at the end of the loop's turn in one frame with those that are likely to follow.
+
+        Several are likely to follow if their caller lets the last ones be under way, if others get their turn (below),
+        or if several were answered a moment ago.
+        """
         batching = self._batching
+        small, several = not fds and put.nbytes <= frames.MAX_BATCHED_BYTES, False
         if put.mode == frames.SENT:
             last, self._last_put = self._last_put, put
             self._unobserved = 0 if last is None or last.observed else self._unobserved + 1
-            if self._unobserved >= MIN_BURST and batching.gathers():
-                if small:
-                    batching.puts.append((number, put.key, put.weight, put.mode, body))
-                else:
-                    batching.large.append((put, body, fds))
-                if batching.is_complete:
-                    batching.leave()
-                return True
-            if put.since - self._paused_at > _TURN_S:
+            several = self._unobserved >= MIN_BURST
+            if not several and put.since - self._paused_at > _TURN_S:
                 # Others have their turn, and if they put too, what they put leaves in one frame from then on.
                 self._paused_at = put.since
                 put.pauses = True
-            # A put that is done overtakes nothing that waits here: the item would not be in the queue before that is.
-            is_behind = put.pauses or batching.puts or batching.gets
-            waits = small and (batching.gathers() if is_behind else batching.may_wait(put.since))
-        else:
-            waits = small and batching.may_wait(put.since)
-        if waits:
-            batching.puts.append((number, put.key, put.weight, put.mode, body))
-        else:
+        # A put that is done overtakes nothing that waits here: the item would not be in the queue before that is.
+        joins = several or put.pauses or (put.mode == frames.SENT and (batching.puts or batching.gets))
+        waits = batching.gathers() if joins and (small or several) else small and batching.may_wait(put.since)
+        if not waits:
             if put.mode == frames.SENT:
                 batching.flush_from_thread()
             self._send_put(put, body, fds)
-        return True
+            return
+        if small:
+            batching.puts.append((put.number, put.key, put.weight, put.mode, body))
+        else:
+            batching.large.append((put, body, fds))
+        if batching.is_complete:
+            batching.leave()
 
     def _skip(self, number: int) -> None:
         """Send nothing under a number that was given."""
@@ -193,7 +194,7 @@ class RemoteQueue(Destination):
                 put._settle()
 
     def _send_put(self, put: Put, body: bytes | int, fds: Any, *, hold: bool = False) -> None:
-        me, place, channel = self._client.endpoint, self._place, self.channel
+        me, place, channel = self._client.endpoint, self._daemon, self.channel
         frame = (frames.PUT, len(fds), me, place, channel, put.number, put.key, put.weight, put.mode, body)
         on_sent = functools.partial(self._have_left, [put.number]) if put.mode == frames.SENT else None
         self._client.send(frame, fds, hold=hold, on_sent=on_sent)
@@ -204,6 +205,7 @@ class RemoteQueue(Destination):
         if get.is_lease:
             self._leases[number] = get
         if get.reader is not None and get.target[1] == frames.READ_SHARED:  # type: ignore[index]
+            # References without a callback to one object are one reference.
             if any(each.reader is not get.reader for each in self._gets_of_loops()):
                 get.target = [1, frames.READ_SHARED]
                 self._share()
@@ -220,7 +222,7 @@ class RemoteQueue(Destination):
                 batching.leave()
             return
         taken = emptied(batching.taken) if batching.taken else None
-        me, place, channel = self._client.endpoint, self._place, self.channel
+        me, place, channel = self._client.endpoint, self._daemon, self.channel
         self._client.send((frames.GET, 0, me, place, channel, number, get.key, get.target, taken))
 
     def _share(self, *, is_told: bool = False) -> None:
@@ -251,7 +253,7 @@ class RemoteQueue(Destination):
             self.tell("taken", taken, now=True)
 
     def tell(self, what: str, facts: Any, on_sent: Callable[[], None] | None = None, *, now: bool = False) -> None:
-        frame = (frames.QUEUE, 0, self._client.endpoint, self._place, self.channel, what, facts)
+        frame = (frames.QUEUE, 0, self._client.endpoint, self._daemon, self.channel, what, facts)
         self._client.send(frame, on_sent=on_sent, now=now)
 
     # -- as a destination ---------------------------------------------------------------------------------------
@@ -277,7 +279,7 @@ class RemoteQueue(Destination):
         else:
             self._gets.pop(request.number, None)
             self._gives_back(request)
-            request._let_go()  # type: ignore[attr-defined]
+            request._drop_bodies()  # type: ignore[attr-defined]
             if had := request.had:  # type: ignore[attr-defined]
                 self.tell("taken", [(request.number, had)])  # another thread may be about to: it must not come later
             self._cancel(request.number)
@@ -311,7 +313,7 @@ class RemoteQueue(Destination):
                 if self._forgotten and self._forgotten[0] is request:  # else a finalizer's request has come in between
                     self._forgotten.popleft()
 
-    def take_back(self, put: Put) -> bool:
+    def ask_back(self, put: Put) -> bool:
         if put.number not in self._puts:
             return False
         if put.mode == frames.SENT:
@@ -325,14 +327,14 @@ class RemoteQueue(Destination):
         """Notes it, before the caller has the item, where the daemon finds it if this process is killed from now on."""
         number, had = get.number, get.had
         self._batching.taken.append((number, had))
-        self._client.takings.note(self, self._place, self.channel, number, had)
+        self._client.takings.note(self, self._daemon, self.channel, number, had)
 
     def say_taken(self) -> None:
         taken = emptied(self._batching.taken)
         if taken:
             self.tell("taken", taken, now=True)
 
-    def open(self, body: Any, fds: list[int]) -> Any:
+    def decode(self, body: Any, fds: list[int]) -> Any:
         return codec.decode(open_body(body, fds) if fds else body)
 
     # -- from the daemon ----------------------------------------------------------------------------------------
@@ -363,7 +365,7 @@ class RemoteQueue(Destination):
             for number in accepted:
                 put = self._pop_put(number)
                 if put is not None:
-                    self._is_known = True
+                    self._is_known_as_producer = True
                     put._settle()
             for number, more, redelivered, body in given:
                 self._give(number, more, redelivered, body, [])
@@ -384,8 +386,8 @@ class RemoteQueue(Destination):
                 put.end_late()
             self._fill_window()
             self._client.giving_back.confirmed(self, facts[0])
-        elif what == "closed":
-            self._is_bounded = True
+        elif what == "answer_puts":
+            self._puts_are_answered = True
         elif what == "lost":
             self._lost += facts
             if self._over is not None:

@@ -62,11 +62,11 @@ class Destination:
         """The user has the items of this get."""
         raise NotImplementedError
 
-    def open(self, body: Any, fds: list[int]) -> Any:
+    def decode(self, body: Any, fds: list[int]) -> Any:
         """The value of an item."""
         raise NotImplementedError
 
-    def take_back(self, put: Put) -> bool:
+    def ask_back(self, put: Put) -> bool:
         """The time of a put is over; False if it is withdrawn at once, and True if the queue says so later."""
         return False
 
@@ -221,7 +221,7 @@ class Put(QueueRequest[None]):
         destination = self.destination
         if destination is not None and self.mode == frames.NOWAIT and destination.channel:
             self.end_unknown()
-        elif destination is None or not destination.take_back(self):
+        elif destination is None or not destination.ask_back(self):
             self.end_late()
 
     def end_late(self) -> None:
@@ -282,11 +282,12 @@ class Get(QueueRequest[T]):
         reader: the loop (``Items``) that takes the items one by one; None where the caller has them with the result.
         brought, had: how many items have arrived, and the caller has.
         is_lease, is_lost: the items stay the queue's until they are confirmed, and have gone back.
+        _interested: waits under way; the last of them that is cancelled gives the items back.
     """
 
     _kind = "get"
     _interested = 0
-    _taken = False
+    _is_opened = False
     redelivered = False
     brought = had = 0
     is_lease = is_lost = False
@@ -316,7 +317,7 @@ class Get(QueueRequest[T]):
 
     def turn_down(self, error: Exception) -> None:
         if isinstance(error, asyncio.QueueEmpty) and isinstance(self.target, list) and self.target[1:] == [frames.SOME]:
-            self._taken = True  # there is no lease that could end or go back
+            self._is_opened = True  # there is no lease that could end or go back
             self._settle([])
         else:
             super().turn_down(error)
@@ -328,11 +329,11 @@ class Get(QueueRequest[T]):
         self._bodies.append((body, fds))
         self.brought += 1
         if not more and not self._settle():
-            self._let_go()  # it was given up meanwhile, perhaps before its queue could be told
+            self._drop_bodies()  # it was given up meanwhile, perhaps before its queue could be told
             if self.destination is not None:
                 self.destination.withdraw(self)
 
-    def _let_go(self) -> None:
+    def _drop_bodies(self) -> None:
         bodies, self._bodies = self._bodies, []
         for _, fds in bodies:
             close_fds(fds)
@@ -340,11 +341,11 @@ class Get(QueueRequest[T]):
     # -- the user has it ----------------------------------------------------------------------------------------
 
     def _result(self) -> T:
-        if not self._taken and self._error is None:
+        if not self._is_opened and self._error is None:
             if self._pid != process.pid:
                 raise self._inherited()
             with self._lock:
-                first = not self._taken and self._error is None
+                first = not self._is_opened and self._error is None
                 if first:
                     self._open()
             if first and self.reader is None:
@@ -358,7 +359,7 @@ class Get(QueueRequest[T]):
     def _open(self) -> None:
         destination = self.destination
         assert destination is not None
-        self._taken = True
+        self._is_opened = True
         if self.reader is not None:
             self._bodies.reverse()
             return
@@ -366,7 +367,7 @@ class Get(QueueRequest[T]):
         bodies, self._bodies = self._bodies, []
         if self.target is None:
             try:
-                self._value = destination.open(*bodies[0])
+                self._value = destination.decode(*bodies[0])
             except Exception as error:
                 self._error = error
             return
@@ -374,7 +375,7 @@ class Get(QueueRequest[T]):
         values = []
         try:
             while bodies:
-                values.append(destination.open(*bodies.pop()))
+                values.append(destination.decode(*bodies.pop()))
         except Exception as error:
             self._error = error
             for _, fds in bodies:
@@ -400,14 +401,14 @@ class Get(QueueRequest[T]):
             body, fds = self._bodies.pop()
             self.had += 1
             destination.taken(self)
-        return [destination.open(body, fds)]
+        return [destination.decode(body, fds)]
 
     def give_rest_back(self) -> None:
         """Others get there too: items that the loop has not begun with are for all."""
         with self._lock:
             if (self._bodies or not self._done) and self.destination is not None:
                 self.destination.withdraw_later(self)  # first: a loop that finds nothing left may ask again at once
-                self._let_go()
+                self._drop_bodies()
         self._settle()
 
     # -- the user has it not ------------------------------------------------------------------------------------
@@ -438,16 +439,16 @@ class Get(QueueRequest[T]):
     def _return(self) -> None:
         """Gives items back that have arrived, if all their waiters were cancelled before they could have them."""
         with self._lock:
-            if self._interested or not self._done or self._taken or self._error is not None:
+            if self._interested or not self._done or self._is_opened or self._error is not None:
                 return
             self._error = ClosedError(f"{self._describe()} was cancelled, and what had arrived went back")
-        self._let_go()
+        self._drop_bodies()
         assert self.destination is not None
         self.destination.withdraw(self)
 
     def __del__(self) -> None:
         if self._bodies and self.destination is not None:
-            self._let_go()
+            self._drop_bodies()
             self.destination.withdraw_later(self)
 
 

@@ -114,6 +114,9 @@ NOW: Final = -1
 MAX_INLINE_BYTES: Final = 64 * 1024
 """Bytes; a larger body travels as sealed memory within a machine and on the bulk stream between machines."""
 
+MAX_BATCHED_BYTES: Final = 2048
+"""Bytes; an item of a channel that is larger has a frame of its own."""
+
 _MAX_FDS: Final = 4
 """File descriptors on one frame, at most."""
 
@@ -219,29 +222,28 @@ def route_to(targets: Sequence[int], slots: Iterable[int] | None = None) -> list
     return [[node, slots] for node, slots in nodes.items()]
 
 
-def wanted(target: Any) -> tuple[Any, ...]:
-    """Return what a GET demands, as the arguments of ``Queue.get`` from ``target`` on.
+def demand_of(target: Any) -> dict[str, Any]:
+    """Return what a GET demands, as attributes of ``Demand`` (``_channels/state/queue_client.py``).
 
     Raises:
         TypeError: it is nothing that a GET can want.
     """
-    if target is None:
-        return None, False, False, False
-    if type(target) is int:
-        if target >= 0:
-            return target, False, False, False
-        if target == NOW:
-            return None, True, False, False
-    elif type(target) is list and [type(part) for part in target[:2]] == [int] * len(target[:2]):
-        if len(target) == 1 and target[0] >= 0:
-            return target[0], True, False, False
-        if len(target) == 2 and target[0] > 0 and WAIT <= target[1] < LEASE:
-            count, mode = target
-            if mode in (READ, READ_SHARED):
-                return count, False, True, True, mode == READ_SHARED, True
-            return count, mode != WAIT, True, mode == SOME
-        if len(target) == 3 and target[0] > 0 and target[1] == LEASE and type(target[2]) is float and target[2] >= 0:
-            return target[0], False, True, False, False, False, target[2]
+    parts = target if type(target) is list else [target]
+    match None if any(type(part) is bool for part in parts) else target:
+        case None if target is None:
+            return {}
+        case int() if target >= 0:
+            return {"target": target}
+        case int() if target == NOW:
+            return {"nowait": True}
+        case [int() as weight] if weight >= 0:
+            return {"target": weight, "nowait": True}
+        case [int() as count, int() as mode] if count > 0 and mode in (READ, READ_SHARED):
+            return {"target": count, "counted": True, "partly": True, "shared": mode == READ_SHARED, "stepwise": True}
+        case [int() as count, int() as mode] if count > 0 and mode in (WAIT, NOWAIT, SOME):
+            return {"target": count, "counted": True, "partly": mode == SOME, "nowait": mode != WAIT}
+        case [int() as count, int() as mode, float() as lease_s] if count > 0 and mode == LEASE and lease_s >= 0:
+            return {"target": count, "counted": True, "lease_s": lease_s}
     raise TypeError(f"a get with target {target!r}")
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from rlinf_async._channels.arguments import RequestArguments, seconds, whole_number
+from rlinf_async._channels.arguments import RequestArguments
 from rlinf_async._channels.queue_errors import QueueEnd
 from rlinf_async._channels.request import Get, Put
 from rlinf_async._channels.state.channel_keys import canonical_key, key_of
 from rlinf_async._core import frames
+from rlinf_async._core.argument_checks import seconds, whole_number
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.names import check_group_name
 from rlinf_async._experience.state.experience_options import ORDERS, SHORTS, ExperienceOptions

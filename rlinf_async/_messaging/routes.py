@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlinf_async._channels.arguments import seconds
+from rlinf_async._core.argument_checks import seconds
 from rlinf_async._messaging.collective_options import CollectiveGroupOptions
 from rlinf_async._messaging.exchange import Exchange
 from rlinf_async._messaging.route_work import AsyncRouteWork

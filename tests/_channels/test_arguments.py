@@ -47,14 +47,20 @@ def test_whatever_becomes_a_wish_fits_into_a_frame(weight: Any, timeout: Any, ke
         except (TypeError, ValueError):
             continue
         sent.append((frames.GET, 0, number, number, number, number, get.key, get.target, None))
-        assert frames.wanted(get.target)[1] == (timeout == 0)
+        assert frames.demand_of(get.target).get("nowait", False) == (timeout == 0)
     for wait in (True, False):
         try:
             many = requests.get_many(weight, key, wait, timeout)
         except (TypeError, ValueError):
             continue
         sent.append((frames.GET, 0, number, number, number, number, many.key, many.target, None))
-        assert frames.wanted(many.target) == (int(weight), timeout == 0 or not wait, True, not wait)
+        demand = frames.demand_of(many.target)
+        assert demand == {
+            "target": int(weight),
+            "counted": True,
+            "nowait": timeout == 0 or not wait,
+            "partly": not wait,
+        }
     for frame in sent:
         packed = frames.pack(frame)
         assert len(packed) < MAX_FRAME_BYTES / 32  # so that many fit into one

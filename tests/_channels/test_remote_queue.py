@@ -141,7 +141,7 @@ def test_the_first_put_and_those_to_another_node_or_beyond_the_window_wait_for_a
 
 
 def test_puts_after_a_close_wait_for_their_answers(client: Client, queue: RemoteQueue) -> None:
-    queue.on_queue_frame("closed", None)
+    queue.on_queue_frame("answer_puts", None)
     assert not put(queue, 1).done()
     assert modes(client) == [frames.WAIT]
 

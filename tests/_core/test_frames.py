@@ -33,20 +33,26 @@ def test_a_route_names_every_target_once_with_its_slot(targets: list[tuple[int, 
 
 
 def test_what_a_get_wants_is_read_or_refused() -> None:
-    for target, meaning in [(None, (None, False)), (frames.NOW, (None, True)), (0, (0, False)), (7, (7, False))]:
-        assert frames.wanted(target) == (*meaning, False, False)
-        assert type(target) is not int or target < 0 or frames.wanted([target]) == (target, True, False, False)
-    assert frames.wanted([7, frames.WAIT]) == (7, False, True, False)
-    assert frames.wanted([7, frames.NOWAIT]) == (7, True, True, False)
-    assert frames.wanted([7, frames.SOME]) == (7, True, True, True)
-    assert frames.wanted([7, frames.READ]) == (7, False, True, True, False, True)
-    assert frames.wanted([7, frames.READ_SHARED]) == (7, False, True, True, True, True)
-    assert frames.wanted([7, frames.LEASE, 2.5]) == (7, False, True, False, False, False, 2.5)
+    some = {"target": 7, "counted": True}
+    for target, meaning in (
+        (None, {}),
+        (frames.NOW, {"nowait": True}),
+        (0, {"target": 0}),
+        (7, {"target": 7}),
+        ([7], {"target": 7, "nowait": True}),
+        ([7, frames.WAIT], {**some, "partly": False, "nowait": False}),
+        ([7, frames.NOWAIT], {**some, "partly": False, "nowait": True}),
+        ([7, frames.SOME], {**some, "partly": True, "nowait": True}),
+        ([7, frames.READ], {**some, "partly": True, "shared": False, "stepwise": True}),
+        ([7, frames.READ_SHARED], {**some, "partly": True, "shared": True, "stepwise": True}),
+        ([7, frames.LEASE, 2.5], {**some, "lease_s": 2.5}),
+    ):
+        assert frames.demand_of(target) == meaning
     no_counts: list[Any] = [[0, frames.SOME], [-1, 0], [1, 5], [1, -1], [1, True], [1, "2"], [1, 0, 0]]
     no_counts += [[1, frames.LEASE, 1], [1, frames.LEASE, -0.5], [1, frames.READ, 1.0], [0, frames.LEASE, 1.0]]
     for nonsense in (-2, -3, True, 1.5, "7", [], [-1], [1.5], {"weight": 1}, *no_counts):
         with pytest.raises(TypeError, match="a get with target"):
-            frames.wanted(nonsense)
+            frames.demand_of(nonsense)
 
 
 @given(st.lists(st.sampled_from([CALL, CANCEL]), max_size=10), st.integers(1, 50))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from rlinf_async._channels.state.queue_client import Get, Item
+from rlinf_async._channels.state.queue_client import Demand, Item
 
 
 class ByteBudget:
@@ -27,7 +27,7 @@ class ByteBudget:
     def clear(self) -> None:
         self.used = 0
         self.blocked: OrderedDict[bytes, None] = OrderedDict()
-        self.partial: dict[Get, None] = {}
+        self.partial: dict[Demand, None] = {}
         self._partial_bytes = 0
         self._overtaken = 0
         """Bytes that were let in past the first of the blocked keys."""
@@ -59,14 +59,14 @@ class ByteBudget:
 
     # -- batches ------------------------------------------------------------------------------------------------
 
-    def gather(self, get: Get, item: Item, weight: int) -> None:
+    def gather(self, get: Demand, item: Item, weight: int) -> None:
         """A batch that may want more has this item now, which counts so much."""
         get.items.append(item)
         get.weight += weight
         self.partial[get] = None
         self._partial_bytes += item.nbytes
 
-    def no_longer_partial(self, get: Get) -> None:
+    def no_longer_partial(self, get: Demand) -> None:
         del self.partial[get]
         self._partial_bytes -= sum(item.nbytes for item in get.items)
 

@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 
 from rlinf_async._channels.state.actions import DELIVER, Step
 from rlinf_async._channels.state.byte_budget import ByteBudget
-from rlinf_async._channels.state.queue_client import Get, Item
+from rlinf_async._channels.state.queue_client import Demand, Item
 
 
 class KeyQueue:
@@ -18,12 +18,14 @@ class KeyQueue:
         items: in the order of their places.
         returned: items that came back, a heap; all of them stand before ``items``.
         puts, gets: those that wait, first come first.
-        leases: gets that were delivered and not taken.
+        handed_out: gets that were delivered and whose items are not all taken, leases among them.
+        handed_out_items: the items of these.
         put, got: items that were accepted, and that consumers have taken.
-        leased: items of the leases.
     """
 
-    __slots__ = ("_consumers", "gets", "got", "items", "key", "leased", "leases", "put", "puts", "returned")
+    __slots__ = (
+        *("_consumers", "gets", "got", "handed_out", "handed_out_items", "items", "key", "put", "puts", "returned"),
+    )
 
     def __init__(self, key: bytes, consumers: Set[int]) -> None:
         """``consumers`` are the clients that get something from the queue."""
@@ -32,14 +34,14 @@ class KeyQueue:
         self.items: deque[Item] = deque()
         self.returned: list[Item] = []
         self.puts: OrderedDict[Item, None] = OrderedDict()
-        self.gets: OrderedDict[Get, None] = OrderedDict()
-        self.leases = self.leased = 0
+        self.gets: OrderedDict[Demand, None] = OrderedDict()
+        self.handed_out = self.handed_out_items = 0
         self.put = self.got = 0
 
     @property
     def present(self) -> int:
         """Items that are queued, gathered for a batch, or leased."""
-        return self.size + self.leased + sum(len(get.items) for get in self.gets)
+        return self.size + self.handed_out_items + sum(len(get.items) for get in self.gets)
 
     @property
     def size(self) -> int:
@@ -49,11 +51,11 @@ class KeyQueue:
         return [*sorted(self.returned), *self.items]
 
     def is_idle(self) -> bool:
-        return not (self.items or self.returned or self.gets or self.puts or self.leases)
+        return not (self.items or self.returned or self.gets or self.puts or self.handed_out)
 
     # -- gets meet items ----------------------------------------------------------------------------------------
 
-    def match(self, budget: ByteBudget, steps: list[Step]) -> Get | None:
+    def match(self, budget: ByteBudget, steps: list[Step]) -> Demand | None:
         """Hands items to the gets that wait, until one of the two is used up.
 
         Returns:
@@ -78,41 +80,41 @@ class KeyQueue:
                     get.weight = head.weight
                     return get
             self.remove_get(get, budget)
-            self.lease(get, steps)
+            self.hand_out(get, steps)
         return None
 
-    def serve(self, get: Get, steps: list[Step]) -> None:
+    def serve(self, get: Demand, steps: list[Step]) -> None:
         """Hands the first item to a get that never had to wait, or the first ones to one that takes what is there."""
         if get.partly:
             self._gather_some(get)
         else:
             get.items.append(self._pop())
-        self.lease(get, steps)
+        self.hand_out(get, steps)
 
-    def _gather_some(self, get: Get) -> None:
+    def _gather_some(self, get: Demand) -> None:
         assert get.target is not None
         others = get.shared and (len(self._consumers) > 1 or len(self.gets) > 1)
         get.items = [self._pop() for _ in range(1 if others else min(get.target, self.size))]
 
-    def lease(self, get: Get, steps: list[Step]) -> None:
+    def hand_out(self, get: Demand, steps: list[Step]) -> None:
         if len(get.items) > 1:
             get.items.sort()  # something may have come back while it was gathering
         get.delivered = True
-        self.leases += 1
-        self.leased += len(get.items)
+        self.handed_out += 1
+        self.handed_out_items += len(get.items)
         steps.append((DELIVER, get))
 
-    def remove_get(self, get: Get, budget: ByteBudget) -> None:
+    def remove_get(self, get: Demand, budget: ByteBudget) -> None:
         """A get waits no more."""
         del self.gets[get]
         if get in budget.partial:
             budget.no_longer_partial(get)
 
-    def give_back(self, get: Get, budget: ByteBudget) -> None:
+    def give_back(self, get: Demand, budget: ByteBudget) -> None:
         """A get is over; its items go to their old places, flagged if its consumer may have seen them."""
         if get.delivered:
-            self.leases -= 1
-            self.leased -= len(get.items)
+            self.handed_out -= 1
+            self.handed_out_items -= len(get.items)
         else:
             self.remove_get(get, budget)
         for item in get.items:

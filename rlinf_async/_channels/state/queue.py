@@ -28,7 +28,7 @@ from rlinf_async._channels.state.actions import ACCEPTED, Act, Step
 from rlinf_async._channels.state.byte_budget import ByteBudget
 from rlinf_async._channels.state.key_queue import KeyQueue
 from rlinf_async._channels.state.put_window import ITEM_OVERHEAD_BYTES, cost, report_from_bytes
-from rlinf_async._channels.state.queue_client import Get, Item, QueueClient
+from rlinf_async._channels.state.queue_client import Demand, Item, QueueClient
 from rlinf_async._channels.state.queue_counts import DISCARDED, NODE_LOST, TOO_LATE, QueueCounts
 
 
@@ -89,11 +89,11 @@ class Queue:
         return self._in_order(producer, number, Item(producer, number, key, weight, nbytes, body, nowait, sent))
 
     def get(self, consumer: int, number: int, key: bytes, *demand: Any, **attributes: Any) -> list[Step]:
-        """Get one item, or what the further attributes of ``Get`` say, from its ``target`` on."""
-        return self._in_order(consumer, number, Get(consumer, number, key, *demand, **attributes))
+        """Get one item, or what the further attributes of ``Demand`` say."""
+        return self._in_order(consumer, number, Demand(consumer, number, key, *demand, **attributes))
 
     def skip(self, who: int, number: int) -> list[Step]:
-        """Count a request that makes no sense as given up."""
+        """Advance past the number of a request that makes no sense, or that was never sent."""
         return self.cancel(who, number) + self._in_order(who, number, Item(who, number, b"", 0, 0, None, True))
 
     def taken(self, consumer: int, taken: Iterable[Sequence[int]]) -> list[Step]:
@@ -124,26 +124,26 @@ class Queue:
             self._unblock(steps)
         return True
 
-    def _take(self, client: QueueClient, get: Get, count: int, steps: list[Step]) -> None:
+    def _take(self, client: QueueClient, get: Demand, count: int, steps: list[Step]) -> None:
         for item in get.items[:count]:
             self.budget.used -= item.nbytes
         del get.items[:count]
         get.taken += count
         key_queue = self._keys[get.key]
-        key_queue.leased -= count
+        key_queue.handed_out_items -= count
         key_queue.got += count
         if not get.items:
             del client.gets[get.number]
-            key_queue.leases -= 1
+            key_queue.handed_out -= 1
             self._settle(key_queue, steps)
 
-    def _lose(self, get: Get) -> None:
+    def _lose(self, get: Demand) -> None:
         """Drop the items of a delivered get."""
         lost, key_queue = len(get.items), self._keys[get.key]
         self._counts.put += lost
         self._counts.drop(NODE_LOST, lost)
         key_queue.put -= lost
-        key_queue.leased -= lost
+        key_queue.handed_out_items -= lost
         self.budget.used -= sum(item.nbytes for item in get.items)
         get.items.clear()
 
@@ -259,7 +259,7 @@ class Queue:
             client = self.clients[who] = QueueClient()
         return client
 
-    def _in_order(self, who: int, number: int, request: Item | Get) -> list[Step]:
+    def _in_order(self, who: int, number: int, request: Item | Demand) -> list[Step]:
         """Each request of a client once, in the order of its numbers."""
         steps: list[Step] = []
         client = self.clients.get(who) or self.client(who)
@@ -269,13 +269,13 @@ class Queue:
             if number > client.expected:
                 client.early.setdefault(number, request)
             return steps
-        following: Item | Get | None = request
+        following: Item | Demand | None = request
         while following is not None:
             number = client.expected
             client.expected = number + 1
             if client.cancelled and number in client.cancelled:
                 client.cancelled.discard(number)
-            elif type(following) is Get:
+            elif type(following) is Demand:
                 client.gets[number] = following
                 self._enter(following, steps)
             elif type(following) is Item:
@@ -283,8 +283,10 @@ class Queue:
             following = client.early.pop(number + 1, None) if client.early else None
         return steps
 
-    def _new_key(self, key: bytes) -> KeyQueue:
-        key_queue = self._keys[key] = KeyQueue(key, self.consumers)
+    def _of_key(self, key: bytes) -> KeyQueue:
+        key_queue = self._keys.get(key)
+        if key_queue is None:
+            key_queue = self._keys[key] = KeyQueue(key, self.consumers)
         return key_queue
 
     # -- puts ---------------------------------------------------------------------------------------------------
@@ -301,7 +303,7 @@ class Queue:
         if budget.max_bytes and item.nbytes > budget.max_bytes:
             steps.append((Act.TOO_LARGE, item))
             return
-        key_queue = self._keys.get(item.key) or self._new_key(item.key)
+        key_queue = self._of_key(item.key)
         if not key_queue.puts and self._has_room(key_queue, item):
             self._accept(key_queue, item, steps)
             if key_queue.gets:
@@ -379,11 +381,6 @@ class Queue:
             if waits:
                 self._run(key_queue, steps)
 
-    def _avoid_deadlock(self, steps: list[Step]) -> None:
-        """Looks anew at puts that wait for bytes when a batch may have gathered the last of them."""
-        if self.budget.blocked and self.budget.deadlocked:
-            self._unblock(steps)
-
     def _free_bytes(self, steps: list[Step]) -> None:
         """Where every byte is held by batches that want more, one of them has to give up."""
         if self.budget.deadlocked:
@@ -394,14 +391,14 @@ class Queue:
 
     # -- gets ---------------------------------------------------------------------------------------------------
 
-    def _enter(self, get: Get, steps: list[Step]) -> None:
+    def _enter(self, get: Demand, steps: list[Step]) -> None:
         """A get meets items, or waits for some."""
         if get.consumer not in self.consumers:
             if len(self.consumers) == 1:
                 (only,) = self.consumers
                 steps += [(Act.SHARED, only)] * any(other.shared for other in self.clients[only].gets.values())
             self.consumers.add(get.consumer)
-        key_queue = self._keys.get(get.key) or self._new_key(get.key)
+        key_queue = self._of_key(get.key)
         if (get.target is None or get.partly) and not key_queue.gets and key_queue.size:
             key_queue.serve(get, steps)
             if key_queue.puts:
@@ -413,9 +410,10 @@ class Queue:
             del self.clients[get.consumer].gets[get.number]
             steps.append((Act.EMPTY, get))
             self._withdraw([], [get], steps)
-        self._avoid_deadlock(steps)
+        if self.budget.blocked and self.budget.deadlocked:  # this batch may have gathered the last bytes
+            self._unblock(steps)
 
-    def _withdraw(self, puts: Iterable[Item], gets: Iterable[Get], steps: list[Step]) -> None:
+    def _withdraw(self, puts: Iterable[Item], gets: Iterable[Demand], steps: list[Step]) -> None:
         """Takes out requests that wait and returns leased items; only when all are back, others may have them."""
         touched: dict[KeyQueue, None] = {}
         for item in puts:
@@ -453,19 +451,22 @@ class Queue:
                 continue
             key_queue.remove_get(get, self.budget)
             if get.items:
-                key_queue.lease(get, steps)
+                key_queue.hand_out(get, steps)
             else:
                 del self.clients[get.consumer].gets[get.number]
                 steps.append((Act.ENDED, get))
 
-    def _may_yet_come(self, key_queue: KeyQueue, get: Get) -> bool:
-        """Whether something may come back that is held by another client, or by a part of this one that may fail."""
+    def _may_yet_come(self, key_queue: KeyQueue, get: Demand) -> bool:
+        """True if something may come back for this get.
+
+        Other clients may give back whatever they were handed.  Its own client gives back leases and what a loop has not
+        begun with; what its plain gets were handed comes back only with its death, and then it wants nothing any more.
+        """
         own = self.clients[get.consumer].gets.values()
-        leased = key_queue.leases - sum(
+        return key_queue.handed_out > sum(
             other.delivered and other.key == key_queue.key and other.lease_s is None and not other.stepwise
             for other in own
         )
-        return leased > 0
 
     def _discard(self, steps: list[Step]) -> None:
         """Forgets all keys: items are gone, requests that wait end, and leased items do not come back."""
@@ -474,7 +475,7 @@ class Queue:
             client.gets.clear()
         for key_queue in self._keys.values():  # what is leased is its consumer's
             self._counts.put += key_queue.put
-            self._counts.got += key_queue.got + key_queue.leased
-            self._counts.drop(DISCARDED, key_queue.present - key_queue.leased)
+            self._counts.got += key_queue.got + key_queue.handed_out_items
+            self._counts.drop(DISCARDED, key_queue.present - key_queue.handed_out_items)
         self._keys.clear()
         self.budget.clear()

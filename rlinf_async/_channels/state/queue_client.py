@@ -1,4 +1,4 @@
-"""Records that a channel's queue keeps: ``QueueClient`` (a process), ``Item`` (a put), ``Get`` (single or batch)."""
+"""Records that a channel's queue keeps: ``QueueClient`` (a process), ``Item`` (a put), ``Demand`` (single or batch)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Item:
 
 
 @dataclass(slots=True, eq=False)
-class Get:
+class Demand:
     """A request for an item, or for a batch of them.
 
     Attributes:
@@ -71,7 +71,7 @@ class Get:
     delivered: bool = False
 
     def __repr__(self) -> str:
-        return f"<Get {self.consumer}:{self.number} [{len(self.items)} items]>"
+        return f"<Demand {self.consumer}:{self.number} [{len(self.items)} items]>"
 
 
 @dataclass(slots=True, eq=False)
@@ -89,10 +89,10 @@ class QueueClient:
     """
 
     expected: int = 1
-    early: dict[int, Item | Get] = field(default_factory=dict)
+    early: dict[int, Item | Demand] = field(default_factory=dict)
     cancelled: set[int] = field(default_factory=set)
     puts: dict[int, Item] = field(default_factory=dict)
-    gets: dict[int, Get] = field(default_factory=dict)
+    gets: dict[int, Demand] = field(default_factory=dict)
     unsaid_bytes: int = 0
     has_put: bool = False
     has_got: bool = False

@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 
 from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, Act, Step
 from rlinf_async._channels.state.queue import Queue
-from rlinf_async._channels.state.queue_client import Get, Item, QueueClient
+from rlinf_async._channels.state.queue_client import Demand, Item, QueueClient
 from rlinf_async._core import clock, frames
 from rlinf_async._core.encoded import plain_body
 from rlinf_async._experience.state.experience_changes import Advance, Change, Drop, Insert, Keeper, Settle
@@ -94,9 +94,9 @@ class ExperienceQueue(Queue):
         self._now = now or clock.monotonic
         self._waiting: dict[Name, dict[Item, None]] = {}
         """Puts that wait for room, by their groups."""
-        self._takes: dict[Get, tuple[int, bytes | None]] = {}
-        self._wishes: dict[Get, None] = {}
-        self._leases: dict[Get, list[Group]] = {}
+        self._takes: dict[Demand, tuple[int, bytes | None]] = {}
+        self._wishes: dict[Demand, None] = {}
+        self._leases: dict[Demand, list[Group]] = {}
         self._unwritten = 0
         self._inserts: dict[tuple[int, int], Insert] = {}
         """Puts that are being written, by producer and number."""
@@ -167,7 +167,7 @@ class ExperienceQueue(Queue):
 
     # -- takes and wishes ---------------------------------------------------------------------------------------
 
-    def _enter(self, get: Get, steps: list[Step]) -> None:
+    def _enter(self, get: Demand, steps: list[Step]) -> None:
         kind, key = _kind_of(get.key) or (None, None)
         count, maxsize = get.target or 1, self._options.maxsize
         if kind == WISH:
@@ -223,13 +223,13 @@ class ExperienceQueue(Queue):
             self._deliver(get, [self.pool.version, self._options.max_staleness, facts], samples, steps)
         return is_served
 
-    def _deliver(self, get: Get, facts: Any, samples: Iterable[Item], steps: list[Step]) -> None:
+    def _deliver(self, get: Demand, facts: Any, samples: Iterable[Item], steps: list[Step]) -> None:
         """Answer a get: the first item says what follows."""
         get.items = [_item(plain_body(facts)), *samples]
         get.delivered = True
         steps.append((DELIVER, get))
 
-    def _grant(self, get: Get, steps: list[Step]) -> None:
+    def _grant(self, get: Demand, steps: list[Step]) -> None:
         del self._wishes[get]
         del self.clients[get.consumer].gets[get.number]
         self._deliver(get, self.pool.version, (), steps)
@@ -261,7 +261,7 @@ class ExperienceQueue(Queue):
     def _fail(self, who: int, number: int, kind: str, text: str, steps: list[Step]) -> None:
         steps.append((Act.FAILED, (who, number, kind, text)))
 
-    def _refuse(self, get: Get, kind: str, text: str, steps: list[Step]) -> None:
+    def _refuse(self, get: Demand, kind: str, text: str, steps: list[Step]) -> None:
         self._wishes.pop(get, None)
         self._takes.pop(get, None)
         self.clients[get.consumer].gets.pop(get.number, None)
@@ -270,7 +270,7 @@ class ExperienceQueue(Queue):
     def _closed_text(self) -> str:
         return f"experience '{self._name}' is closed; nothing can be put there any more"
 
-    def _withdraw(self, puts: Iterable[Item], gets: Iterable[Get], steps: list[Step]) -> None:
+    def _withdraw(self, puts: Iterable[Item], gets: Iterable[Demand], steps: list[Step]) -> None:
         for item in puts:
             self._forget_waiting(item)
         for get in gets:

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rlinf_async._channels.state.actions import Act, Step
 from rlinf_async._channels.state.queue import Queue
-from rlinf_async._channels.state.queue_client import Get, Item
+from rlinf_async._channels.state.queue_client import Demand, Item
 
 HOW = ["wait", "wait", "sent", "nowait"]
 BATCHES: list[tuple[Any, ...]] = [
@@ -247,7 +247,7 @@ class Histories(RuleBasedStateMachine):
             return
         process.puts.pop(item.number, None)
 
-    def follow_get(self, act: int, get: Get, process: Process) -> None:
+    def follow_get(self, act: int, get: Demand, process: Process) -> None:
         if act == Act.DELIVER:
             assert get.items, "nothing was delivered"
             if get.counted:

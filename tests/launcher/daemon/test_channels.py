@@ -364,7 +364,7 @@ async def test_items_on_the_socket_of_a_producer_are_in_before_the_channel_is_cl
     producer.unread = [b"on its socket"]
     assert await daemon.close(owner) is True
     assert daemon.channels._hosted[NUMBER].queue.size(b"k") == 2
-    assert producer.heard() == [("closed", None)]
+    assert producer.heard() == [("answer_puts", None)]
     producer.put(b"too late", frames.SENT)
     assert producer.heard() == [("lost", 1)]
     get = owner.get(target=[2, frames.WAIT])
@@ -381,7 +381,7 @@ async def test_a_producer_whose_first_put_is_accepted_in_the_turn_of_the_close_h
     await daemon.host(producer.id)
     producer.put(b"first")
     assert await daemon.close(producer) is True
-    assert [what for what, _ in producer.heard()] == ["replies", "closed"]
+    assert [what for what, _ in producer.heard()] == ["replies", "answer_puts"]
 
 
 async def test_a_lease_that_lasts_too_long_goes_back_and_is_told(daemon: Daemon) -> None:
