@@ -162,6 +162,18 @@ def test_what_a_group_publishes_is_the_version_of_the_experiences_of_it(cluster:
         each.close()
 
 
+@pytest.mark.parametrize("node", [0, 1], ids=["far", "near"])
+def test_a_take_behind_a_send_has_nothing_that_is_too_stale_for_what_was_sent(cluster: Cluster, node: int) -> None:
+    experience = Experience.create("fresh", max_staleness=0, of="sender", node_rank=node)
+    trainer = launch(cluster, "sender", 1)
+    trainer.publish(1).wait()
+    assert trainer.take_behind_sends(experience, 50).wait() == [[0] * 50]
+    assert sum(experience.stats().dropped.values()) == 50
+    trainer.unpublish().wait()
+    trainer.close()
+    experience.close()
+
+
 def test_it_travels_by_name_and_as_an_argument_and_its_content_to_another_one(cluster: Cluster, players: Any) -> None:
     experience = Experience.create("first", group=2)
     connected = Experience.connect("first")
