@@ -26,6 +26,9 @@ _ANSWER_S: Final = 2.0
 class HostedExperience(HostedChannel):
     """An experience on this node, and the keeper of its state."""
 
+    noun = "experience"
+    fewer = "fewer groups"
+
     queue: ExperienceQueue
 
     def __init__(
