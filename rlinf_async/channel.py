@@ -88,6 +88,7 @@ class Channel:
     """
 
     __contains__ = None  # it would take items out in search of one
+    _noun = "channel"
 
     def __init__(self, name: str, maxsize: int, client: NodeClient | None, local: LocalQueue | None = None) -> None:
         """Not for users: ``create`` or ``connect``."""
@@ -117,7 +118,7 @@ class Channel:
             where = f"node {nodes[0]}" if len(nodes) == 1 else f"{len(nodes)} nodes"
         bound = f" | maxsize {self._maxsize}" if self._maxsize else ""
         state = " | closed" if self._closing is not None else ""
-        return f"<Channel {self._name} [{where}{bound}{state}]>"
+        return f"<{self._noun.title()} {self._name} [{where}{bound}{state}]>"
 
     def __str__(self) -> str:
         """What is queued under the default key; in a coroutine, where nothing may block, the channel's ``repr``."""
@@ -228,7 +229,7 @@ class Channel:
             roster = await opening
             self._take(client, roster)
             if roster is None:
-                replicas.end(QueueEnd.of_closed(self._name))
+                replicas.end(QueueEnd.of_closed(self._name, noun=self._noun))
             else:
                 replicas.open(roster)
 
@@ -238,7 +239,7 @@ class Channel:
                 self._take(client, None, str(error))
                 replicas.end(QueueEnd.of_lost(error))
 
-        self._opening = replicas.opening = work = client.run(open_replicas(), what=f"channel '{self._name}'")
+        self._opening = replicas.opening = work = client.run(open_replicas(), what=f"{self._noun} '{self._name}'")
         self._replicas, self._client = replicas, client
         work._follow(opened)
         try:
@@ -604,7 +605,7 @@ class Channel:
 
     def _close(self, discard: bool = False) -> Work[None]:
         if not isinstance(discard, bool):
-            raise TypeError(f"close(discard=) of channel {self._name!r} takes True or False, got {discard!r}")
+            raise TypeError(f"close(discard=) of {self._noun} {self._name!r} takes True or False, got {discard!r}")
         if self._closing is None or (discard and not self._discarding):
             self._discarding = discard
             if self._local is not None:
@@ -615,7 +616,9 @@ class Channel:
             else:
                 assert self._replicas is not None
                 self._replicas.flush()
-                self._closing = client.run(self._close_queues(client, discard), what=f"closing channel '{self._name}'")
+                self._closing = client.run(
+                    self._close_queues(client, discard), what=f"closing {self._noun} '{self._name}'"
+                )
         return self._closing
 
     async def _close_queues(self, client: NodeClient, discard: bool) -> None:
@@ -651,9 +654,9 @@ class Channel:
         """This process's connection to the channel's run, which one that has travelled looks for when it is used."""
         client = self._client
         if client is not None and client.pid != process.pid:
-            raise process.forked(f"channel '{self._name}'", client.pid)
+            raise process.forked(f"{self._noun} '{self._name}'", client.pid)
         if client is None:
-            what = f"channel '{self._name}'"
+            what = f"{self._noun} '{self._name}'"
             if self._roster is not None:
                 client = registry.active_in(self._roster["run"], what)
                 replicas = Replicas(client)
@@ -662,7 +665,7 @@ class Channel:
             else:
                 assert self._promise is not None
                 client = registry.active_in(self._promise["run"], what)
-                self._open(client, registration.redeem(client, self._promise, self._name))
+                self._open(client, registration.redeem(client, self._promise, self._name, self._noun))
         return client
 
     # -- inside -------------------------------------------------------------------------------------------------

@@ -50,10 +50,11 @@ class Experience:
     def __init__(self, channel: Channel) -> None:
         """Not for users: ``create`` or ``connect``."""
         self._channel = channel
+        channel._noun = "experience"
         self._arguments = ExperienceArguments(channel.name)
 
     def __repr__(self) -> str:
-        return repr(self._channel).replace("<Channel", "<Experience", 1)
+        return repr(self._channel)
 
     # -- making -------------------------------------------------------------------------------------------------
 
@@ -105,16 +106,16 @@ class Experience:
             TypeError, ValueError: an option has no such value.
             RuntimeError: as ``Channel.create``.
         """
-        check_channel_name(name)
+        check_channel_name(name, "experience")
         options = options_of(
             name, group=group, max_staleness=max_staleness, lease=lease, maxsize=maxsize, durable=durable, of=of,
             order=order, group_timeout=group_timeout, short_groups=short_groups, max_bytes=max_bytes,
         )  # fmt: skip
         client = registry.client_of(cluster)
         node_rank = whole_number(node_rank, "node_rank", f"experience '{name}'")
-        channel = Channel(name, options.maxsize, client)
-        channel._open(client, _create(client, name, options, node_rank))
-        return cls(channel)
+        experience = cls(Channel(name, options.maxsize, client))
+        experience._channel._open(client, _create(client, name, options, node_rank))
+        return experience
 
     @classmethod
     def connect(
@@ -125,13 +126,13 @@ class Experience:
         Args, Raises:
             As ``Channel.connect``; ConfigError: it is a channel.
         """
-        check_channel_name(name)
+        check_channel_name(name, "experience")
         if timeout is not None:
             timeout = seconds(timeout, f"connect() to experience '{name}'")
         client = registry.client_of(cluster)
-        channel = Channel(name, 0, client)
-        channel._open(client, registration.find(client, name, timeout, is_experience=True))
-        return cls(channel)
+        experience = cls(Channel(name, 0, client))
+        experience._channel._open(client, registration.find(client, name, timeout, is_experience=True))
+        return experience
 
     def __await__(self) -> Generator[Any, Any, Experience]:
         """Waits until the experience exists.

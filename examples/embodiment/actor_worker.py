@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -86,11 +87,17 @@ class EmbodiedFSDPActor(Worker):
         """What a checkpoint keeps of the actor; the same on every rank."""
         return {"policy": _on_cpu(self._policy.state_dict()), "optimizer": _on_cpu(self._optimizer.state_dict())}
 
-    async def recv_rollout_batch(self, queues: Queues) -> None:
-        """Takes this rank's simulators' share of the experience."""
-        sources = self._layout.experience_sources(self._rank)
-        parts = [await queues.experience.get(key=(stage, env_rank, self._rank)) for env_rank, stage in sources]
-        self._batch = {name: torch.from_numpy(array).to(self._device) for name, array in vars(join_envs(parts)).items()}
+    async def recv_rollout_batch(self, queues: Queues) -> list[int]:
+        """Takes this rank's simulators' share of the experience, side by side in the order of the simulators.
+
+        Returns:
+            For each part, by how many versions the oldest weights that acted were behind those that learn.
+        """
+        async with queues.experience.take(key=self._rank) as batch:
+            joined = join_envs([part for _, part in sorted(batch.items, key=itemgetter(0))])
+        self._batch = {name: torch.from_numpy(array).to(self._device) for name, array in vars(joined).items()}
+        staleness: list[int] = batch.staleness
+        return staleness
 
     @Worker.timer("compute_advantages_and_returns")
     @torch.no_grad()

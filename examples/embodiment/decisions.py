@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from typing import Protocol
 
 import torch
@@ -29,15 +28,13 @@ class OwnDecisions:
 
     Args:
         noise: a generator for each stage; without, actions are the most likely ones.
-        versions: counts actions by the version of the weights that decided on them.
     """
 
-    def __init__(self, inference: PolicyInference, noise: list[torch.Generator] | None, versions: Counter[int]) -> None:
-        self._inference, self._noise, self._versions = inference, noise, versions
+    def __init__(self, inference: PolicyInference, noise: list[torch.Generator] | None) -> None:
+        self._inference, self._noise = inference, noise
 
     async def decide(self, stage: int, observations: Floats) -> Actions:
-        actions, version = await self._inference.act(observations, None if self._noise is None else self._noise[stage])
-        self._versions[version] += len(observations)
+        actions = await self._inference.act(observations, None if self._noise is None else self._noise[stage])
         # Weights arrive, other stages step, and the worker answers its daemon between two steps of the simulators.
         await asyncio.sleep(0)
         return actions

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,7 +56,7 @@ class EmbodiedRunner:
 
     With ``runner.mode: async`` the rollouts of the next ``algorithm.max_staleness`` steps are called for before the
     actor learns: simulators and inference go on meanwhile, with the weights that they have.  No experience is older
-    than that when it is learned from, so none is thrown away.
+    than that when it is learned from, so the queue of the experience, which has this bound, drops none.
 
     A worker that dies ends the run, unless ``cluster.supervision`` has it started again: then the step begins anew.
 
@@ -119,11 +119,14 @@ class EmbodiedRunner:
             return asyncio.run(self._run(logger))
 
     async def _run(self, logger: EmbodiedLogger) -> dict[str, Any]:
-        self._queues = await Queues.open()
+        self._queues = await self._open_queues()
         try:
             return await self._train_and_evaluate(logger)
         finally:
             await self._queues.close()
+
+    async def _open_queues(self) -> Queues:
+        return await Queues.open(self._layout, self._ahead)
 
     async def _train_and_evaluate(self, logger: EmbodiedLogger) -> dict[str, Any]:
         seeds = evaluation_seeds(self.cfg.runner.eval.episodes)
@@ -173,7 +176,7 @@ class EmbodiedRunner:
             print(f"step {self.step}: {death_of(error)}: going on with what comes in its place", flush=True)
             try:
                 await self._queues.close()
-                self._queues = await Queues.open()
+                self._queues = await self._open_queues()
                 if actor_is_new := not all(await self.actor.is_ready()):
                     checkpoint = self._checkpoint_to_resume("auto")
                     if checkpoint is None:
@@ -252,12 +255,11 @@ class EmbodiedRunner:
         by themselves.
         """
         started = time.perf_counter()
-        reports, *decided = await asyncio.gather(rollout.env, receiving, *rollout.handles[1:])
+        episodes, staleness, *_ = await asyncio.gather(rollout.env, receiving, *rollout.handles[1:])
         seconds = time.perf_counter() - started
-        versions = [report.versions for report in reports] if rollout.inference is None else decided[1]
-        finished = sorted((episode for report in reports for episode in report.episodes), key=_by_step)
+        finished = sorted((episode for rank in episodes for episode in rank), key=_by_step)
         self._episodes.extend((episode.total, episode.length) for episode in finished)
-        metrics = {"rollout/staleness": _mean_staleness(self._version, versions)}
+        metrics = {"rollout/staleness": float(np.mean(staleness))}
         if self._episodes:
             metrics["rollout/return"], metrics["rollout/episode_length"] = map(float, np.mean(self._episodes, axis=0))
         durations = [await handle.consume_durations() for handle in rollout.handles]
@@ -349,9 +351,3 @@ class EmbodiedRunner:
 
 def _by_step(episode: FinishedEpisode) -> int:
     return episode.step
-
-
-def _mean_staleness(newest: int, versions: Sequence[Counter[int]]) -> float:
-    """By how many versions the weights that decided on the actions were behind, over all ranks' actions."""
-    behind = sum((newest - version) * count for rank in versions for version, count in rank.items())
-    return behind / sum(sum(rank.values()) for rank in versions)

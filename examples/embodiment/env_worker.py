@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +31,6 @@ class FinishedEpisode:
     step: int
     total: float
     length: int
-
-
-@dataclass(frozen=True)
-class RolloutReport:
-    """A rollout of an env worker.
-
-    Attributes:
-        episodes: those that ended in it.
-        versions: actions by the version of the weights that decided on them; empty where the rollout group did.
-    """
-
-    episodes: list[FinishedEpisode] = field(default_factory=list)
-    versions: Counter[int] = field(default_factory=Counter)
 
 
 class EnvWorker(Worker):
@@ -103,25 +89,28 @@ class EnvWorker(Worker):
         if self._inference is not None:
             await self._inference.follow_again()
 
-    async def interact(self, queues: Queues, step: int, version: int) -> RolloutReport:
+    async def interact(self, queues: Queues, step: int, version: int) -> list[FinishedEpisode]:
         """``algorithm.rollout_steps`` steps of every simulator, and the experience to the actor.
 
         Args:
             queues: those of the run.
             step: the training step that the rollout is for: random actions depend on it.
             version: of the weights, the oldest to act by.
+
+        Returns:
+            The episodes that ended.
         """
         async with self._turn:
-            report = RolloutReport()
+            finished: list[FinishedEpisode] = []
             decisions: Decisions = RolloutGroupDecisions(queues, self._layout, self._rank)
             if self._inference is not None:
                 await self._inference.wait_version(version)
                 noise = [self._inference.generator(f"stage {stage}", step) for stage in range(self._layout.stages)]
-                decisions = OwnDecisions(self._inference, noise, report.versions)
+                decisions = OwnDecisions(self._inference, noise)
             async with asyncio.TaskGroup() as stages:
                 for stage in range(self._layout.stages):
-                    stages.create_task(self._roll_out(stage, queues, decisions, report.episodes))
-            return report
+                    stages.create_task(self._roll_out(stage, step, queues, decisions, finished))
+            return finished
 
     async def evaluate(self, seeds: Sequence[int], queues: Queues, version: int, video: Path | None = None) -> Floats:
         """One episode for each seed, with a simulator of its own and no noise.  Returns ``[len(seeds)]``.
@@ -133,7 +122,7 @@ class EnvWorker(Worker):
             decisions: Decisions = RolloutGroupDecisions(queues, self._layout, self._rank)
             if self._inference is not None:
                 await self._inference.wait_version(version)
-                decisions = OwnDecisions(self._inference, None, Counter())
+                decisions = OwnDecisions(self._inference, None)
             async with asyncio.TaskGroup() as stages:
                 tasks = [
                     stages.create_task(self._run_episodes(stage, share.tolist(), decisions, video))
@@ -147,7 +136,7 @@ class EnvWorker(Worker):
             return [state for simulators in self._training for state in simulators.state()]
 
     async def _roll_out(
-        self, stage: int, queues: Queues, decisions: Decisions, finished: list[FinishedEpisode]
+        self, stage: int, training_step: int, queues: Queues, decisions: Decisions, finished: list[FinishedEpisode]
     ) -> None:
         simulators = self._training[stage]
         observations: list[Floats] = []
@@ -162,8 +151,10 @@ class EnvWorker(Worker):
             ended = zip(result.finished_returns.tolist(), result.finished_lengths.tolist(), strict=True)
             finished += [FinishedEpisode(step, total, length) for total, length in ended]
         batch = stack_steps(observations, actions, transitions)
-        for actor, rows in self._layout.actor_shares(self._rank, stage, len(observations[0])).items():
-            await queues.experience.put(share_envs(batch, rows), key=(stage, self._rank, actor))
+        oldest = int(np.min([step.versions for step in actions]))
+        for part, rows in self._layout.experience_parts(self._rank, stage, len(observations[0])).items():
+            share, actor = (part, share_envs(batch, rows)), part // self._layout.parts_per_actor
+            await queues.experience.put(share, version=oldest, group=training_step, key=actor)
         await decisions.end(stage)
 
     async def _run_episodes(self, stage: int, seeds: Sequence[int], decisions: Decisions, video: Path | None) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import numpy as np
 import torch
 from common.checkpoint import load_policy
 from common.devices import pick_device
@@ -23,7 +24,7 @@ class PolicyInference:
         inference = PolicyInference(cfg, shape, rank)
         await inference.wait_version(version)                # the actor has published it
         noise = inference.generator("rollout", step)
-        actions, version = await inference.act(observations, noise)
+        actions = await inference.act(observations, noise)
     """
 
     def __init__(self, cfg: Configuration, shape: TaskShape, rank: int) -> None:
@@ -52,18 +53,19 @@ class PolicyInference:
         """Noise for the actions of training step ``step``, of this rank alone."""
         return generator_for(self._seed, purpose, self._rank, step, self._device)
 
-    async def act(self, observations: Floats, noise: torch.Generator | None) -> tuple[Actions, int]:
-        """Actions for ``[batch, observation]``, and the version of the weights that decided.
+    async def act(self, observations: Floats, noise: torch.Generator | None) -> Actions:
+        """Actions for ``[batch, observation]``.
 
         Args:
             noise: samples; without it, actions are the most likely ones.
         """
         reading = contextlib.nullcontext(0) if self._weights is None else self._weights.reading()
         async with reading as version:
-            return self._act(observations, noise), version
+            return self._act(observations, noise, version)
 
     @torch.inference_mode()
-    def _act(self, observations: Floats, generator: torch.Generator | None) -> Actions:
+    def _act(self, observations: Floats, generator: torch.Generator | None, version: int) -> Actions:
         noise = None if generator is None else self._policy.noise(len(observations), generator)
         actions, log_probabilities = self._policy.act(torch.from_numpy(observations).to(self._device), noise)
-        return Actions(actions.cpu().numpy(), log_probabilities.cpu().numpy())
+        versions = np.full(len(observations), version)
+        return Actions(actions.cpu().numpy(), log_probabilities.cpu().numpy(), versions)

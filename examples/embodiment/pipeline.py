@@ -14,11 +14,12 @@ the same in every run.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rollouts import Floats
 
-from rlinf_async import Channel
+from rlinf_async import Channel, Experience
 
 
 @dataclass(frozen=True)
@@ -40,30 +41,33 @@ class Queues:
     Attributes:
         observations: env → rollout, key ``(stage, rollout rank)``: a :class:`View` of weight 1.
         actions: rollout → env, key ``(stage, env rank, rollout rank)``: ``Actions``, the answer to one view.
-        experience: env → actor, key ``(stage, env rank, actor rank)``: a ``RolloutBatch``, one for each training step.
+        experience: env → actor, key actor rank: the number and the ``RolloutBatch`` of each part, in a group for each
+            training step.
     """
 
     observations: Channel
     actions: Channel
-    experience: Channel
+    experience: Experience
 
     @classmethod
-    async def open(cls) -> Queues:
+    async def open(cls, layout: Layout, max_staleness: int) -> Queues:
         """Makes them."""
-        names = ("observations", "actions", "experience")
-        return cls(*[await Channel.create(name, distributed=True) for name in names])
+        observations, actions = [await Channel.create(name, distributed=True) for name in ("observations", "actions")]
+        experience = Experience.create("experience", layout.parts_per_actor, max_staleness, of="actor")
+        return cls(observations, actions, await experience)
 
     async def close(self) -> None:
         """Ends all that waits for something in them, and drops what they have."""
-        for channel in (self.observations, self.actions, self.experience):
-            await channel.aclose(discard=True)
+        for queue in (self.observations, self.actions, self.experience):
+            await queue.aclose(discard=True)
 
 
 @dataclass(frozen=True)
 class Layout:
     """The numbers of ranks, and of stages in each env worker; and with them who meets whom.
 
-    Env worker r and stage s hold block ``r * stages + s`` of all simulators.
+    Env worker r and stage s hold block ``r * stages + s`` of all simulators.  Actors learn from parts of these blocks,
+    as many for each actor rank.
     """
 
     env_ranks: int
@@ -79,14 +83,15 @@ class Layout:
         """The env ranks that send observations to a rollout worker."""
         return peers(rollout_rank, self.rollout_ranks, self.env_ranks)
 
-    def actor_shares(self, env_rank: int, stage: int, rows: int) -> dict[int, slice]:
-        """Which of a stage's ``rows`` go to which actor rank."""
-        return shares(rows, env_rank * self.stages + stage, self.env_ranks * self.stages, self.actor_ranks)
+    @property
+    def parts_per_actor(self) -> int:
+        """Number of parts that an actor rank learns from: part p is for rank ``p // parts_per_actor``."""
+        return math.lcm(self.env_ranks * self.stages, self.actor_ranks) // self.actor_ranks
 
-    def experience_sources(self, actor_rank: int) -> list[tuple[int, int]]:
-        """The stages, as (env rank, stage), whose simulators an actor learns from, in the simulators' order."""
-        blocks = peers(actor_rank, self.actor_ranks, self.env_ranks * self.stages)
-        return [divmod(block, self.stages) for block in blocks]
+    def experience_parts(self, env_rank: int, stage: int, rows: int) -> dict[int, slice]:
+        """Which of a stage's ``rows`` are in which part."""
+        parts = self.parts_per_actor * self.actor_ranks
+        return shares(rows, env_rank * self.stages + stage, self.env_ranks * self.stages, parts)
 
 
 def peers(part: int, parts: int, others: int) -> range:

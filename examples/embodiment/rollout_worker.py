@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -40,40 +39,31 @@ class MultiStepRolloutWorker(Worker):
         """Follows an actor that was started again."""
         await self._inference.follow_again()
 
-    async def generate(self, queues: Queues, step: int, version: int) -> Counter[int]:
+    async def generate(self, queues: Queues, step: int, version: int) -> None:
         """Samples an action for each observation, until the env workers ask for no more.
 
         Args:
             queues: those of the run.
             step: the training step that the rollout is for: random actions depend on it.
             version: of the weights, the oldest to act by.
-
-        Returns:
-            Actions by the version of the weights that decided on them.
         """
         # A generator for each stage: which of them is answered first differs from run to run.
         noise = [self._inference.generator(f"stage {stage}", step) for stage in range(self._layout.stages)]
-        return await self._answer("generate", queues, noise, version)
+        await self._answer("generate", queues, noise, version)
 
     async def generate_most_likely(self, queues: Queues, version: int) -> None:
         """The same with the most likely action: for evaluation."""
         await self._answer("generate_most_likely", queues, [None] * self._layout.stages, version)
 
-    async def _answer(
-        self, timer: str, queues: Queues, noise: Sequence[torch.Generator | None], version: int
-    ) -> Counter[int]:
+    async def _answer(self, timer: str, queues: Queues, noise: Sequence[torch.Generator | None], version: int) -> None:
         """Answers all stages at once, each with noise from a generator of its own, or without noise."""
-        decided: Counter[int] = Counter()
         async with self._turn:
             await self._inference.wait_version(version)
             async with asyncio.TaskGroup() as stages:
                 for stage, generator in enumerate(noise):
-                    stages.create_task(self._answer_stage(timer, stage, queues, generator, decided))
-        return decided
+                    stages.create_task(self._answer_stage(timer, stage, queues, generator))
 
-    async def _answer_stage(
-        self, timer: str, stage: int, queues: Queues, noise: torch.Generator | None, decided: Counter[int]
-    ) -> None:
+    async def _answer_stage(self, timer: str, stage: int, queues: Queues, noise: torch.Generator | None) -> None:
         key = (stage, self._rank)
         arriving = queues.observations.get_batch(len(self._layout.env_peers(self._rank)), key=key)
         while True:
@@ -82,11 +72,8 @@ class MultiStepRolloutWorker(Worker):
                 return
             views.sort(key=lambda view: view.env_rank)
             with self.worker_timer(timer):
-                actions, version = await self._inference.act(
-                    np.concatenate([view.observations for view in views]), noise
-                )
+                actions = await self._inference.act(np.concatenate([view.observations for view in views]), noise)
             sizes = [len(view.observations) for view in views]
-            decided[version] += sum(sizes)
             puts = [
                 queues.actions.put(share, key=(stage, view.env_rank, self._rank))
                 for view, share in zip(views, share_actions(actions, sizes), strict=True)

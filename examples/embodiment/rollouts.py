@@ -40,10 +40,12 @@ class Actions:
     Attributes:
         actions: ``[envs, action]`` in [-1, 1], or choices ``[envs]``.
         log_probabilities: ``[envs]``.
+        versions: ``[envs]``, of the weights that decided.
     """
 
     actions: Floats | Choices
     log_probabilities: Floats
+    versions: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,8 @@ def concatenate(records: Sequence[Record]) -> Record:
 
 def share_actions(decided: Actions, sizes: Sequence[int]) -> list[Actions]:
     """Cuts one record into several, of ``sizes`` envs."""
-    ends = np.cumsum(sizes)
-    return [
-        Actions(decided.actions[end - size : end], decided.log_probabilities[end - size : end])
-        for end, size in zip(ends, sizes, strict=True)
-    ]
+    cuts = [np.split(array, np.cumsum(sizes)[:-1]) for array in vars(decided).values()]
+    return [Actions(*shares) for shares in zip(*cuts, strict=True)]
 
 
 def share_envs(batch: RolloutBatch, rows: slice) -> RolloutBatch:

@@ -37,6 +37,10 @@ class Segment:
 class HostedChannel:
     """A channel's queue on this node."""
 
+    noun = "channel"
+    fewer = "fewer: get(), or get_many(n, wait=False)"
+    """The way out where a node cannot open as many files as the items need."""
+
     __slots__ = ("gone_producers", "is_bounded", "name", "number", "owner", "pending", "queue")
 
     def __init__(self, number: int, name: str, owner: int, queue: Queue, is_bounded: bool = True) -> None:

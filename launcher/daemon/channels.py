@@ -127,7 +127,7 @@ class Channels:
     def _turn_down(self, hosted: HostedChannel, source: int, number: int, what: str) -> NoReturn:
         """Refuses a request that makes no sense: neither its caller nor later requests wait for it."""
         self._follow(hosted, hosted.queue.skip(source, number))
-        text = f"channel '{hosted.name}' can make nothing of {what}"
+        text = f"{hosted.noun} '{hosted.name}' can make nothing of {what}"
         self._replies.send(source, hosted.number, "failed", [number, "ValueError", text])
         raise TypeError(text)
 
@@ -192,12 +192,12 @@ class Channels:
                 self._replies.send(source, hosted.number, "peeked", [question])
 
     def _cannot_give(self, hosted: HostedChannel, error: OSError, count: int) -> tuple[str, str]:
-        what, act, stay = "an item", "hand it over", "the item stays in the channel"
+        what, act, stay = "an item", "hand it over", f"the item stays in the {hosted.noun}"
         if count > 1:
             what, act = f"{count} items", "hand them over at once"
-            stay = "they stay in the channel, take fewer: get(), or get_many(n, wait=False)"
+            stay = f"they stay in the {hosted.noun}, take {hosted.fewer}"
         return "OSError", (
-            f"the daemon of node {self._router.node} has {what} of channel '{hosted.name}' and cannot {act}: "
+            f"the daemon of node {self._router.node} has {what} of {hosted.noun} '{hosted.name}' and cannot {act}: "
             f"{error.strerror}{limit_met(error)}; {stay}"
         )
 

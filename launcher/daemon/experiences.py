@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Container
-from typing import Any
+from typing import Any, Final
 
 from rlinf_async._core import clock, frames, operations
 from rlinf_async._experience.state.experience_changes import Change
@@ -18,9 +19,15 @@ from .handlers import Requester
 from .router import Router
 from .sample_store import SampleStore, dropped_of
 
+_ANSWER_S: Final = 2.0
+"""Seconds to wait for other nodes' publications; one that is away needs longer."""
+
 
 class HostedExperience(HostedChannel):
     """An experience on this node, and the keeper of its state."""
+
+    noun = "experience"
+    fewer = "fewer groups"
 
     queue: ExperienceQueue
 
@@ -149,7 +156,10 @@ class Experiences:
         self._gone = gone
         self._budget = budget
         self._published: dict[str, tuple[int, str, int]] = {}
-        """By group: the process that publishes its weights, their name, and the latest version."""
+        """By group: the process that publishes its weights, their name, and the latest version.  A daemon is told of
+        the publications of its own node, and of those that experiences here have asked for."""
+        self._followers: dict[str, set[int]] = {}
+        """By group: other nodes with an experience of it."""
 
     def _find(self, number: int) -> HostedExperience:
         hosted = self._channels.hosted(number)
@@ -167,6 +177,8 @@ class Experiences:
             op.number, op.name, requester.endpoint, options, self._channels, self._router, self._gone, self._loop
         )
         await hosted.open()
+        if options.of:
+            await self._ask_for_publications(options.of)
         if requester.endpoint in self._gone:
             hosted.ended()
             raise ClosedError(f"experience '{op.name}': the process that has asked for it is gone")
@@ -189,17 +201,39 @@ class Experiences:
             )
         hosted.follow(hosted.queue.set_version(requester.endpoint, op.trainer, op.version, restart=op.restart))
 
-    async def published(self, requester: Requester, op: operations.Published) -> None:
-        """Note the version of weights that a process has published, for the experiences ``of`` its group."""
+    async def _ask_for_publications(self, group: str) -> None:
+        """Follow what the group publishes on other nodes; one that is away says it with its next version."""
+        there = [neighbour.node for neighbour in self._router.neighbours.values() if neighbour.over is None]
+        answers = [self._router.ask(node, operations.FollowPublications(group)) for node in there]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ANSWER_S):
+                for found in await asyncio.gather(*answers, return_exceptions=True):
+                    if isinstance(found, list):
+                        self._published.setdefault(group, (found[0], found[1], found[2]))
+
+    async def follow_publications(self, requester: Requester, op: operations.FollowPublications) -> Any:
+        """Have the requester's node told what a group publishes here; return the latest of it."""
+        self._followers.setdefault(op.group, set()).add(frames.node_of(requester.endpoint))
+        return self._published.get(op.group)
+
+    async def published(self, requester: Requester, op: operations.Published) -> list[int]:
+        """Note the version of weights that a process has published, for the experiences ``of`` its group.
+
+        Returns:
+            The nodes that have such experiences; the process tells the others.
+        """
         if requester.endpoint in self._gone:
-            return
+            return []
         setter, name, _ = self._published.get(op.group, (0, op.name, 0))
         if name != op.name and setter not in self._gone:
-            return  # the group publishes several models: the first one counts
+            return []  # the group publishes several models: the first one counts
         self._published[op.group] = (requester.endpoint, op.name, op.version)
+        nodes = set(self._followers.get(op.group, ()))
         for hosted in self.all():
             if hosted.options.of == op.group:
                 self._follow_publication(hosted, requester.endpoint, op.name, op.version, restart=op.restart)
+                nodes.add(self._router.node)
+        return sorted(nodes)
 
     def _follow_publication(
         self, hosted: HostedExperience, setter: int, name: str, version: int, *, restart: bool

@@ -200,6 +200,7 @@ class DaemonService:
         on(operations.HostExperience, self.experiences.host_experience)
         on(operations.SetVersion, self.experiences.set_version)
         on(operations.Published, self.experiences.published)
+        on(operations.FollowPublications, self.experiences.follow_publications)
         on(operations.SettleGroups, self.experiences.settle_groups)
         on(operations.CountSamples, self.experiences.count_samples)
         on(operations.CountEarlier, self.experiences.count_earlier)

@@ -24,9 +24,10 @@ class RequestArguments:
     for an argument that the channel cannot take, SerializationError for an item that cannot travel.
     """
 
-    def __init__(self, channel: str, max_bytes: int | None) -> None:
+    def __init__(self, channel: str, max_bytes: int | None, noun: str = "channel") -> None:
         """``channel`` is its name; ``max_bytes``, which 0 is none, is of one that no item leaves this process for."""
         self._channel = channel
+        self._noun = noun
         self._max_bytes = max_bytes
         self._keys: dict[Any, bytes] = {}
 
@@ -36,9 +37,9 @@ class RequestArguments:
     def put(self, item: Any, weight: int, key: Any, timeout: float | None, *, nowait: bool = False) -> Put:
         # What a put takes is counted in microseconds: plain arguments are told apart here.
         if type(weight) is not int or not 0 <= weight <= MAX_INTEGER:
-            weight = whole_number(weight, "weight", f"put() to channel '{self._channel}'")
+            weight = whole_number(weight, "weight", f"put() to {self._noun} '{self._channel}'")
         if timeout is not None:
-            timeout = seconds(timeout, f"put() to channel '{self._channel}'")
+            timeout = seconds(timeout, f"put() to {self._noun} '{self._channel}'")
             nowait = not timeout
         mode = NOWAIT if nowait else WAIT
         if self._max_bytes is not None:
@@ -47,7 +48,7 @@ class RequestArguments:
         plain = codec.encode_plain(item)
         if plain is not None:
             return Put(self._channel, key, self._key(key), weight, plain, len(plain), mode, timeout)
-        encoded = codec.encode(item, describe=f"an item for channel '{self._channel}'", root="item")
+        encoded = codec.encode(item, describe=f"an item for {self._noun} '{self._channel}'", root="item")
         return Put(self._channel, key, self._key(key), weight, encoded, encoded.nbytes, mode, timeout)
 
     def get(self, key: Any, timeout: float | None) -> Get[Any]:

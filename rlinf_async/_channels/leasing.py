@@ -41,6 +41,8 @@ class LeasedItems(list[Any]):
 class Lease:
     """A lease of items, for one ``async with`` block or, in ``def`` methods, one ``with`` block."""
 
+    _use = "a lease is for one block: call channel.lease() for each"
+
     def __init__(self, get: Callable[[], Get[list[Any]]], confirm: Callable[[Get[Any], int], Work[None]]) -> None:
         """``get`` asks for the items; ``confirm`` has some of them taken out of the channel."""
         self._start = get
@@ -53,7 +55,7 @@ class Lease:
 
     def _ask(self) -> Get[list[Any]]:
         if self._get is not None:
-            raise RuntimeError("a lease is for one block: call channel.lease() for each")
+            raise RuntimeError(self._use)
         self._get = self._start()
         return self._get
 

@@ -38,10 +38,10 @@ class QueueEnd:
     closed: bool = False
 
     @classmethod
-    def of_closed(cls, channel: str, why: str = "") -> QueueEnd:
+    def of_closed(cls, channel: str, why: str = "", noun: str = "channel") -> QueueEnd:
         """``why`` is given where more than a ``close()`` has ended it; then a loop over its items does not just end."""
-        text = closed_to_gets(channel, why)
-        return cls(ClosedError(closed_to_puts(channel, why)), ClosedError(text) if why else EndOfChannel(text), True)
+        put, get = ClosedError(closed_to_puts(channel, why, noun)), closed_to_gets(channel, why, noun)
+        return cls(put, ClosedError(get) if why else EndOfChannel(get), True)
 
     @classmethod
     def of_lost(cls, error: BaseException) -> QueueEnd:

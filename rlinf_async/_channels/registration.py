@@ -47,12 +47,13 @@ async def create(
         NodeLost, ClosedError: a node, or this process's own connection, is gone.
     """
     welcome = await client.ready.async_wait()
+    whose = f"{'channel' if experience is None else 'experience'} '{name}'"
     peers = {peer["node"] for peer in welcome["nodes"] if not peer.get("hidden")}
     if not distributed and node_rank not in peers:
-        raise ConfigError(f"channel '{name}': there is no node {node_rank}, the run has nodes {sorted(peers)}")
+        raise ConfigError(f"{whose}: there is no node {node_rank}, the run has nodes {sorted(peers)}")
     roster: Roster = {
         "name": name,
-        "number": await client.request(operations.NumberChannel(), node=0, what=f"a number for channel '{name}'"),
+        "number": await client.request(operations.NumberChannel(), node=0, what=f"a number for {whose}"),
         "nodes": sorted(peers - set(client.lost_nodes)) if distributed else [node_rank],
         "maxsize": maxsize,
         "max_bytes": max_bytes,
@@ -83,7 +84,7 @@ async def find(client: NodeClient, name: str, timeout: float | None, *, is_exper
     Raises:
         ConfigError: it is of the other kind.
     """
-    roster: Roster = await find_name(client, "channel", name, timeout)
+    roster: Roster = await find_name(client, "experience" if is_experience else "channel", name, timeout)
     _check_kind(roster, is_experience)
     return roster
 
@@ -123,16 +124,16 @@ def keep(client: NodeClient, promise: Promise, roster: Roster | None, why: str) 
     client.request(operations.KeepPromise(promise["promise"], number, why), node=0)
 
 
-async def redeem(client: NodeClient, promise: Promise, name: str) -> Roster | None:
+async def redeem(client: NodeClient, promise: Promise, name: str, noun: str = "channel") -> Roster | None:
     """Return the channel that was passed on before it had a number; None if it is closed, or its maker is gone.
 
     Raises:
         ClosedError: it could not be made.
     """
     operation = operations.RedeemPromise(promise["maker"], promise["promise"])
-    found = await client.request(operation, node=0, what=f"channel '{name}', being made")
+    who = f"{noun} '{name}'"
+    found = await client.request(operation, node=0, what=f"{who}, being made")
     if isinstance(found, str):  # as a closed one it would end a loop over its items, and nobody would learn why
-        who = f"channel '{name}'"
         raise ClosedError(f"{who} could not be made: {found.removeprefix(f'{who}: ')}")
     roster: Roster | None = found
     return roster

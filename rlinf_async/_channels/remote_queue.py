@@ -41,11 +41,19 @@ class RemoteQueue(Destination):
     """
 
     def __init__(
-        self, client: NodeClient, node: int, channel: int, name: str, max_bytes: int, maxsize: int = 0
+        self,
+        client: NodeClient,
+        node: int,
+        channel: int,
+        name: str,
+        max_bytes: int,
+        maxsize: int = 0,
+        noun: str = "channel",
     ) -> None:
         self.node = node
         self.where = f"node {node}"
         self.name = name
+        self._noun = noun
         self.channel = channel
         self._client = client
         self._daemon = frames.endpoint(node, 0)
@@ -429,7 +437,7 @@ class RemoteQueue(Destination):
 
     def end(self, why: str) -> None:
         """The daemon has no such queue any more."""
-        self._finish(QueueEnd.of_closed(self.name, why))
+        self._finish(QueueEnd.of_closed(self.name, why, self._noun))
 
     def fail(self, error: Exception) -> None:
         """Everything that waits, and whatever is asked from now on, ends with this error."""
@@ -438,8 +446,8 @@ class RemoteQueue(Destination):
             error = NodeLost.from_facts(
                 error.node,
                 error.node_rank,
-                f"{error.reason}; channel '{self.name}' lived there, with what was in it: {len(self._gets)} gets of "
-                f"this process waited, {puts} puts had no answer yet",
+                f"{error.reason}; {self._noun} '{self.name}' lived there, with what was in it: {len(self._gets)} gets "
+                f"of this process waited, {puts} puts had no answer yet",
             )
         self._finish(QueueEnd.of_lost(error))
 

@@ -47,13 +47,15 @@ class Queues:
             known = client.receivers.get(frames.GIVE)
             return known if isinstance(known, Queues) else cls(client)
 
-    def queue(self, node: int, channel: int, name: str, max_bytes: int = 0, maxsize: int = 0) -> RemoteQueue:
+    def queue(
+        self, node: int, channel: int, name: str, max_bytes: int = 0, maxsize: int = 0, noun: str = "channel"
+    ) -> RemoteQueue:
         """One object per channel and node, however often it is asked for."""
         place = (frames.endpoint(node, 0), channel)
         with self._lock:
             queue = self._queues.get(place)
             if queue is None:
-                queue = self._queues[place] = RemoteQueue(self._client, node, channel, name, max_bytes, maxsize)
+                queue = self._queues[place] = RemoteQueue(self._client, node, channel, name, max_bytes, maxsize, noun)
         over = self._client.closed or self._client.lost_nodes.get(node)
         if over is not None:
             queue.fail(over)
@@ -205,7 +207,8 @@ class Replicas:
         queue = self._queues.get(node)
         if queue is None:
             roster = self._roster
+            noun = "experience" if "experience" in roster else "channel"
             queue = self._queues[node] = Queues.of(self._client).queue(
-                node, roster["number"], roster["name"], roster["max_bytes"], roster["maxsize"]
+                node, roster["number"], roster["name"], roster["max_bytes"], roster["maxsize"], noun
             )
         return queue

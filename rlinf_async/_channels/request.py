@@ -231,7 +231,7 @@ class Put(QueueRequest[None]):
     def end_unknown(self) -> None:
         """The time is over, and the queue has not said whether it has the item."""
         where = "" if self.destination is None else f", which {self.destination.where} has not said"
-        self.give_up(DeadlineExceeded(f"{self._late(self._timeout)}; the item may be in the channel{where}"))
+        self.give_up(DeadlineExceeded(f"{self._late(self._timeout)}; the item may be in the {self.noun}{where}"))
 
     # -- waiting ------------------------------------------------------------------------------------------------
 

@@ -15,16 +15,18 @@ from rlinf_async.errors import DeadlineExceeded
 _FIND: Final[dict[str, Callable[[str], Operation[Any]]]] = {
     "group": lambda name: operations.FindGroup(name, None, 0),
     "channel": operations.FindChannel,
+    "experience": operations.FindChannel,
 }
 _CANCEL: Final[dict[str, Callable[[int], Operation[list[str]]]]] = {
     "group": operations.CancelFindGroup,
     "channel": operations.CancelFindChannel,
+    "experience": operations.CancelFindChannel,
 }
 """By kind of name."""
 
 
 async def find_name(client: NodeClient, kind: str, name: str, timeout: float | None) -> Any:
-    """The roster of a ``group`` or ``channel``.
+    """The roster of a ``group``, ``channel`` or ``experience``.
 
     Args:
         timeout: seconds; None for ``settings.NAME_TIMEOUT_S``, and with 0 what exists is found.
@@ -38,7 +40,7 @@ async def find_name(client: NodeClient, kind: str, name: str, timeout: float | N
         timeout = settings.NAME_TIMEOUT_S()
         limit = f" ({settings.NAME_TIMEOUT_S.variable})"
     await client.ready.async_wait()
-    lookup = client.request(_FIND[kind](name), node=0, what=f"a {kind} named '{name}'")
+    lookup = client.request(_FIND[kind](name), node=0, what=f"a{'n' * (kind == 'experience')} {kind} named '{name}'")
     try:
         return await lookup.async_wait(timeout)
     except asyncio.CancelledError:

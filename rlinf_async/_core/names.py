@@ -31,23 +31,24 @@ def check_group_name(name: object) -> None:
         raise ValueError(f"{name!r} cannot be a group's name, because {why}: choose another one")
 
 
-def check_channel_name(name: object) -> None:
-    """Refuse a name that a channel cannot have.
+def check_channel_name(name: object, noun: str = "channel") -> None:
+    """Refuse a name that a channel, or an experience, cannot have.
 
     Raises:
         TypeError, ValueError: why, and what to do.
     """
-    _text(name, "channel", _MAX_CHANNEL_BYTES)
+    _text(name, noun, _MAX_CHANNEL_BYTES)
 
 
 def _text(name: object, what: str, most: int) -> str:
+    article = "an" if what == "experience" else "a"
     if not isinstance(name, str):
-        raise TypeError(f"the name of a {what} is a str, got {name!r}")
+        raise TypeError(f"the name of {article} {what} is a str, got {name!r}")
     try:
         nbytes = len(name.encode())
     except UnicodeEncodeError as error:
-        raise ValueError(f"{name!r} cannot be a {what}'s name: it is no text ({error.reason})") from None
+        raise ValueError(f"{name!r} cannot be {article} {what}'s name: it is no text ({error.reason})") from None
     if nbytes > most:
-        told = f"{name[:40] + '…'!r} cannot be a {what}'s name"
+        told = f"{name[:40] + '…'!r} cannot be {article} {what}'s name"
         raise ValueError(f"{told}: it has {nbytes} bytes in UTF-8, more than {most}: shorten it")
     return name

@@ -34,7 +34,8 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     -- experiences, at their nodes
     HostExperience *    number name options                         None            Experience.create()
     SetVersion          number trainer version restart              None            set_version() of an experience
-    Published           group name version restart                  None            publish(), of every daemon
+    Published           group name version restart                  list[int]       publish(): which nodes follow
+    FollowPublications  group                                       Any             a daemon, of every other one
     SettleGroups *      number take groups                          None            the end of a take
     CountSamples        number                                      dict[str, Any]  stats() of an experience
     CountEarlier        number version taken dropped                None            load_state_dict()
@@ -184,7 +185,8 @@ class CountItems(Operation[list[Any]]): number: int
 
 class HostExperience(WaitingOperation[None]): number: int; name: str; options: dict[str, Any]
 class SetVersion(Operation[None]): number: int; trainer: str; version: int; restart: bool
-class Published(Operation[None]): group: str; name: str; version: int; restart: bool
+class Published(Operation[list[int]]): group: str; name: str; version: int; restart: bool
+class FollowPublications(Operation[Any]): group: str
 class SettleGroups(WaitingOperation[None]): number: int; take: int; groups: int
 class CountSamples(Operation[dict[str, Any]]): number: int
 class CountEarlier(Operation[None]): number: int; version: int | None; taken: int; dropped: dict[str, int]

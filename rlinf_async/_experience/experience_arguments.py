@@ -78,7 +78,7 @@ class ExperienceArguments:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._arguments = RequestArguments(name, None)
+        self._arguments = RequestArguments(name, None, _NOUN)
 
     def put(self, sample: Any, version: Any, group: Any, key: Any, timeout: float | None) -> Put:
         """As ``Experience.put``; nothing has been asked for when it raises."""

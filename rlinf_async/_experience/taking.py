@@ -53,6 +53,8 @@ class Batch(LeasedItems):
 class Take(Lease):
     """A lease of groups, for one ``async with`` block or, in ``def`` methods, one ``with`` block."""
 
+    _use = "a take is for one block: call experience.take() for each"
+
     def __init__(
         self,
         get: Callable[[], Get[list[Any]]],

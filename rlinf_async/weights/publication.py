@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
+from rlinf_async._client.requests import Request
 from rlinf_async._core import clock, operations
 from rlinf_async._worker import context
-from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost
+from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost, PeerLost
 from rlinf_async.weights.followers import Followers
 from rlinf_async.weights.model.gather import gathers_here
 from rlinf_async.weights.model.gather_calls import Call, Calls
@@ -106,6 +108,8 @@ class Publication(Scope):
         """Whether the trainer has heard what has become of that."""
         self._earlier: deque[SyncHandle] = deque()
         """Handles of versions before the last one, whose failures the trainer has not heard of."""
+        self._told: Request[list[int]] | None = None
+        """Tells this node's daemon of the last version; the answer has the nodes with experiences ``of`` this group."""
         self._sends_ahead = bool(options.behind)
         self._patience = options.ack_timeout
         identity = context.identity
@@ -180,18 +184,26 @@ class Publication(Scope):
             self._earlier.append(self._last)
         is_first, self._last, self._is_told = self._last is None, handle, self._followers is None
         if self._followers is not None:
-            self._tell_experiences(handle.version, restart=is_first)
+            await self._tell_experiences(handle.version, restart=is_first)
         return handle.version
 
-    def _tell_experiences(self, version: int, *, restart: bool) -> None:
-        """Tell every daemon: any may keep an experience that has this group's version."""
+    async def _tell_experiences(self, version: int, *, restart: bool) -> None:
+        """Return when the experiences ``of`` this group have the version: a take that comes next relies on that.
+
+        This node's daemon says which nodes have such experiences.  If none had one at the version before, a send does
+        not wait for the answer.
+        """
         identity, client = context.identity, context.client
         assert identity is not None
         assert client is not None
         published = operations.Published(identity.group_name, self._name, version, restart)
-        for peer in client.welcome["nodes"]:
-            if peer["node"] not in client.lost_nodes:
-                client.request(published, node=peer["node"])
+        with contextlib.suppress(ClosedError):
+            before, self._told = self._told, client.request(published)
+            if before is None or await before:
+                nodes = await self._told
+                for request in [client.request(published, node=node) for node in nodes if node != client.node]:
+                    with contextlib.suppress(NodeLost):
+                        await request
 
     def _tell_earlier(self) -> None:
         """Raise what has gone wrong with a version, once; but a follower that is late is no failure."""

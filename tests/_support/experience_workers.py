@@ -50,6 +50,18 @@ class Player(Worker):
         for _ in range(versions):
             await self.weights.send()
 
+    async def take_behind_sends(self, experience: Experience, sends: int) -> list[int]:
+        """Take right after each version, for which a sample is there as well as for the one before."""
+        staleness = []
+        for _ in range(sends):
+            before = self.weights.version
+            for version in (before, before + 1):
+                await experience.put("sample", version=version, group=version)
+            await self.weights.send()
+            async with experience.take() as batch:
+                staleness += batch.staleness
+        return staleness
+
     async def unpublish(self) -> None:
         await self.weights.close()
 

@@ -31,18 +31,23 @@ def test_rows_are_shared_in_proportion() -> None:
     assert shares(6, part=1, parts=2, others=3) == {1: slice(0, 2), 2: slice(2, 6)}
 
 
-def test_an_actor_learns_from_consecutive_simulators_whatever_the_stages() -> None:
-    layout = Layout(env_ranks=2, rollout_ranks=1, actor_ranks=2, stages=2)
-    assert layout.experience_sources(0) == [(0, 0), (0, 1)]
-    assert layout.experience_sources(1) == [(1, 0), (1, 1)]
-    assert layout.actor_shares(1, 0, rows=8) == {1: slice(0, 8)}
-
-
-def test_actors_have_equal_shares_where_a_stage_feeds_two_of_them() -> None:
-    layout = Layout(env_ranks=1, rollout_ranks=1, actor_ranks=3, stages=2)
-    taken = [0, 0, 0]
-    for stage in range(2):
-        for actor, rows in layout.actor_shares(0, stage, rows=6).items():
-            taken[actor] += rows.stop - rows.start
-    assert taken == [4, 4, 4]
-    assert layout.experience_sources(1) == [(0, 0), (0, 1)]
+@pytest.mark.parametrize(("env_ranks", "actor_ranks"), DIVISIONS)
+@pytest.mark.parametrize("stages", [1, 2])
+def test_actors_learn_from_as_many_consecutive_simulators_each_in_as_many_parts(
+    env_ranks: int, actor_ranks: int, stages: int
+) -> None:
+    layout, rows = Layout(env_ranks, 1, actor_ranks, stages), actor_ranks
+    simulators = iter(range(env_ranks * stages * rows))
+    parts: dict[int, list[int]] = {}
+    for env_rank, stage in itertools.product(range(env_ranks), range(stages)):
+        held = list(itertools.islice(simulators, rows))
+        for part, share in layout.experience_parts(env_rank, stage, rows).items():
+            assert part not in parts, "a part is of one stage"
+            parts[part] = held[share]
+    assert list(parts) == list(range(actor_ranks * layout.parts_per_actor))
+    in_order = [simulator for part in sorted(parts) for simulator in parts[part]]
+    assert in_order == list(range(env_ranks * stages * rows))
+    sizes = [0] * actor_ranks
+    for part, share_of_it in parts.items():
+        sizes[part // layout.parts_per_actor] += len(share_of_it)
+    assert sizes == [env_ranks * stages] * actor_ranks

@@ -41,7 +41,7 @@ def batch(steps: int, envs: int) -> RolloutBatch:
     numbers = np.arange(steps * envs, dtype=np.float32).reshape(steps, envs)
     return stack_steps(
         [np.repeat(row[:, None], 3, axis=1) for row in numbers],
-        [Actions(np.repeat(row[:, None], 2, axis=1), row) for row in numbers],
+        [Actions(np.repeat(row[:, None], 2, axis=1), row, row.astype(np.int64)) for row in numbers],
         [dataclasses.replace(transitions(envs, 0.0), rewards=row) for row in numbers],
     )
 
@@ -62,7 +62,7 @@ def test_shares_hold_whole_simulators_and_joined_everything() -> None:
 
 
 def test_each_who_asked_is_answered_for_as_many_simulators_as_it_asked_for() -> None:
-    decided = Actions(np.arange(10, dtype=np.float32).reshape(5, 2), np.arange(5, dtype=np.float32))
+    decided = Actions(np.arange(10, dtype=np.float32).reshape(5, 2), np.arange(5, dtype=np.float32), np.arange(5))
     shares = share_actions(decided, [2, 0, 3])
     assert [share.actions.shape for share in shares] == [(2, 2), (0, 2), (3, 2)]
     np.testing.assert_array_equal(concatenate(shares).actions, decided.actions)

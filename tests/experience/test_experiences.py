@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from rlinf_async import (
     Channel,
+    ClosedError,
     Cluster,
     ConfigError,
     EndOfChannel,
@@ -162,6 +164,18 @@ def test_what_a_group_publishes_is_the_version_of_the_experiences_of_it(cluster:
         each.close()
 
 
+@pytest.mark.parametrize("node", [0, 1], ids=["far", "near"])
+def test_a_take_behind_a_send_has_nothing_that_is_too_stale_for_what_was_sent(cluster: Cluster, node: int) -> None:
+    experience = Experience.create("fresh", max_staleness=0, of="sender", node_rank=node)
+    trainer = launch(cluster, "sender", 1)
+    trainer.publish(1).wait()
+    assert trainer.take_behind_sends(experience, 50).wait() == [[0] * 50]
+    assert sum(experience.stats().dropped.values()) == 50
+    trainer.unpublish().wait()
+    trainer.close()
+    experience.close()
+
+
 def test_it_travels_by_name_and_as_an_argument_and_its_content_to_another_one(cluster: Cluster, players: Any) -> None:
     experience = Experience.create("first", group=2)
     connected = Experience.connect("first")
@@ -206,7 +220,19 @@ BAD: list[tuple[str, Callable[[Experience], Any], str]] = [
     ("order", lambda e: Experience.create("x", order="best"), r"order= takes 'oldest' or 'newest', got 'best'"),  # type: ignore[arg-type]
     ("short", lambda e: Experience.create("x", short_groups=1), r"short_groups= takes 'drop' or 'take', got 1"),  # type: ignore[arg-type]
     ("durable", lambda e: Experience.create("x", durable=3), r"durable= takes the path of a file, or None, got 3"),  # type: ignore[arg-type]
-    ("node", lambda e: Experience.create("x", node_rank=9), r"channel 'x': there is no node 9"),
+    ("node", lambda e: Experience.create("x", node_rank=9), r"experience 'x': there is no node 9"),
+    ("text", lambda e: Experience.create(7), r"the name of an experience is a str, got 7"),  # type: ignore[arg-type]
+    ("sample", lambda e: e.put(threading.Lock(), version=0), r"an item for experience 'sound' cannot travel"),
+    ("timeout", lambda e: e.put(0, version=0, timeout="1"), r"put\(\) to experience 'sound': "),  # type: ignore[arg-type]
+    ("discard", lambda e: e.close(discard=1), r"close\(discard=\) of experience 'sound' takes True or False"),  # type: ignore[arg-type]
+    ("absent", lambda e: Experience.connect("x", timeout=0), r"there was no experience named 'x' within 0 s"),
+    (
+        "again",
+        lambda e: [e.put(0, version=0), _enter_twice(e.take())],
+        r"a take is for one block: call experience.take\(\) for each",
+    ),
+    ("closed", lambda e: [e.close(), e.put(0, version=0)], r"experience 'sound' is closed; .* another experience, whi"),
+    ("ended", lambda e: [e.close(), e.take().__enter__()], r"experience 'sound' is closed; nothing is left"),
     ("folder", lambda e: Experience.create("x", durable="/nowhere/x.db"), r"'/nowhere/x.db': .* no folder /nowhere"),
     ("version", lambda e: e.put(0, version=-1), r"version= takes a whole number from 0 .*, got -1"),
     ("name", lambda e: e.put(0, version=0, group=object()), r"group= takes a number, a text, bytes, None"),
@@ -220,13 +246,19 @@ BAD: list[tuple[str, Callable[[Experience], Any], str]] = [
 ]
 
 
+def _enter_twice(take: Any) -> None:
+    with take:
+        take.__enter__()
+
+
 @pytest.mark.parametrize(("use", "text"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
 def test_what_an_experience_cannot_take_is_said_in_a_sentence(
     cluster: Cluster, use: Callable[[Experience], Any], text: str
 ) -> None:
     experience = Experience.create("sound")
-    with pytest.raises((ValueError, TypeError), match=text):
+    with pytest.raises((ValueError, TypeError, RuntimeError, ClosedError, TimeoutError), match=text) as caught:
         use(experience)
+    assert "channel '" not in str(caught.value)
     experience.close()
 
 

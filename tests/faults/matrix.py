@@ -38,8 +38,8 @@ _NOT_AGAIN: Final = frozenset({"tests/test_long_waits.py::test_a_stopped_rank_is
 """Of a wait that took as long before, less is said: each trial is a process of its own."""
 
 _KINDS: Final = {
-    "P": "Processes", "N": "Networks", "C": "Calls and data", "Q": "Channels", "R": "Resources", "S": "Security",
-    "L": "Launches",
+    "P": "Processes", "N": "Networks", "C": "Calls and data", "Q": "Channels", "E": "Experiences", "R": "Resources",
+    "S": "Security", "L": "Launches",
 }  # fmt: skip
 
 _HEAD: Final = """\

@@ -535,6 +535,30 @@ ROWS = (
             "tests/_channels/state/test_queue.py::test_a_cancelled_batch_gives_back_what_it_had_gathered_unflagged",
         ),
     ),
+    # -- experiences
+    Row(
+        "E1",
+        "every process of a run with a durable experience is killed, in the middle of puts and takes",
+        "the next run has what was accepted and not taken, what was leased is back, and nothing comes twice",
+        "",
+        ("tests/experience/test_durable.py::test_what_killed_runs_had_accepted_is_there_and_nothing_is_taken_twice",),
+    ),
+    Row(
+        "E2",
+        "a trainer is killed while it has groups of a take",
+        "it keeps those that it has confirmed, and the rest goes to the next take",
+        "",
+        (
+            "tests/experience/test_experiences.py::test_a_killed_trainer_has_what_it_confirmed_and_the_rest_goes_to_the_next",
+        ),
+    ),
+    Row(
+        "E3",
+        "the disk of a durable experience is full",
+        "the put raises OSError, and the experience goes on with what it has",
+        "",
+        ("tests/experience/test_durable.py::test_a_full_disk_is_an_error_of_the_put_and_ends_nothing",),
+    ),
     # -- resources
     Row(
         "R1",

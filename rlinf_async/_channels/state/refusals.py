@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from rlinf_async._channels.state.actions import Act
 
@@ -50,14 +50,15 @@ def lease_lost(channel: str) -> str:
     )
 
 
-def closed_to_puts(channel: str, why: str = "") -> str:
+def closed_to_puts(channel: str, why: str = "", noun: str = "channel") -> str:
     """The text of the error of a put.  ``why`` says more than that the channel was closed."""
-    return f"channel '{channel}' is closed{why and f': {why}'}; nothing can be put there any more{_ANEW}"
+    return f"{noun} '{channel}' is closed{why and f': {why}'}; nothing can be put there any more{_anew(noun)}"
 
 
-def closed_to_gets(channel: str, why: str = "") -> str:
+def closed_to_gets(channel: str, why: str = "", noun: str = "channel") -> str:
     """The text of the error of a get."""
-    return f"channel '{channel}' is closed{why and f': {why}'}; nothing is left to get there{_ANEW}"
+    return f"{noun} '{channel}' is closed{why and f': {why}'}; nothing is left to get there{_anew(noun)}"
 
 
-_ANEW: Final = " (one that is made again under its name is another channel, which Channel.connect() finds)"
+def _anew(noun: str) -> str:
+    return f" (one that is made again under its name is another {noun}, which {noun.title()}.connect() finds)"

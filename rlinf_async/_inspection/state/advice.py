@@ -108,15 +108,16 @@ def on_blocked_loops(nodes: Iterable[Node]) -> Iterator[str]:
 
 def _channel(liveness: Liveness, name: str, queues: list[QueueReport]) -> str:
     items = sum(queue.items for queue in queues)
+    noun = "experience" if any(queue.ledger for queue in queues) else "channel"
     if any(queue.full for queue in queues):
         users = _known(liveness, [each for queue in queues for each in queue.consumers]) or "nobody"
-        return f"somebody should have got from channel '{name}', which is full with {items} items; so far {users} did"
+        return f"somebody should have got from {noun} '{name}', which is full with {items} items; so far {users} did"
     users = _known(liveness, [each for queue in queues for each in queue.producers])
     gone = {group: ranks for queue in queues for group, ranks in queue.gone.items()}
     ended = join([f"{group}:{fold_ranks(ranks)}" for group, ranks in list(gone.items())[:_MAX_ADVICE]])
     so_far = f"so far {users} did" if users else f"{ended} did, and have ended" if ended else "nobody ever did"
     other = f", whose {items} items have other keys" if items else ""
-    return f"somebody should have put into channel '{name}'{other}; {so_far}"
+    return f"somebody should have put into {noun} '{name}'{other}; {so_far}"
 
 
 def _known(liveness: Liveness, endpoints: Iterable[int]) -> str:
