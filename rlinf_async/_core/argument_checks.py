@@ -7,7 +7,7 @@ import operator
 from typing import Any, Final
 
 MAX_INTEGER: Final = 2**63 - 1
-"""Of what a frame says in whole numbers."""
+"""The largest whole number that a frame carries."""
 
 
 def whole_number(value: Any, argument: str, whose: str, least: int = 0) -> int:
