@@ -48,11 +48,15 @@ def options_of(name: str, *, durable: Any, of: Any, order: Any, short_groups: An
     if durable is not None and (not isinstance(durable, str | Path) or not str(durable)):
         raise TypeError(f"{whose}: durable= takes the path of a file, or None, got {durable!r}")
     timeout = numbers["group_timeout"]
+    group = whole_number(numbers["group"], "group", whose, 1)
+    maxsize = whole_number(numbers["maxsize"], "maxsize", whose)
+    if 0 < maxsize < group:
+        raise ValueError(f"{whose}: maxsize={maxsize} has no room for a group of {group}: make it {group} or more")
     return ExperienceOptions(
-        group=whole_number(numbers["group"], "group", whose, 1),
+        group=group,
         max_staleness=whole_number(numbers["max_staleness"], "max_staleness", whose),
         lease_s=_positive(numbers["lease"], "lease", whose),
-        maxsize=whole_number(numbers["maxsize"], "maxsize", whose),
+        maxsize=maxsize,
         max_bytes=whole_number(numbers["max_bytes"], "max_bytes", whose),
         group_timeout_s=0.0 if timeout is None else _positive(timeout, "group_timeout", whose),
         order=order,

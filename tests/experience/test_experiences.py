@@ -206,6 +206,11 @@ BAD: list[tuple[str, Callable[[Experience], Any], str]] = [
     ("order", lambda e: Experience.create("x", order="best"), r"order= takes 'oldest' or 'newest', got 'best'"),  # type: ignore[arg-type]
     ("short", lambda e: Experience.create("x", short_groups=1), r"short_groups= takes 'drop' or 'take', got 1"),  # type: ignore[arg-type]
     ("durable", lambda e: Experience.create("x", durable=3), r"durable= takes the path of a file, or None, got 3"),  # type: ignore[arg-type]
+    (
+        "room",
+        lambda e: Experience.create("x", group=4, maxsize=3),
+        r"experience 'x': maxsize=3 has no room for a group of 4: make it 4 or more",
+    ),
     ("node", lambda e: Experience.create("x", node_rank=9), r"channel 'x': there is no node 9"),
     ("folder", lambda e: Experience.create("x", durable="/nowhere/x.db"), r"'/nowhere/x.db': .* no folder /nowhere"),
     ("version", lambda e: e.put(0, version=-1), r"version= takes a whole number from 0 .*, got -1"),

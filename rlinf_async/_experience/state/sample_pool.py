@@ -112,7 +112,8 @@ class SamplePool:
         """Groups that are over and wait for samples to be accepted."""
         self._ready: dict[bytes | None, list[Group]] = {}
         """By key, each in the order of ranks."""
-        self._deadlines: list[tuple[float, int, Group]] = []
+        self._deadlines: list[tuple[float, int, tuple[bytes | None, bytes]]] = []
+        """A heap with the names of open groups: a group in it would live on, with its samples, after it was taken."""
         self._entries = itertools.count()
         self._samples = 0
         self._bytes = 0
@@ -200,7 +201,7 @@ class SamplePool:
 
     def _note_deadline(self, group: Group) -> None:
         if group.deadline is not None:
-            heapq.heappush(self._deadlines, (group.deadline, next(self._entries), group))
+            heapq.heappush(self._deadlines, (group.deadline, next(self._entries), (group.key, group.name)))
 
     def _end(self, group: Group) -> None:
         del self._open[group.key, group.name]
@@ -250,8 +251,8 @@ class SamplePool:
     def expire(self, now: float) -> None:
         """Give up the groups whose deadlines have come."""
         while self._deadlines and self._deadlines[0][0] <= now:
-            group = heapq.heappop(self._deadlines)[2]
-            if group.stage is Stage.OPEN and not group.is_over:
+            group = self._open.get(heapq.heappop(self._deadlines)[2])
+            if group is not None and group.deadline is not None and group.deadline <= now:
                 self._give_up(group)
 
     def close(self, *, discard: bool) -> None:
