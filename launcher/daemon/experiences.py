@@ -238,7 +238,8 @@ class Experiences:
 
     async def count_earlier(self, requester: Requester, op: operations.CountEarlier) -> None:
         """Take over the counts of an experience that is loaded."""
-        self._find(op.number).queue.pool.count_earlier(op.version, op.taken, op.dropped)
+        hosted = self._find(op.number)
+        hosted.follow(hosted.queue.count_earlier(op.version, op.taken, op.dropped))
 
     def note_return(self, op: operations.RankReturned) -> None:
         """A rank of a supervised group is back, or never will be."""

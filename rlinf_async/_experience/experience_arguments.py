@@ -83,8 +83,8 @@ class ExperienceArguments:
         self._name = name
         self._arguments = RequestArguments(name, None)
 
-    def put(self, sample: Any, version: Any, group: Any, key: Any, timeout: float | None) -> Put:
-        """As ``Experience.put``; nothing has been asked for when it raises."""
+    def put(self, sample: Any, version: Any, group: Any, key: bytes | None, timeout: float | None) -> Put:
+        """As ``Experience.put``, with a packed key; nothing has been asked for when it raises."""
         version = whole_number(version, "version", f"put() to experience '{self._name}'")
         put = self._arguments.put(sample, version, group, timeout)
         if put.key[:1] != b"s" and key_of(put.key) != group:
@@ -92,13 +92,13 @@ class ExperienceArguments:
                 f"put() to experience '{self._name}': group= takes a number, a text, bytes, None, or a tuple of these, "
                 f"got {group!r}"
             )
-        put.key = pack_name(_key(key), put.key)
+        put.key = pack_name(key, put.key)
         put.noun = _NOUN
         return put
 
     def take(self, groups: Any, key: Any, *, stale_too: bool) -> Get[list[Any]]:
         groups = whole_number(groups, "groups", f"take() from experience '{self._name}'", 1)
-        kind = pack_kind(TAKE_STALE_TOO if stale_too else TAKE, _key(key))
+        kind = pack_kind(TAKE_STALE_TOO if stale_too else TAKE, packed_key(key))
         get: Get[list[Any]] = Get("take() from", self._name, key, kind, [groups, frames.LEASE, 0.0], None)
         get.noun = _NOUN
         return get
@@ -107,5 +107,5 @@ class ExperienceArguments:
         return Wish("wanted() of", self._name, None, pack_kind(WISH, None), None, None)
 
 
-def _key(key: Any) -> bytes | None:
+def packed_key(key: Any) -> bytes | None:
     return None if key is None else canonical_key(key)

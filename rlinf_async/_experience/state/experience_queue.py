@@ -16,7 +16,7 @@ from rlinf_async._channels.state.queue import Queue
 from rlinf_async._channels.state.queue_client import Get, Item, QueueClient
 from rlinf_async._core import clock, frames
 from rlinf_async._core.encoded import plain_body
-from rlinf_async._experience.state.experience_changes import Advance, Change, Drop, Insert, Keeper, Settle
+from rlinf_async._experience.state.experience_changes import Advance, Change, Drop, Earlier, Insert, Keeper, Settle
 from rlinf_async._experience.state.experience_options import ExperienceOptions
 from rlinf_async._experience.state.ledger import STALE, WITHDRAWN
 from rlinf_async._experience.state.sample_pool import Group, SamplePool
@@ -102,7 +102,6 @@ class ExperienceQueue(Queue):
         self._inserts: dict[tuple[int, int], Insert] = {}
         """Puts that are being written, by producer and number."""
         self._producers: set[int] = set()
-        self._had_producers = False
         self._stale_before = 0
         """Stale samples when a take was served last."""
 
@@ -327,31 +326,25 @@ class ExperienceQueue(Queue):
         self._serve(steps)
         return steps
 
-    def _reopen(self, group: Group) -> None:
-        # A full group that has lost a sample lacks one again.  A put that waits behind those for which there is no room
-        # may be the one.
-        # tests/_experience/state/test_experience_queue.py::test_a_group_that_is_open_again_has_the_next_put_for_it
-        if self.pool.is_open(*(name := (group.key, group.name))) and name in self._waiting:
-            self._waiting.move_to_end(name, last=False)
-
     def _apply(self, change: Change, error: Exception | None, steps: list[Step]) -> None:
         match change:
-            case Insert(item, group, sample, is_withdrawn) if error is None:
+            case Insert(item, group, sample, is_withdrawn):
                 del self._inserts[item.producer, item.number]
-                if is_withdrawn:
-                    self.pool.withdraw((group, sample), WITHDRAWN)
-                    self._reopen(group)
+                if error is None and not is_withdrawn:
+                    self.pool.accept((group, sample))
+                    if item.producer not in self._gone:
+                        self._producers.add(item.producer)
+                    steps.append((ACCEPTED, item))
                     return
-                self.pool.accept((group, sample))
-                if item.producer not in self._gone:
-                    self._producers.add(item.producer)
-                self._had_producers = True
-                steps.append((ACCEPTED, item))
-            case Insert(item, group, sample):
-                del self._inserts[item.producer, item.number]
-                self.pool.withdraw((group, sample))
-                self._reopen(group)
-                self._fail(item.producer, item.number, "OSError", f"{error}; the sample was not put", steps)
+                self.pool.withdraw((group, sample), WITHDRAWN if error is None else "")
+                # A full group that has lost a sample lacks one again.  A put that waits behind those for which there is
+                # no room may be the one.
+                # tests/_experience/state/test_experience_queue.py::
+                # test_a_group_that_is_open_again_has_the_next_put_for_it
+                if self.pool.is_open(*(name := (group.key, group.name))) and name in self._waiting:
+                    self._waiting.move_to_end(name, last=False)
+                if error is not None:
+                    self._fail(item.producer, item.number, "OSError", f"{error}; the sample was not put", steps)
             case Settle(groups, done):
                 if error is None:
                     self.pool.confirm(groups)
@@ -404,6 +397,19 @@ class ExperienceQueue(Queue):
         if not self.setters:
             self.story = story
             self._serve(steps)
+        return steps
+
+    def count_earlier(self, version: int | None, taken: int, dropped: dict[str, int]) -> list[Step]:
+        """Take over the counts of another experience; a version that the trainer has set here stays.
+
+        Raises:
+            ValueError: this one has samples of its own.
+        """
+        steps: list[Step] = []
+        earlier = Earlier(self.pool.version if self.setters else version, taken, dropped)
+        self.pool.count_earlier(earlier.version, taken, dropped)
+        self._write(earlier, steps)
+        self._serve(steps)
         return steps
 
     # -- ends ---------------------------------------------------------------------------------------------------
@@ -474,7 +480,7 @@ class ExperienceQueue(Queue):
             words.append(f"{self.trainer} has not asked for the next groups" if self.setters else "no trainer is there")
             return "; ".join(words)
         if not self._producers:
-            words.append("no producer is left" if self._had_producers else "no producer has put anything")
+            words.append("no producer is left" if self.pool.ledger().put else "no producer has put anything")
         if groups:
             words.append(f"{groups} group{'s are' if groups != 1 else ' is'} incomplete and lack{'s' * (groups == 1)} "
                          f"{lack} sample{'s' * (lack != 1)}")  # fmt: skip

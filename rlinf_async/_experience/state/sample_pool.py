@@ -432,8 +432,8 @@ class SamplePool:
         Raises:
             ValueError: this one has samples of its own.
         """
-        if self._ledger.put:
-            raise ValueError(f"only a new experience takes over an earlier one; {self._ledger.put} samples were put")
+        if self._ledger.put or not self.is_empty:
+            raise ValueError("only a new experience takes over an earlier one; samples were put into this one")
         self.version = version
         self._ledger.taken = taken
         self._ledger.dropped = dict(dropped)

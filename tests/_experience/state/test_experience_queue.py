@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlinf_async._channels.state.actions import Act, Step
-from rlinf_async._experience.state.experience_changes import Insert
+from rlinf_async._experience.state.experience_changes import Earlier, Insert
 from rlinf_async._experience.state.experience_options import ExperienceOptions
 from rlinf_async._experience.state.experience_queue import TAKE, WISH, ExperienceQueue, pack_kind, pack_name
 
@@ -316,3 +316,17 @@ def test_nothing_keeps_the_bytes_of_samples_that_were_taken(count: int) -> None:
     del bodies, body
     hand.settle(1, count)
     assert [ref() is None for ref in refs] == [True, count == 2]
+
+
+def test_counts_of_another_experience_are_written_and_come_into_a_new_one_under_its_trainers_version() -> None:
+    hand = Hand(is_durable=True)
+    hand.version(9)
+    assert told(hand.queue.count_earlier(3, 4, {"stale": 1})) == []
+    written = hand.desk.changes[-1]
+    assert isinstance(written, Earlier)
+    assert (written.version, written.taken, written.dropped) == (9, 4, {"stale": 1})
+    assert (hand.queue.pool.version, hand.queue.pool.ledger().put) == (9, 5)
+    hand = Hand(is_durable=True)
+    hand.put("a")  # is being written
+    with pytest.raises(ValueError, match="only a new experience takes over an earlier one; samples were put"):
+        hand.queue.count_earlier(3, 4, {})
