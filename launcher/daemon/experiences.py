@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Container
+from functools import partial
 from typing import Any
 
 from rlinf_async._core import clock, frames, operations
@@ -46,7 +47,7 @@ class HostedExperience(HostedChannel):
         self._question: asyncio.Future[Any] | None = None
         self._has_ended = False
         self._away = 0
-        """The trainer's process that ended last."""
+        """The trainer's process that ended last, or the one in its place."""
         if options.durable:
             whose = f"experience '{name}' on node {router.node}"
             self.store = SampleStore(options.durable, whose, loop, self._written)
@@ -92,28 +93,53 @@ class HostedExperience(HostedChannel):
         self.follow(self.queue.expire())
 
     def trainer_gone(self, endpoint: int) -> None:
-        self._away = endpoint
-        node = frames.node_of(endpoint)
+        self._away, node = endpoint, frames.node_of(endpoint)
         neighbour = self._router.neighbours.get(node)
-        if neighbour is not None and neighbour.lost is not None:
-            self._end_wishes(f"node {node} ({neighbour.name}) is lost: {neighbour.lost}")
-            return
-        self._question = self._router.ask(node, operations.HowEnded(frames.number_of(endpoint)))
-        self._question.add_done_callback(self._note_end)
+        if self._question is not None:
+            self._question.cancel()
+        if neighbour is None or neighbour.lost is None:
+            self._question = self._router.ask(node, operations.HowEnded(frames.number_of(endpoint)))
+            self._question.add_done_callback(self._note_end)
+        else:
+            story = f"node {node} ({neighbour.name}) is lost: {neighbour.lost}"
+            self._question = self._router.ask(0, operations.ComesBack(endpoint))
+            self._question.add_done_callback(partial(self._note_loss, story))
 
     def _note_end(self, answer: asyncio.Future[Any]) -> None:
         if answer.cancelled():
             return
-        report = None if answer.exception() is not None else answer.result()
+        error = answer.exception()
+        report = answer.result() if error is None else None
         if report is None:
-            self._end_wishes("it has ended in order")
+            self._end_wishes("it has ended in order" if error is None else str(error))
         elif not report.get("returns"):
             self._end_wishes(str(WorkerDied.from_exit_report(report)))
 
-    def stays_away(self, endpoint: int, report: Any) -> None:
-        """A process that was to come back will not."""
+    def _note_loss(self, story: str, answer: asyncio.Future[bool]) -> None:
+        if not answer.cancelled() and (answer.exception() is not None or not answer.result()):
+            self._end_wishes(story)
+
+    def node_lost(self, node: int) -> None:
+        """It answers no question any more."""
+        if frames.node_of(self._away) == node and self._question is not None and not self._question.done():
+            self.trainer_gone(self._away)
+
+    def note_return(self, op: operations.RankReturned) -> None:
+        """A process that was to come back is another one now, which may end in its turn; or it never will."""
+        if op.was != self._away:
+            return
+        if self._question is not None:
+            self._question.cancel()
+        if op.entry is not None:
+            self._away = op.entry["endpoint"]
+        elif "pid" in op.report:
+            self._end_wishes(str(WorkerDied.from_exit_report({**op.report, "returns": False})))
+        else:  # of a lost node: nobody saw how it ended
+            self._end_wishes(f"rank {op.rank} of group '{op.group}' {op.report['reason']}")
+
+    def note_close(self, endpoint: int) -> None:
         if endpoint == self._away:
-            self._end_wishes(str(WorkerDied.from_exit_report({**report, "returns": False})))
+            self._end_wishes("its group was closed")
 
     def _end_wishes(self, story: str) -> None:
         text = f"wanted() of experience '{self.name}' waited for {self.queue.trainer}, which is gone: {story}"
@@ -243,9 +269,18 @@ class Experiences:
 
     def note_return(self, op: operations.RankReturned) -> None:
         """A rank of a supervised group is back, or never will be."""
-        if op.entry is None:
+        for hosted in self.all():
+            hosted.note_return(op)
+
+    def drop_owner(self, gone: int) -> None:
+        neighbour = self._router.neighbours.get(frames.node_of(gone))
+        if neighbour is None or neighbour.lost is None:  # else its group may start it again elsewhere
             for hosted in self.all():
-                hosted.stays_away(op.was, op.report)
+                hosted.note_close(gone)
+
+    def drop_node(self, node: int) -> None:
+        for hosted in self.all():
+            hosted.node_lost(node)
 
     def drop_client(self, gone: int) -> None:
         for group in [group for group, (setter, *_) in self._published.items() if setter == gone]:

@@ -395,7 +395,7 @@ class ExperienceQueue(Queue):
         """Let nobody wait for a trainer that has ended and does not come back."""
         steps: list[Step] = []
         if not self.setters:
-            self.story = story
+            self.story = self.story or story  # the first one has its last words
             self._serve(steps)
         return steps
 
