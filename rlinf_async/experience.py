@@ -326,6 +326,9 @@ class Experience:
 
         Args:
             discard: throw away what is here, too; takes that have begun may end well.
+
+        Raises:
+            OSError: the disk of a durable experience is full; its file may keep what was given up or discarded.
         """
         return self._channel.close(discard=discard)
 

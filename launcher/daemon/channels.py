@@ -336,6 +336,7 @@ class Channels:
                 if client.has_put:
                     self._replies.send(who, hosted.number, "closed", None)
         self._follow(hosted, hosted.queue.close(discard=op.discard))
+        await hosted.written()
         return True
 
     async def count_items(self, requester: Requester, op: operations.CountItems) -> list[Any]:

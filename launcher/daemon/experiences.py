@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container
+from collections.abc import Callable, Container
 from functools import partial
 from typing import Any
 
@@ -153,6 +153,14 @@ class HostedExperience(HostedChannel):
     def ledger(self) -> dict[str, int]:
         return self.queue.pool.ledger().summary()
 
+    async def written(self) -> None:
+        # Else a run that is killed after a close would leave to the next one samples that were discarded.
+        # tests/launcher/daemon/test_experiences.py::test_a_close_is_done_when_the_disk_has_it
+        if self.store is not None and not self._has_ended:
+            settled, done = _settling(self._loop)
+            self.follow(self.queue.when_written(done))
+            await settled
+
     def ended(self) -> None:
         self.wake_at(None)
         self._has_ended = True
@@ -241,14 +249,7 @@ class Experiences:
             OSError: it could not be written; the groups have gone back.
         """
         hosted = self._find(op.number)
-        settled: asyncio.Future[None] = self._loop.create_future()
-
-        def done(error: Exception | None) -> None:
-            if error is None:
-                settled.set_result(None)
-            else:
-                settled.set_exception(error)
-
+        settled, done = _settling(self._loop)
         steps = hosted.queue.settle(requester.endpoint, op.take, op.groups, done)
         if steps is None:
             raise LeaseLost(
@@ -285,3 +286,18 @@ class Experiences:
     def drop_client(self, gone: int) -> None:
         for group in [group for group, (setter, *_) in self._published.items() if setter == gone]:
             del self._published[group]
+
+
+def _settling(loop: asyncio.AbstractEventLoop) -> tuple[asyncio.Future[None], Callable[[Exception | None], None]]:
+    """Return a future, and the function that ends it."""
+    settled: asyncio.Future[None] = loop.create_future()
+
+    def done(error: Exception | None) -> None:
+        if settled.done():
+            return  # the daemon ends, and has cancelled the handler
+        if error is None:
+            settled.set_result(None)
+        else:
+            settled.set_exception(error)
+
+    return settled, done

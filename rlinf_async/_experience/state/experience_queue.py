@@ -318,6 +318,12 @@ class ExperienceQueue(Queue):
         else:
             self._apply(change, None, steps)
 
+    def when_written(self, done: Callable[[Exception | None], None]) -> list[Step]:
+        """Have ``done`` told when all changes before are on disk."""
+        steps: list[Step] = []
+        self._write(Settle([], done), steps)
+        return steps
+
     def written(self, change: Change, error: Exception | None) -> list[Step]:
         """Note that a change is on disk, or could not be written."""
         steps: list[Step] = []
@@ -337,8 +343,7 @@ class ExperienceQueue(Queue):
                     steps.append((ACCEPTED, item))
                     return
                 self.pool.withdraw((group, sample), WITHDRAWN if error is None else "")
-                # A full group that has lost a sample lacks one again.  A put that waits behind those for which there is
-                # no room may be the one.
+                # A full group that lost a sample lacks one again, perhaps one that waits behind puts without room.
                 # tests/_experience/state/test_experience_queue.py::
                 # test_a_group_that_is_open_again_has_the_next_put_for_it
                 if self.pool.is_open(*(name := (group.key, group.name))) and name in self._waiting:
@@ -358,21 +363,18 @@ class ExperienceQueue(Queue):
         """Note the version that a process of the trainer has now.
 
         Raises:
-            ValueError: the version goes back, or is none; or another trainer sets the versions.
+            ValueError: the version goes back, or another trainer sets the versions.
         """
         steps: list[Step] = []
         if self.client(setter) is None:
             return steps
         where = f"experience '{self._name}'"
-        if version < 0:
-            raise ValueError(f"set_version({version}) of {where}: versions are counted from 0")
         if self.setters and trainer != self.trainer:
             raise ValueError(
                 f"set_version({version}) of {where} by {trainer}: {self.trainer} sets its versions, and an experience "
                 "has one trainer: give each an experience of its own"
             )
-        before = self.setters.get(setter, -1)
-        if version < before and not restart:
+        if version < (before := self.setters.get(setter, -1)) and not restart:
             raise ValueError(
                 f"set_version({version}) of {where} by {trainer}: it has set version {before}, and versions rise; "
                 f"where it has gone back to a checkpoint, write set_version({version}, restart=True)"

@@ -146,7 +146,6 @@ def test_a_trainer_that_is_gone_for_good_ends_wishes_with_its_story_and_another_
             {"who": Q, "trainer": "group 'b'"},
             "by group 'b': group 'trainer' sets its versions, and an experience has",
         ),
-        (-1, {}, "set_version(-1) of experience 'x': versions are counted from 0"),
     ],
 )
 def test_versions_that_go_back_and_second_trainers_are_refused(version: int, options: Any, text: str) -> None:

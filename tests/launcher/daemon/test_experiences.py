@@ -1,4 +1,4 @@
-"""The trainer of an experience that ends or is lost: who is asked for its story, and whether producers wait on."""
+"""A close of a durable experience; a trainer that ends or is lost: its story, and whether producers wait on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ import pytest
 
 from rlinf_async._core import frames, operations
 from rlinf_async._experience.state.experience_options import ExperienceOptions
+from rlinf_async._experience.state.experience_queue import pack_name
+from rlinf_launcher.daemon.channels import Channels
 from rlinf_launcher.daemon.experiences import Experiences, HostedExperience
+from rlinf_launcher.daemon.handlers import Requester
 
 TRAINER, SUCCESSOR = frames.endpoint(1, 7), frames.endpoint(2, 8)
 KILLED = {"group": "trainer", "rank": 0, "node": "one", "pid": 3, "verdict": "was killed"}
@@ -49,6 +52,26 @@ class Daemon:
     @property
     def story(self) -> str:
         return self.hosted.queue.story.partition("is gone: ")[2]
+
+
+async def test_a_close_is_done_when_the_disk_has_it() -> None:
+    daemon, number = Daemon(), 6
+    channels = Channels(asyncio.get_running_loop(), daemon.router, set(), 0)
+    options = ExperienceOptions(durable="/x")
+    hosted = HostedExperience(number, "e", 1, options, channels, daemon.router, set(), asyncio.get_running_loop())
+    changes: list[Any] = []
+    hosted.store = Mock(write=changes.append)
+    channels.host(hosted)
+    hosted.queue.put(3, 1, pack_name(None, b"g"), 0, 1, b"sample")
+    hosted._written([(changes.pop(), None)])
+    closing = asyncio.ensure_future(channels.close_channel(Requester(1, 1), operations.CloseChannel(number, True)))
+    await asyncio.sleep(0)
+    drop, barrier = changes
+    hosted._written([(drop, None)])
+    assert not closing.done()
+    hosted._written([(barrier, None)])
+    assert await closing
+    hosted.store.close.assert_called_once()
 
 
 async def test_a_node_that_is_lost_before_it_answers_is_the_story_of_its_trainer() -> None:
