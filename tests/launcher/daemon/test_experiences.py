@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 
 from rlinf_async._core import frames, operations
 from rlinf_async._experience.state.experience_options import ExperienceOptions
-from rlinf_async._experience.state.experience_queue import pack_name
+from rlinf_async._experience.state.experience_queue import TAKE, pack_kind, pack_name
 from rlinf_launcher.daemon.channels import Channels
 from rlinf_launcher.daemon.experiences import Experiences, HostedExperience
 from rlinf_launcher.daemon.handlers import Requester
@@ -52,6 +54,24 @@ class Daemon:
     @property
     def story(self) -> str:
         return self.hosted.queue.story.partition("is gone: ")[2]
+
+
+async def test_nothing_keeps_an_experience_that_has_ended() -> None:
+    daemon, owner = Daemon(), 1
+    loop = asyncio.get_running_loop()
+    channels = Channels(loop, daemon.router, set(), 0)
+    hosted = HostedExperience(6, "e", owner, ExperienceOptions(), channels, daemon.router, set(), loop)
+    channels.host(hosted)
+    kind = pack_kind(TAKE, None)
+    hosted.follow(hosted.queue.put(3, 1, pack_name(None, b"g"), 0, 1, b"sample"))
+    hosted.follow(hosted.queue.get(4, 1, kind, 1, False, True, False, False, False, 0.0))
+    channels.drop_owner(owner)
+    await asyncio.sleep(0)
+    ref = weakref.ref(hosted)
+    daemon.router.reset_mock()
+    del hosted
+    gc.collect()
+    assert ref() is None
 
 
 async def test_a_close_is_done_when_the_disk_has_it() -> None:
