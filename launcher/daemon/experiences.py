@@ -48,6 +48,8 @@ class HostedExperience(HostedChannel):
         self._has_ended = False
         self._away = 0
         """The trainer's process that ended last, or the one in its place."""
+        self._is_closed = False
+        """The group of that one is closed."""
         if options.durable:
             whose = f"experience '{name}' on node {router.node}"
             self.store = SampleStore(options.durable, whose, loop, self._written)
@@ -93,6 +95,7 @@ class HostedExperience(HostedChannel):
         self.follow(self.queue.expire())
 
     def trainer_gone(self, endpoint: int) -> None:
+        self._is_closed &= endpoint == self._away
         self._away, node = endpoint, frames.node_of(endpoint)
         neighbour = self._router.neighbours.get(node)
         if self._question is not None:
@@ -112,11 +115,11 @@ class HostedExperience(HostedChannel):
         report = answer.result() if error is None else None
         if report is None:
             self._end_wishes("it has ended in order" if error is None else str(error))
-        elif not report.get("returns"):
-            self._end_wishes(str(WorkerDied.from_exit_report(report)))
+        elif self._is_closed or not report.get("returns"):
+            self._end_wishes(str(WorkerDied.from_exit_report({**report, "returns": False})))
 
     def _note_loss(self, story: str, answer: asyncio.Future[bool]) -> None:
-        if not answer.cancelled() and (answer.exception() is not None or not answer.result()):
+        if not answer.cancelled() and (self._is_closed or answer.exception() is not None or not answer.result()):
             self._end_wishes(story)
 
     def node_lost(self, node: int) -> None:
@@ -139,7 +142,9 @@ class HostedExperience(HostedChannel):
 
     def note_close(self, endpoint: int) -> None:
         if endpoint == self._away:
-            self._end_wishes("its group was closed")
+            self._is_closed = True  # a question that is open is answered with its last words, whatever was to follow
+            if self._question is None or self._question.done():
+                self._end_wishes("its group was closed")
 
     def _end_wishes(self, story: str) -> None:
         text = f"wanted() of experience '{self.name}' waited for {self.queue.trainer}, which is gone: {story}"

@@ -131,3 +131,16 @@ async def test_a_trainer_that_comes_back_is_waited_for_until_its_group_gives_it_
     daemon.experiences.note_return(operations.RankReturned("trainer", 0, TRAINER, entry, KILLED))
     end(daemon.experiences)
     assert daemon.story.startswith(story)
+
+
+@pytest.mark.parametrize(
+    ("report", "story"),
+    [({**KILLED, "returns": True}, "rank 0 of group 'trainer' on one (pid 3) was k"), (None, "it has ended in order")],
+    ids=["died", "ended"],
+)
+async def test_the_last_words_of_a_trainer_come_after_the_close_of_its_group(report: Any, story: str) -> None:
+    daemon = Daemon()
+    daemon.hosted.queue.drop(TRAINER)
+    daemon.experiences.drop_owner(TRAINER)
+    await daemon.answer(1, operations.HowEnded(7), report)
+    assert daemon.story.startswith(story)
