@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +18,7 @@ from rlinf_async._core import operations
 from rlinf_async._core.argument_checks import MAX_INTEGER, seconds, whole_number
 from rlinf_async._core.names import check_channel_name
 from rlinf_async._core.own_logger import own_logger
-from rlinf_async._experience.experience_arguments import ExperienceArguments, options_of
+from rlinf_async._experience.experience_arguments import ExperienceArguments, options_of, packed_key
 from rlinf_async._experience.state.experience_options import ExperienceOptions
 from rlinf_async._experience.state.ledger import Ledger
 from rlinf_async._experience.taking import OnStale, Take
@@ -172,7 +174,8 @@ class Experience:
             TypeError, ValueError: at once, the version is no whole number, or negative; the group has no such name.
             SerializationError: at once, the sample cannot travel.
         """
-        done: NoneOrWork = blocking(self._channel._start(self._arguments.put(sample, version, group, key, timeout)))
+        put = self._arguments.put(sample, version, group, packed_key(key), timeout)
+        done: NoneOrWork = blocking(self._channel._start(put))
         return done
 
     def take(self, groups: int = 1, key: Any = None, *, on_stale: OnStale | None = None) -> Take:
@@ -272,6 +275,9 @@ class Experience:
 
         Returns:
             A dict that ``pickle`` and ``torch.save`` take; in a coroutine a ``Work`` of it.
+
+        Raises:
+            ClosedError, NodeLost: as ``stats``.
         """
         question = Question("state_dict() of", self.name, None, b"", "peek", _show)
         question.noun = "experience"
@@ -281,7 +287,7 @@ class Experience:
         """Takes over the content of another experience; only into one into which nothing was put yet.
 
         Raises:
-            ValueError: something was put already; or the content is more than ``maxsize``.
+            ValueError: something was put already; or the content needs more room than ``maxsize``.
         """
         client = self._channel._bound()
         what = f"load_state_dict() of experience '{self.name}'"
@@ -290,11 +296,13 @@ class Experience:
 
     async def _load(self, client: NodeClient, state: dict[str, Any]) -> None:
         roster = await self._opened()
-        maxsize = roster["experience"]["maxsize"]
-        if 0 < maxsize < len(state["samples"]):
+        maxsize, size = roster["experience"]["maxsize"], roster["experience"]["group"]
+        groups = Counter((key, group) for key, group, _, _ in state["samples"]).values()
+        room = sum(math.ceil(count / size) * size for count in groups)  # an incomplete group has room for the whole
+        if 0 < maxsize < room:
             raise ValueError(
-                f"load_state_dict() of experience '{self.name}': {len(state['samples'])} samples do not fit into "
-                f"maxsize={maxsize}: create it with a larger one"
+                f"load_state_dict() of experience '{self.name}': {len(state['samples'])} samples and what their groups "
+                f"lack do not fit into maxsize={maxsize}: create it with {room} or more"
             )
         earlier = operations.CountEarlier(roster["number"], state["version"], state["taken"], state["dropped"])
         await client.request(earlier, node=roster["nodes"][0]).async_wait()
@@ -319,6 +327,9 @@ class Experience:
 
         Args:
             discard: throw away what is here, too; takes that have begun may end well.
+
+        Raises:
+            OSError: the disk of a durable experience is full; its file may keep what was given up or discarded.
         """
         return self._channel.close(discard=discard)
 
@@ -328,30 +339,44 @@ class Experience:
 
 
 async def _create(client: NodeClient, name: str, options: ExperienceOptions, node_rank: int) -> registration.Roster:
+    # First: one that turns out to have no name would have opened the file, and be closed with the groups in it.
+    # tests/experience/test_durable.py::test_a_second_create_of_a_name_leaves_its_file_alone
+    if options.durable and (known := await _known(client, name)) is not None:
+        return known
     try:
         return await registration.create(
             client,
             name,
             maxsize=options.maxsize or MAX_INTEGER,  # with a bound, a put is done when it is accepted
-            max_bytes=options.max_bytes,
+            # Without a bound, for the experience has it: puts that wait there for room must not keep back, here, those
+            # that complete the groups that fill it.
+            # tests/experience/test_experiences.py::test_puts_that_wait_for_room_do_not_keep_back_those_that_make_it
+            max_bytes=MAX_INTEGER,
             distributed=False,
             node_rank=node_rank,
             experience=options.to_data(),
         )
     except ConfigError:
-        # The file may be open in the experience of this name, which is then the one that is meant.
-        with contextlib.suppress(DeadlineExceeded, ClosedError, ConfigError):
-            known = await registration.find(client, name, 0.0, is_experience=True)
-            if options.durable and known["experience"]["durable"] == options.durable:
-                logger.warning("there is an experience named '%s' already: connected to it", name)
-                return known
+        # Another process may have made it meanwhile, which has the file open.
+        if options.durable and (known := await _known(client, name)) is not None:
+            return known
         raise
 
 
+async def _known(client: NodeClient, name: str) -> registration.Roster | None:
+    with contextlib.suppress(DeadlineExceeded, ClosedError):
+        known = await registration.find(client, name, 0.0, is_experience=True)
+        logger.warning("there is an experience named '%s' already: connected to it", name)
+        return known
+    return None
+
+
 def _show(items: list[Any]) -> dict[str, Any]:
+    if not items:
+        raise ClosedError("the experience is closed, and everything in it has been taken")
     version, taken, dropped, facts = items[0][1]()
     samples = [
-        (None if key is None else key_of(key), key_of(name), made_by, make())
+        (key, key_of(name), made_by, make())
         for (_, key, name, made_by), (_, make) in zip(facts, items[1:], strict=True)
     ]
     return {"version": version, "taken": taken, "dropped": dropped, "samples": samples}

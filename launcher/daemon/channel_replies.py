@@ -68,6 +68,9 @@ class HostedChannel:
         """Count the samples of an experience; nothing of a channel."""
         return {}
 
+    async def written(self) -> None:
+        """Wait until a durable experience has written whatever has become of its samples."""
+
     def ended(self) -> None:
         """Nothing is left of the channel here."""
 

@@ -261,7 +261,9 @@ class Channels:
                     steps += hosted.queue.cancel(what.consumer, what.number)  # they follow when these are through
                 else:
                     if what.lease_s:
-                        self._loop.call_later(what.lease_s, self._end_lease, hosted, what.consumer, what.number)
+                        # Not with the queue, whose items would outlive it for as long as a lease may last.
+                        # tests/launcher/daemon/test_experiences.py::test_nothing_keeps_an_experience_that_has_ended
+                        self._loop.call_later(what.lease_s, self._end_lease, hosted.number, what.consumer, what.number)
             elif act == Act.FREED:
                 client, freed = what
                 self._replies.pending(hosted, client).freed += freed
@@ -279,10 +281,11 @@ class Channels:
         if hosted.queue.finished:
             self._end(hosted, "")
 
-    def _end_lease(self, hosted: HostedChannel, holder: int, number: int) -> None:
+    def _end_lease(self, channel: int, holder: int, number: int) -> None:
         """A lease has lasted for as long as it may."""
-        client = hosted.queue.clients.get(holder)
-        if hosted.number in self._hosted and client is not None and number in client.gets:
+        hosted = self._hosted.get(channel)
+        client = None if hosted is None else hosted.queue.clients.get(holder)
+        if hosted is not None and client is not None and number in client.gets:
             self._replies.send(holder, hosted.number, "lease_lost", [number])
             self._follow(hosted, hosted.queue.cancel(holder, number))
 
@@ -336,6 +339,7 @@ class Channels:
                 if client.has_put:
                     self._replies.send(who, hosted.number, "answer_puts", None)
         self._follow(hosted, hosted.queue.close(discard=op.discard))
+        await hosted.written()
         return True
 
     async def count_items(self, requester: Requester, op: operations.CountItems) -> list[Any]:

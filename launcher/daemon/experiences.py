@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Container
+from collections.abc import Callable, Container
+from functools import partial
 from typing import Any, Final
 
 from rlinf_async._core import clock, frames, operations
@@ -53,7 +54,9 @@ class HostedExperience(HostedChannel):
         self._question: asyncio.Future[Any] | None = None
         self._has_ended = False
         self._away = 0
-        """The trainer's process that ended last."""
+        """The trainer's process that ended last, or the one in its place."""
+        self._is_closed = False
+        """The group of that one is closed."""
         if options.durable:
             whose = f"experience '{name}' on node {router.node}"
             self.store = SampleStore(options.durable, whose, loop, self._written)
@@ -99,28 +102,56 @@ class HostedExperience(HostedChannel):
         self.follow(self.queue.expire())
 
     def trainer_gone(self, endpoint: int) -> None:
-        self._away = endpoint
-        node = frames.node_of(endpoint)
+        self._is_closed &= endpoint == self._away
+        self._away, node = endpoint, frames.node_of(endpoint)
         neighbour = self._router.neighbours.get(node)
-        if neighbour is not None and neighbour.lost is not None:
-            self._end_wishes(f"node {node} ({neighbour.name}) is lost: {neighbour.lost}")
-            return
-        self._question = self._router.ask(node, operations.HowEnded(frames.number_of(endpoint)))
-        self._question.add_done_callback(self._note_end)
+        if self._question is not None:
+            self._question.cancel()
+        if neighbour is None or neighbour.lost is None:
+            self._question = self._router.ask(node, operations.HowEnded(frames.number_of(endpoint)))
+            self._question.add_done_callback(self._note_end)
+        else:
+            story = f"node {node} ({neighbour.name}) is lost: {neighbour.lost}"
+            self._question = self._router.ask(0, operations.ComesBack(endpoint))
+            self._question.add_done_callback(partial(self._note_loss, story))
 
     def _note_end(self, answer: asyncio.Future[Any]) -> None:
         if answer.cancelled():
             return
-        report = None if answer.exception() is not None else answer.result()
+        error = answer.exception()
+        report = answer.result() if error is None else None
         if report is None:
-            self._end_wishes("it has ended in order")
-        elif not report.get("returns"):
-            self._end_wishes(str(WorkerDied.from_exit_report(report)))
-
-    def stays_away(self, endpoint: int, report: Any) -> None:
-        """A process that was to come back will not."""
-        if endpoint == self._away:
+            self._end_wishes("it has ended in order" if error is None else str(error))
+        elif self._is_closed or not report.get("returns"):
             self._end_wishes(str(WorkerDied.from_exit_report({**report, "returns": False})))
+
+    def _note_loss(self, story: str, answer: asyncio.Future[bool]) -> None:
+        if not answer.cancelled() and (self._is_closed or answer.exception() is not None or not answer.result()):
+            self._end_wishes(story)
+
+    def node_lost(self, node: int) -> None:
+        """It answers no question any more."""
+        if frames.node_of(self._away) == node and self._question is not None and not self._question.done():
+            self.trainer_gone(self._away)
+
+    def note_return(self, op: operations.RankReturned) -> None:
+        """A process that was to come back is another one now, which may end in its turn; or it never will."""
+        if op.was != self._away:
+            return
+        if self._question is not None:
+            self._question.cancel()
+        if op.entry is not None:
+            self._away = op.entry["endpoint"]
+        elif "pid" in op.report:
+            self._end_wishes(str(WorkerDied.from_exit_report({**op.report, "returns": False})))
+        else:  # of a lost node: nobody saw how it ended
+            self._end_wishes(f"rank {op.rank} of group '{op.group}' {op.report['reason']}")
+
+    def note_close(self, endpoint: int) -> None:
+        if endpoint == self._away:
+            self._is_closed = True  # a question that is open is answered with its last words, whatever was to follow
+            if self._question is None or self._question.done():
+                self._end_wishes("its group was closed")
 
     def _end_wishes(self, story: str) -> None:
         text = f"wanted() of experience '{self.name}' waited for {self.queue.trainer}, which is gone: {story}"
@@ -133,6 +164,14 @@ class HostedExperience(HostedChannel):
 
     def ledger(self) -> dict[str, int]:
         return self.queue.pool.ledger().summary()
+
+    async def written(self) -> None:
+        # Else a run that is killed after a close would leave to the next one samples that were discarded.
+        # tests/launcher/daemon/test_experiences.py::test_a_close_is_done_when_the_disk_has_it
+        if self.store is not None and not self._has_ended:
+            settled, done = _settling(self._loop)
+            self.follow(self.queue.when_written(done))
+            await settled
 
     def ended(self) -> None:
         self.wake_at(None)
@@ -249,14 +288,7 @@ class Experiences:
             OSError: it could not be written; the groups have gone back.
         """
         hosted = self._find(op.number)
-        settled: asyncio.Future[None] = self._loop.create_future()
-
-        def done(error: Exception | None) -> None:
-            if error is None:
-                settled.set_result(None)
-            else:
-                settled.set_exception(error)
-
+        settled, done = _settling(self._loop)
         steps = hosted.queue.settle(requester.endpoint, op.take, op.groups, done)
         if steps is None:
             raise LeaseLost(
@@ -272,14 +304,39 @@ class Experiences:
 
     async def count_earlier(self, requester: Requester, op: operations.CountEarlier) -> None:
         """Take over the counts of an experience that is loaded."""
-        self._find(op.number).queue.pool.count_earlier(op.version, op.taken, op.dropped)
+        hosted = self._find(op.number)
+        hosted.follow(hosted.queue.count_earlier(op.version, op.taken, op.dropped))
 
     def note_return(self, op: operations.RankReturned) -> None:
         """A rank of a supervised group is back, or never will be."""
-        if op.entry is None:
+        for hosted in self.all():
+            hosted.note_return(op)
+
+    def drop_owner(self, gone: int) -> None:
+        neighbour = self._router.neighbours.get(frames.node_of(gone))
+        if neighbour is None or neighbour.lost is None:  # else its group may start it again elsewhere
             for hosted in self.all():
-                hosted.stays_away(op.was, op.report)
+                hosted.note_close(gone)
+
+    def drop_node(self, node: int) -> None:
+        for hosted in self.all():
+            hosted.node_lost(node)
 
     def drop_client(self, gone: int) -> None:
         for group in [group for group, (setter, *_) in self._published.items() if setter == gone]:
             del self._published[group]
+
+
+def _settling(loop: asyncio.AbstractEventLoop) -> tuple[asyncio.Future[None], Callable[[Exception | None], None]]:
+    """Return a future, and the function that ends it."""
+    settled: asyncio.Future[None] = loop.create_future()
+
+    def done(error: Exception | None) -> None:
+        if settled.done():
+            return  # the daemon ends, and has cancelled the handler
+        if error is None:
+            settled.set_result(None)
+        else:
+            settled.set_exception(error)
+
+    return settled, done

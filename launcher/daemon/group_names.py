@@ -77,6 +77,10 @@ class Names:
         node = frames.node_of(endpoint)
         return endpoint not in self._gone and all(facts["node"] != node for facts in self._lost)
 
+    async def comes_back(self, requester: Requester, op: operations.ComesBack) -> bool:
+        """True if the worker that has this endpoint is to come back once it has ended."""
+        return self.directory.comes_back(op.endpoint)
+
     def drop(self, gone: int) -> None:
         """A process is no more: what it owned is free, and nobody is to be told for it."""
         self.directory.drop_owner(gone)

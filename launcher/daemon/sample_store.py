@@ -10,6 +10,7 @@ The file is locked for as long as it is open, and the kernel frees the lock of a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import queue
 import sqlite3
@@ -21,7 +22,7 @@ from typing import Any, Final
 from rlinf_async._core.frames import MAX_INLINE_BYTES
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.segment import write_segment
-from rlinf_async._experience.state.experience_changes import Advance, Change, Drop, Insert, Settle
+from rlinf_async._experience.state.experience_changes import Advance, Change, Drop, Earlier, Insert, Settle
 from rlinf_async.errors import ConfigError
 
 from .channel_replies import Segment
@@ -94,21 +95,17 @@ class SampleStore:
 
     def _serve(self) -> None:
         try:
-            connection = sqlite3.connect(self._path, isolation_level=None, timeout=_LOCK_WAIT_S)
-        except sqlite3.Error as error:
+            with contextlib.closing(
+                sqlite3.connect(self._path, isolation_level=None, timeout=_LOCK_WAIT_S)
+            ) as connection:
+                self._tell(self._note_open, _read(connection))
+                while changes := self._next():
+                    self._tell(self._on_written, self._write_all(connection, changes))
+        except Exception as error:
+            # Whatever it is: the loop waits for the file to be opened, and for each change after that, which only
+            # ``_write`` answers, and that raises nothing.
+            # tests/launcher/daemon/test_sample_store.py::test_what_goes_wrong_in_the_thread_is_told
             self._tell(self._fail_open, error)
-            return
-        try:
-            try:
-                found = _read(connection)
-            except (sqlite3.Error, OSError, MemoryError) as error:
-                self._tell(self._fail_open, error)
-                return
-            self._tell(self._note_open, found)
-            while changes := self._next():
-                self._tell(self._on_written, self._write_all(connection, changes))
-        finally:
-            connection.close()
 
     def _tell(self, callback: Callable[[Any], None], what: Any) -> None:
         try:
@@ -149,9 +146,9 @@ class SampleStore:
             for change in changes:
                 _carry_out(connection, change)
             connection.execute("COMMIT")
-        except (sqlite3.Error, OSError, MemoryError, OverflowError) as error:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+        except Exception as error:
+            with contextlib.suppress(sqlite3.Error):  # or the next BEGIN fails, and says so
+                connection.rollback()
             return OSError(f"{self._whose} could not write to {self._path}: {error}; make room there")
         return None
 
@@ -216,6 +213,9 @@ def _carry_out(connection: sqlite3.Connection, change: Change) -> None:
             connection.execute(_ADD, (_DROPPED + reason, len(places)))
         case Advance(version):
             connection.execute(_SET, ("version", version))
+        case Earlier(version, taken, dropped):
+            reasons = {_DROPPED + reason: count for reason, count in dropped.items()}
+            connection.executemany(_SET, {"version": version, "taken": taken, **reasons}.items())
 
 
 def _remove(connection: sqlite3.Connection, places: list[int]) -> None:

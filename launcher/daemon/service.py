@@ -184,6 +184,7 @@ class DaemonService:
         on(operations.CancelFindGroup, self.names.cancel_find_group)
         on(operations.ReleaseGroup, self.names.release_group)
         on(operations.IsAlive, self.names.is_alive)
+        on(operations.ComesBack, self.names.comes_back)
         on(operations.NumberChannel, self.channel_names.number_channel)
         on(operations.NameChannel, self.channel_names.name_channel)
         on(operations.UnnameChannel, self.channel_names.unname_channel)
@@ -359,6 +360,9 @@ class DaemonService:
                 # tests/simulation/test_sim_restarts.py::test_a_hook_sends_to_the_incarnation_that_is_back
                 self.router.tell(frames.endpoint(node, 0), "rank_returned", vars(op))
             if not frames.node_of(requester.endpoint):
+                for node in there:
+                    if node != frames.node_of(op.was):
+                        self.router.request(node, op)  # for its experiences, and nobody waits for that
                 there = [node for node in there if node == frames.node_of(op.was)]
             with contextlib.suppress(TimeoutError):  # a node is away
                 async with asyncio.timeout(_RETURN_ANSWER_S):
@@ -598,7 +602,7 @@ class DaemonService:
         parts: list[Callable[[int], None]] = [
             self.channels.drop_client, self.channel_names.drop_client, self.death_watch.forget, self.locks.drop,
             self.ports.drop, self.traces.drop, self.inspection.drop, self.debugging.drop,
-            *((self.channels.drop_owner, self.channel_names.drop_owner) if ended else ()),
+            *((self.channels.drop_owner, self.channel_names.drop_owner, self.experiences.drop_owner) if ended else ()),
             self.router.drop_caller, self.names.drop, self._drop_stores, self._abandon_groups,
             self.experiences.drop_client,
         ]  # fmt: skip
@@ -622,6 +626,7 @@ class DaemonService:
                 self.drop_owner(owner)
         self.channel_names.table.lose_node(node)
         self.debugging.drop_node(node)
+        self.experiences.drop_node(node)
         self.traces.look_again()
 
     # -- errors that the script has not got -------------------------------------------------------------------------

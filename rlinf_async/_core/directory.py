@@ -165,6 +165,15 @@ class Directory:
         roster = None if entry is None else entry.roster_with(rank)
         return roster[rank] if roster is not None and 0 <= rank < len(roster) else None
 
+    def comes_back(self, endpoint: int) -> bool:
+        """True if the rank that has this endpoint is to come back once it has ended."""
+        return any(
+            entry.supervised
+            and endpoint not in entry.lost
+            and any(each["endpoint"] == endpoint for each in entry.roster)
+            for entry in self.entries.values()
+        )
+
     def forget_waiter(self, name: str, waiter: Any) -> None:
         waiting = self.waiters.get(name, [])
         if waiter in waiting:

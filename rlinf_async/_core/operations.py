@@ -16,6 +16,8 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     CancelFindGroup     number                                      list[str]       a lookup that was too late
     ReleaseGroup        name                                        bool            close() of a group
     IsAlive             group rank                                  bool            is_worker_alive()
+    ComesBack           endpoint                                    bool            an experience's daemon: a trainer
+                                                                                    of a lost node
     -- channel names, at node 0
     NumberChannel                                                   int             Channel.create()
     NameChannel *       name roster                                 dict[str, Any]  Channel.create()
@@ -167,6 +169,7 @@ class RankReturned(Operation[None]): group: str; rank: int; was: int; entry: Any
 class CancelFindGroup(Operation[list[str]]): number: int
 class ReleaseGroup(Operation[bool]): name: str
 class IsAlive(Operation[bool]): group: str; rank: int
+class ComesBack(Operation[bool]): endpoint: int
 
 class NumberChannel(Operation[int]): pass
 class NameChannel(WaitingOperation[dict[str, Any]]): name: str; roster: dict[str, Any]

@@ -49,11 +49,15 @@ def options_of(name: str, *, durable: Any, of: Any, order: Any, short_groups: An
     if durable is not None and (not isinstance(durable, str | Path) or not str(durable)):
         raise TypeError(f"{whose}: durable= takes the path of a file, or None, got {durable!r}")
     timeout = numbers["group_timeout"]
+    group = whole_number(numbers["group"], "group", whose, 1)
+    maxsize = whole_number(numbers["maxsize"], "maxsize", whose)
+    if 0 < maxsize < group:
+        raise ValueError(f"{whose}: maxsize={maxsize} has no room for a group of {group}: make it {group} or more")
     return ExperienceOptions(
-        group=whole_number(numbers["group"], "group", whose, 1),
+        group=group,
         max_staleness=whole_number(numbers["max_staleness"], "max_staleness", whose),
         lease_s=_positive(numbers["lease"], "lease", whose),
-        maxsize=whole_number(numbers["maxsize"], "maxsize", whose),
+        maxsize=maxsize,
         max_bytes=whole_number(numbers["max_bytes"], "max_bytes", whose),
         group_timeout_s=0.0 if timeout is None else _positive(timeout, "group_timeout", whose),
         order=order,
@@ -80,8 +84,8 @@ class ExperienceArguments:
         self._name = name
         self._arguments = RequestArguments(name, None, _NOUN)
 
-    def put(self, sample: Any, version: Any, group: Any, key: Any, timeout: float | None) -> Put:
-        """As ``Experience.put``; nothing has been asked for when it raises."""
+    def put(self, sample: Any, version: Any, group: Any, key: bytes | None, timeout: float | None) -> Put:
+        """As ``Experience.put``, with a packed key; nothing has been asked for when it raises."""
         version = whole_number(version, "version", f"put() to experience '{self._name}'")
         put = self._arguments.put(sample, version, group, timeout)
         if put.key[:1] != b"s" and key_of(put.key) != group:
@@ -89,13 +93,13 @@ class ExperienceArguments:
                 f"put() to experience '{self._name}': group= takes a number, a text, bytes, None, or a tuple of these, "
                 f"got {group!r}"
             )
-        put.key = pack_name(_key(key), put.key)
+        put.key = pack_name(key, put.key)
         put.noun = _NOUN
         return put
 
     def take(self, groups: Any, key: Any, *, stale_too: bool) -> Get[list[Any]]:
         groups = whole_number(groups, "groups", f"take() from experience '{self._name}'", 1)
-        kind = pack_kind(TAKE_STALE_TOO if stale_too else TAKE, _key(key))
+        kind = pack_kind(TAKE_STALE_TOO if stale_too else TAKE, packed_key(key))
         get: Get[list[Any]] = Get("take() from", self._name, key, kind, [groups, frames.LEASE, 0.0], None)
         get.noun = _NOUN
         return get
@@ -104,5 +108,5 @@ class ExperienceArguments:
         return Wish("wanted() of", self._name, None, pack_kind(WISH, None), None, None)
 
 
-def _key(key: Any) -> bytes | None:
+def packed_key(key: Any) -> bytes | None:
     return None if key is None else canonical_key(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rlinf_async import Experience, LeaseLost, Worker, publish
+from rlinf_async import ClosedError, Experience, LeaseLost, Worker, publish
 
 
 class Player(Worker):
@@ -18,6 +19,12 @@ class Player(Worker):
     def put_all(self, experience: Experience, samples: list[Any], **how: Any) -> None:
         for sample in samples:
             experience.put(sample, **how)
+
+    async def put_at_once(self, experience: Experience, names: list[int], size: int) -> None:
+        puts = [experience.put(bytes(size), version=0, group=name) for name in names]
+        for put in puts:
+            with contextlib.suppress(ClosedError):
+                await put
 
     def take(self, experience: Experience, groups: int, key: Any = None) -> tuple[list[Any], list[int], list[int]]:
         with experience.take(groups, key) as batch:

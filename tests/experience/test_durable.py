@@ -80,6 +80,20 @@ async def test_a_file_has_one_experience_at_a_time_and_is_one(tmp_path: Path) ->
         await Experience.create("fifth", durable=file, cluster=cluster)
 
 
+async def test_a_second_create_of_a_name_leaves_its_file_alone(tmp_path: Path) -> None:
+    file = tmp_path / "experience.db"
+    async with Cluster(num_nodes=1, log_to_driver=False) as cluster:
+        experience = await Experience.create("e", group=2, durable=file, cluster=cluster)
+        await experience.put("half", version=0)
+    async with Cluster(num_nodes=1, log_to_driver=False) as cluster:
+        other = await Experience.create("e", cluster=cluster)
+        experience = await Experience.create("e", group=2, durable=file, cluster=cluster)  # which is the other one
+        assert (await experience.stats()).put == 0
+        await other.aclose()
+        experience = await Experience.create("e", group=2, durable=file, cluster=cluster)
+        assert (await experience.stats()).present == 1
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     if os.getuid():

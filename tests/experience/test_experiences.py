@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import pickle
 import signal
 import threading
@@ -26,6 +27,10 @@ from rlinf_async._core import operations
 from tests._support.experience_workers import Player
 
 pytestmark = pytest.mark.shared_cluster
+
+
+class Color(enum.Enum):
+    RED = "red"
 
 
 def launch(cluster: Cluster, name: str, node: int = 0, **how: Any) -> Any:
@@ -189,10 +194,41 @@ def test_it_travels_by_name_and_as_an_argument_and_its_content_to_another_one(cl
     with second.take(2) as batch:
         assert sorted(batch.items) == ["a", "a", "b", "b"]
     assert (second.stats().version, second.stats().put) == (2, 4)
-    with pytest.raises(ValueError, match="only a new experience takes over an earlier one; 4 samples were put"):
+    with pytest.raises(ValueError, match="only a new experience takes over an earlier one; samples were put"):
         second.load_state_dict(state)
     for each in (experience, second):
         each.close()
+
+
+def test_a_content_comes_with_keys_of_any_kind_and_needs_room_for_whole_groups(cluster: Cluster) -> None:
+    first = Experience.create("keys", group=2, maxsize=4)
+    for sample in "ab":
+        first.put(sample, version=0, key=Color.RED)
+    with first.take(key=Color.RED):
+        for name in (1, 2):  # incomplete, and beside them what is leased
+            first.put("half", version=0, group=name)
+        state = first.state_dict()
+    second = Experience.create("small", group=2, maxsize=4)
+    with pytest.raises(ValueError, match=r"4 samples and what their groups lack do not fit into maxsize=4: .* with 6"):
+        second.load_state_dict(state)
+    third = Experience.create("large", group=2, maxsize=6)
+    third.load_state_dict(state)
+    with third.take(key=Color.RED) as batch:
+        assert batch.items == ["a", "b"]
+    first.close(discard=True)
+    with pytest.raises(ClosedError, match="is closed, and everything in it has been taken"):
+        first.state_dict()
+    second.close()
+    third.close()
+
+
+def test_puts_that_wait_for_room_do_not_keep_back_those_that_make_it(cluster: Cluster, players: Any) -> None:
+    experience = Experience.create("narrow", group=2, maxsize=2)
+    playing = players[0].put_at_once(experience, [*range(24), 0], 1 << 20)  # more than a channel lets a process send
+    with experience.take() as batch:
+        assert batch.names == [0]
+    experience.close(discard=True)
+    playing.wait()
 
 
 async def test_in_coroutines_a_cancelled_take_leaves_the_groups_and_a_close_ends_takes() -> None:
@@ -233,6 +269,11 @@ BAD: list[tuple[str, Callable[[Experience], Any], str]] = [
     ),
     ("closed", lambda e: [e.close(), e.put(0, version=0)], r"experience 'sound' is closed; .* another experience, whi"),
     ("ended", lambda e: [e.close(), e.take().__enter__()], r"experience 'sound' is closed; nothing is left"),
+    (
+        "room",
+        lambda e: Experience.create("x", group=4, maxsize=3),
+        r"experience 'x': maxsize=3 has no room for a group of 4: make it 4 or more",
+    ),
     ("folder", lambda e: Experience.create("x", durable="/nowhere/x.db"), r"'/nowhere/x.db': .* no folder /nowhere"),
     ("version", lambda e: e.put(0, version=-1), r"version= takes a whole number from 0 .*, got -1"),
     ("name", lambda e: e.put(0, version=0, group=object()), r"group= takes a number, a text, bytes, None"),

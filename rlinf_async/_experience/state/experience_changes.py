@@ -1,4 +1,4 @@
-"""Changes of an experience that a durable one writes down: a sample, the end of a take, dropped samples, a version."""
+"""Changes of an experience that a durable one writes down: samples that are put, taken or dropped, versions, counts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,16 @@ class Advance:
     version: int
 
 
-Change = Insert | Settle | Drop | Advance
+@dataclass(eq=False)
+class Earlier:
+    """Counts of an earlier life, which go on."""
+
+    version: int | None
+    taken: int
+    dropped: dict[str, int]
+
+
+Change = Insert | Settle | Drop | Advance | Earlier
 
 
 class Keeper(Protocol):

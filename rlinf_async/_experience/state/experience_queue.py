@@ -7,15 +7,16 @@ samples are wanted.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, Act, Step
 from rlinf_async._channels.state.queue import Queue
 from rlinf_async._channels.state.queue_client import Demand, Item, QueueClient
 from rlinf_async._core import clock, frames
 from rlinf_async._core.encoded import plain_body
-from rlinf_async._experience.state.experience_changes import Advance, Change, Drop, Insert, Keeper, Settle
+from rlinf_async._experience.state.experience_changes import Advance, Change, Drop, Earlier, Insert, Keeper, Settle
 from rlinf_async._experience.state.experience_options import ExperienceOptions
 from rlinf_async._experience.state.ledger import STALE, WITHDRAWN
 from rlinf_async._experience.state.sample_pool import Group, SamplePool
@@ -92,8 +93,8 @@ class ExperienceQueue(Queue):
         self._options = options
         self._keeper = keeper
         self._now = now or clock.monotonic
-        self._waiting: dict[Name, dict[Item, None]] = {}
-        """Puts that wait for room, by their groups."""
+        self._waiting: OrderedDict[Name, dict[Item, None]] = OrderedDict()
+        """Puts that wait for room, by their groups; a group that has begun is the first."""
         self._takes: dict[Demand, tuple[int, bytes | None]] = {}
         self._wishes: dict[Demand, None] = {}
         self._leases: dict[Demand, list[Group]] = {}
@@ -101,7 +102,6 @@ class ExperienceQueue(Queue):
         self._inserts: dict[tuple[int, int], Insert] = {}
         """Puts that are being written, by producer and number."""
         self._producers: set[int] = set()
-        self._had_producers = False
         self._stale_before = 0
         """Stale samples when a take was served last."""
 
@@ -238,20 +238,21 @@ class ExperienceQueue(Queue):
         """Refuse a take for which there will never be room, so that neither it nor the puts wait for ever."""
         if not self._takes or not self._waiting or self._leases or self._unwritten or self.pool.has_open:
             return
-        get, (_, key) = next(iter(self._takes.items()))
-        if self.pool.available(key) == self.pool.ready:
-            text = (
-                f"take(groups={get.target}) of experience '{self._name}' found {self.pool.ready} groups, which fill "
-                f"max_bytes={self._options.max_bytes}: make that larger, or take fewer groups"
-            )
-            self._refuse(get, "ValueError", text, steps)
-            self._serve(steps)
+        for get, (_, key) in self._takes.items():
+            if self.pool.available(key) == self.pool.ready:
+                text = (
+                    f"take(groups={get.target}) of experience '{self._name}' found {self.pool.ready} groups, which "
+                    f"fill max_bytes={self._options.max_bytes}: make that larger, or take fewer groups"
+                )
+                self._refuse(get, "ValueError", text, steps)
+                self._serve(steps)
+                return
 
     def _end_requests(self, steps: list[Step]) -> None:
         """End what a closed experience will never answer."""
         for get in list(self._wishes):
             self._refuse(get, "ClosedError", self._closed_text(), steps)
-        if self._leases or self._unwritten:
+        if (self._leases or self._unwritten) and not self.pool.is_discarded:
             return  # groups may come back
         for get, (_, key) in list(self._takes.items()):
             if not self.pool.available(key):
@@ -299,6 +300,7 @@ class ExperienceQueue(Queue):
             return None
         settled = groups[:count]
         del groups[:count]
+        get.items.clear()  # they were delivered, and the groups hold those that may come back
         if not groups:
             del self._leases[get]
             del client.gets[number]
@@ -316,6 +318,12 @@ class ExperienceQueue(Queue):
         else:
             self._apply(change, None, steps)
 
+    def when_written(self, done: Callable[[Exception | None], None]) -> list[Step]:
+        """Have ``done`` told when all changes before are on disk."""
+        steps: list[Step] = []
+        self._write(Settle([], done), steps)
+        return steps
+
     def written(self, change: Change, error: Exception | None) -> list[Step]:
         """Note that a change is on disk, or could not be written."""
         steps: list[Step] = []
@@ -326,20 +334,22 @@ class ExperienceQueue(Queue):
 
     def _apply(self, change: Change, error: Exception | None, steps: list[Step]) -> None:
         match change:
-            case Insert(item, group, sample, is_withdrawn) if error is None:
+            case Insert(item, group, sample, is_withdrawn):
                 del self._inserts[item.producer, item.number]
-                if is_withdrawn:
-                    self.pool.withdraw((group, sample), WITHDRAWN)
+                if error is None and not is_withdrawn:
+                    self.pool.accept((group, sample))
+                    if item.producer not in self._gone:
+                        self._producers.add(item.producer)
+                    steps.append((ACCEPTED, item))
                     return
-                self.pool.accept((group, sample))
-                if item.producer not in self._gone:
-                    self._producers.add(item.producer)
-                self._had_producers = True
-                steps.append((ACCEPTED, item))
-            case Insert(item, group, sample):
-                del self._inserts[item.producer, item.number]
-                self.pool.withdraw((group, sample))
-                self._fail(item.producer, item.number, "OSError", f"{error}; the sample was not put", steps)
+                self.pool.withdraw((group, sample), WITHDRAWN if error is None else "")
+                # A full group that lost a sample lacks one again, perhaps one that waits behind puts without room.
+                # tests/_experience/state/test_experience_queue.py::
+                # test_a_group_that_is_open_again_has_the_next_put_for_it
+                if self.pool.is_open(*(name := (group.key, group.name))) and name in self._waiting:
+                    self._waiting.move_to_end(name, last=False)
+                if error is not None:
+                    self._fail(item.producer, item.number, "OSError", f"{error}; the sample was not put", steps)
             case Settle(groups, done):
                 if error is None:
                     self.pool.confirm(groups)
@@ -353,45 +363,55 @@ class ExperienceQueue(Queue):
         """Note the version that a process of the trainer has now.
 
         Raises:
-            ValueError: the version goes back, or is none; or another trainer sets the versions.
+            ValueError: the version goes back, or another trainer sets the versions.
         """
         steps: list[Step] = []
         if self.client(setter) is None:
             return steps
         where = f"experience '{self._name}'"
-        if version < 0:
-            self._turn_down(f"set_version({version}) of {where}: versions are counted from 0")
         if self.setters and trainer != self.trainer:
-            self._turn_down(
+            raise ValueError(
                 f"set_version({version}) of {where} by {trainer}: {self.trainer} sets its versions, and an experience "
                 "has one trainer: give each an experience of its own"
             )
-        before = self.setters.get(setter, -1)
-        if version < before and not restart:
-            self._turn_down(
+        if version < (before := self.setters.get(setter, -1)) and not restart:
+            raise ValueError(
                 f"set_version({version}) of {where} by {trainer}: it has set version {before}, and versions rise; "
                 f"where it has gone back to a checkpoint, write set_version({version}, restart=True)"
             )
-        if restart:
-            self.setters.clear()
+        if restart:  # the other ranks live, and have yet to say to which version they went back
+            self.setters = dict.fromkeys(self.setters, -1)
         self.trainer, self.story = trainer, ""
         self.setters[setter] = version
+        self._advance(steps)
+        return steps
+
+    def _advance(self, steps: list[Step]) -> None:
         version = max(self.setters.values())  # of several ranks some are behind for a moment
-        if version != self.pool.version:
+        if version not in (-1, self.pool.version):
             self.pool.set_version(version)
             self._write(Advance(version), steps)
         self._serve(steps)
-        return steps
-
-    def _turn_down(self, text: str) -> NoReturn:
-        raise ValueError(text)
 
     def end_wishes(self, story: str) -> list[Step]:
         """Let nobody wait for a trainer that has ended and does not come back."""
         steps: list[Step] = []
         if not self.setters:
-            self.story = story
+            self.story = self.story or story  # the first one has its last words
             self._serve(steps)
+        return steps
+
+    def count_earlier(self, version: int | None, taken: int, dropped: dict[str, int]) -> list[Step]:
+        """Take over the counts of another experience; a version that the trainer has set here stays.
+
+        Raises:
+            ValueError: this one has samples of its own.
+        """
+        steps: list[Step] = []
+        earlier = Earlier(self.pool.version if self.setters else version, taken, dropped)
+        self.pool.count_earlier(earlier.version, taken, dropped)
+        self._write(earlier, steps)
+        self._serve(steps)
         return steps
 
     # -- ends ---------------------------------------------------------------------------------------------------
@@ -399,8 +419,13 @@ class ExperienceQueue(Queue):
     def drop(self, who: int, *, is_lost: bool = False) -> list[Step]:
         self._producers.discard(who)
         steps = super().drop(who, is_lost=is_lost)
-        if self.setters.pop(who, None) is not None and not self.setters:
-            self._keeper.trainer_gone(who)
+        if self.setters.pop(who, None) is not None:
+            if self.setters:
+                # The process that has its place may have set a lower version, before this node heard of the death.
+                # tests/_experience/state/test_experience_queue.py::test_the_version_of_a_dead_process_counts_no_more
+                self._advance(steps)
+            else:
+                self._keeper.trainer_gone(who)
         return steps
 
     def expire(self) -> list[Step]:
@@ -457,7 +482,7 @@ class ExperienceQueue(Queue):
             words.append(f"{self.trainer} has not asked for the next groups" if self.setters else "no trainer is there")
             return "; ".join(words)
         if not self._producers:
-            words.append("no producer is left" if self._had_producers else "no producer has put anything")
+            words.append("no producer is left" if self.pool.ledger().put else "no producer has put anything")
         if groups:
             words.append(f"{groups} group{'s are' if groups != 1 else ' is'} incomplete and lack{'s' * (groups == 1)} "
                          f"{lack} sample{'s' * (lack != 1)}")  # fmt: skip

@@ -19,7 +19,6 @@ import heapq
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 
 from rlinf_async._channels.state.queue_client import Item
 from rlinf_async._experience.state.experience_options import ExperienceOptions
@@ -37,13 +36,6 @@ class Sample(Item):
     is_accepted: bool = False
 
 
-class Stage(Enum):
-    OPEN = "open"
-    READY = "ready"
-    LEASED = "leased"
-    GONE = "gone"
-
-
 @dataclass(slots=True, eq=False)
 class Group:
     """Samples that are taken together.
@@ -55,7 +47,7 @@ class Group:
         rank: place among the ready ones: version of the oldest sample, then serial.
         waits: samples that are entered and not accepted yet.
         is_over: no further sample joins it.
-        reason: for which it was dropped.
+        reason: for which it was dropped; empty of one that was not.
     """
 
     serial: int
@@ -67,7 +59,6 @@ class Group:
     rank: tuple[int, int] = (0, 0)
     waits: int = 0
     is_over: bool = False
-    stage: Stage = Stage.OPEN
     reason: str = ""
 
     @property
@@ -112,7 +103,8 @@ class SamplePool:
         """Groups that are over and wait for samples to be accepted."""
         self._ready: dict[bytes | None, list[Group]] = {}
         """By key, each in the order of ranks."""
-        self._deadlines: list[tuple[float, int, Group]] = []
+        self._deadlines: list[tuple[float, int, tuple[bytes | None, bytes]]] = []
+        """A heap with the names of open groups: a group in it would live on, with its samples, after it was taken."""
         self._entries = itertools.count()
         self._samples = 0
         self._bytes = 0
@@ -168,7 +160,7 @@ class SamplePool:
         group.waits -= 1
         self._ledger.put += 1
         self._ledger.present += 1
-        if group.stage is Stage.GONE:
+        if group.reason:
             self._drop(group, [sample], group.reason)
         else:
             self._settle(group)
@@ -181,7 +173,7 @@ class SamplePool:
             self._ledger.put += 1
             self._ledger.drop(reason, 1)
             self.removals.append(([sample.place], reason))
-        if group.stage is Stage.GONE:
+        if group.reason:
             return
         was_full = len(group.samples) == self.options.group
         group.samples.remove(sample)
@@ -200,7 +192,7 @@ class SamplePool:
 
     def _note_deadline(self, group: Group) -> None:
         if group.deadline is not None:
-            heapq.heappush(self._deadlines, (group.deadline, next(self._entries), group))
+            heapq.heappush(self._deadlines, (group.deadline, next(self._entries), (group.key, group.name)))
 
     def _end(self, group: Group) -> None:
         del self._open[group.key, group.name]
@@ -222,19 +214,17 @@ class SamplePool:
         self._make_ready(group)
 
     def _make_ready(self, group: Group) -> None:
-        group.stage = Stage.READY
         bisect.insort(self._ready.setdefault(group.key, []), group, key=_rank_of)
 
     def _forget(self, group: Group) -> None:
         """Free the room of a group that never became ready."""
         self._unsettled.pop(group, None)
-        group.stage = Stage.GONE
         self._samples -= self.options.group
         self._bytes -= group.room_bytes
 
     def _drop(self, group: Group, samples: Iterable[Sample], reason: str) -> None:
         accepted = [sample for sample in samples if sample.is_accepted]
-        group.stage, group.reason = Stage.GONE, reason
+        group.reason = reason
         self._ledger.present -= len(accepted)
         if accepted:
             self._ledger.drop(reason, len(accepted))
@@ -250,8 +240,8 @@ class SamplePool:
     def expire(self, now: float) -> None:
         """Give up the groups whose deadlines have come."""
         while self._deadlines and self._deadlines[0][0] <= now:
-            group = heapq.heappop(self._deadlines)[2]
-            if group.stage is Stage.OPEN and not group.is_over:
+            group = self._open.get(heapq.heappop(self._deadlines)[2])
+            if group is not None and group.deadline is not None and group.deadline <= now:
                 self._give_up(group)
 
     def close(self, *, discard: bool) -> None:
@@ -335,7 +325,6 @@ class SamplePool:
             number = sum(group.key == groups[0].key for group in chosen)
             self._remove(groups, slice(len(groups) - number, None) if newest_first else slice(number))
         for group in chosen:
-            group.stage = Stage.LEASED
             self._samples -= len(group.samples)
             self._move(group, 1)
         self._taken_now += len(chosen)
@@ -348,7 +337,6 @@ class SamplePool:
     def confirm(self, groups: Iterable[Group]) -> None:
         """Let leased groups be their holder's."""
         for group in groups:
-            group.stage = Stage.GONE
             self._bytes -= group.nbytes
             self._ledger.leased -= len(group.samples)
             self._ledger.taken += len(group.samples)
@@ -431,8 +419,8 @@ class SamplePool:
         Raises:
             ValueError: this one has samples of its own.
         """
-        if self._ledger.put:
-            raise ValueError(f"only a new experience takes over an earlier one; {self._ledger.put} samples were put")
+        if self._ledger.put or not self.is_empty:
+            raise ValueError("only a new experience takes over an earlier one; samples were put into this one")
         self.version = version
         self._ledger.taken = taken
         self._ledger.dropped = dict(dropped)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 import re
+import weakref
 from typing import Any
 
 import pytest
 
 from rlinf_async._channels.state.actions import Act, Step
+from rlinf_async._experience.state.experience_changes import Earlier, Insert
 from rlinf_async._experience.state.experience_options import ExperienceOptions
 from rlinf_async._experience.state.experience_queue import TAKE, WISH, ExperienceQueue, pack_kind, pack_name
 
@@ -26,10 +28,12 @@ class Hand:
         self.queue = ExperienceQueue("x", ExperienceOptions(**options), self.desk, (), lambda: 0.0)
         self.said = dict.fromkeys((P, Q, T), 0)
 
-    def put(self, name: str, version: int = 0, *, who: int = P, key: bytes | None = None, nbytes: int = 1) -> list[str]:
+    def put(
+        self, name: str, version: int = 0, *, who: int = P, key: bytes | None = None, nbytes: int = 1, body: Any = None
+    ) -> list[str]:
         self.said[who] += 1
         packed = pack_name(key, name.encode())
-        return told(self.queue.put(who, self.said[who], packed, version, nbytes, name))
+        return told(self.queue.put(who, self.said[who], packed, version, nbytes, name if body is None else body))
 
     def take(self, groups: int = 1, *, who: int = T, key: bytes | None = None) -> list[str]:
         self.said[who] += 1
@@ -142,7 +146,6 @@ def test_a_trainer_that_is_gone_for_good_ends_wishes_with_its_story_and_another_
             {"who": Q, "trainer": "group 'b'"},
             "by group 'b': group 'trainer' sets its versions, and an experience has",
         ),
-        (-1, {}, "set_version(-1) of experience 'x': versions are counted from 0"),
     ],
 )
 def test_versions_that_go_back_and_second_trainers_are_refused(version: int, options: Any, text: str) -> None:
@@ -243,3 +246,86 @@ def test_a_put_that_is_given_up_while_it_is_written_leaves_nothing() -> None:
     assert hand.desk.changes[2:] == [hand.desk.changes[-1]]  # what was written is dropped there, too
     assert hand.queue.pool.lacking() == (1, 1)
     assert hand.queue.pool.ledger().is_closed
+
+
+def test_a_group_that_is_open_again_has_the_next_put_for_it() -> None:
+    hand = Hand(group=2, maxsize=2, is_durable=True)
+    hand.put("a")
+    hand.put("a")
+    hand.put("b")  # waits for room, and so do those behind it
+    hand.put("a", who=Q)
+    hand.queue.cancel(P, 2)
+    for change in hand.desk.changes[:2]:
+        hand.queue.written(change, None)
+    assert [change.item.producer for change in hand.desk.changes if isinstance(change, Insert)] == [P, P, Q]
+
+
+def test_any_take_that_can_never_be_served_is_refused_and_not_only_the_first() -> None:
+    hand = Hand(max_bytes=1)
+    assert hand.take(key=b"other") == []
+    hand.put("a", key=b"k")
+    hand.put("b", key=b"k")
+    (words,) = hand.take(2, who=Q, key=b"k")
+    assert words.startswith("ValueError: take(groups=2) of experience 'x' found 1 groups, which fill max_bytes=1")
+
+
+def test_a_discard_ends_takes_that_wait_at_once_whatever_is_leased() -> None:
+    hand = Hand()
+    hand.put("a")
+    hand.take()
+    assert hand.take(who=Q) == []
+    assert told(hand.queue.close(discard=True)) == [
+        "EndOfChannel: experience 'x' is closed, and no groups are left to take"
+    ]
+    assert hand.settle(1, 1) == []
+    assert hand.queue.pool.ledger().taken == 1
+
+
+def test_the_version_of_a_dead_process_counts_no_more() -> None:
+    hand = Hand()
+    hand.version(9)
+    hand.version(3, who=Q)  # was started in its place, from a checkpoint, and is heard first
+    hand.queue.drop(T)
+    assert hand.queue.pool.version == 3
+    assert hand.desk.gone == []
+
+
+def test_a_rank_that_goes_back_to_a_checkpoint_ends_no_wish_when_it_dies_beside_others() -> None:
+    hand = Hand()
+    hand.version(9)
+    hand.version(5, who=Q, restart=True)
+    hand.queue.drop(Q)
+    assert hand.desk.gone == []
+    hand.version(6)
+    assert hand.queue.pool.version == 6
+
+
+class Body:
+    """A sample's bytes."""
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["a lease that goes on", "and one that is over"])
+def test_nothing_keeps_the_bytes_of_samples_that_were_taken(count: int) -> None:
+    hand = Hand(group_timeout_s=60.0)
+    bodies = [Body(), Body()]
+    refs = list(map(weakref.ref, bodies))
+    for body in bodies:
+        hand.put("a", body=body)
+    hand.take(2)
+    del bodies, body
+    hand.settle(1, count)
+    assert [ref() is None for ref in refs] == [True, count == 2]
+
+
+def test_counts_of_another_experience_are_written_and_come_into_a_new_one_under_its_trainers_version() -> None:
+    hand = Hand(is_durable=True)
+    hand.version(9)
+    assert told(hand.queue.count_earlier(3, 4, {"stale": 1})) == []
+    written = hand.desk.changes[-1]
+    assert isinstance(written, Earlier)
+    assert (written.version, written.taken, written.dropped) == (9, 4, {"stale": 1})
+    assert (hand.queue.pool.version, hand.queue.pool.ledger().put) == (9, 5)
+    hand = Hand(is_durable=True)
+    hand.put("a")  # is being written
+    with pytest.raises(ValueError, match="only a new experience takes over an earlier one; samples were put"):
+        hand.queue.count_earlier(3, 4, {})
