@@ -319,3 +319,26 @@ def test_a_call_is_made_again_once_on_the_next_incarnation(nodes: list[int]) -> 
 
     assert sim.run(main) == [0, 1]
     assert sorted(NOTES) == [(0, 0, "begun"), (0, 0, "begun"), (1, 0, "begun")]
+
+
+class Refusing(Worker):
+    def __init__(self) -> None:
+        super().__init__()
+        NOTES.append((self._rank, 0, "begun"))
+        if len(NOTES) > 1:
+            raise LookupError("a constructor that fails again")
+
+
+def test_a_restart_by_hand_whose_constructor_fails_for_good_says_so() -> None:
+    NOTES.clear()
+    sim = SimCluster(nodes=1, seed=1)
+
+    async def main() -> None:
+        async with Cluster(log_to_driver=False) as cluster:
+            place = NodePlacementStrategy([0])
+            group = Refusing.create_group().launch(cluster, place, name="r", restart="rank", max_restarts=1)
+            await group
+            with pytest.raises(WorkerDied, match="a constructor that fails again"):
+                await group.restart(0)
+
+    sim.run(main)
