@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from rlinf_async import ClosedError, DeadlineExceeded, PeerLost, WorkerDied
+from rlinf_async import ClosedError, DeadlineExceeded, PeerLost, WorkerDied, each
 from rlinf_async._worker import context
 from rlinf_async._worker.device_lock import DeviceLock
-from tests.simulation.strict import SOON_S, Hooked, Scene, Strict, in_task, outcome, promise
+from tests.simulation.strict import LONG_S, SOON_S, Hooked, Scene, Strict, in_task, outcome, promise, turns
 
 
 async def _incarnations(scene: Scene) -> list[int]:
@@ -170,7 +170,12 @@ async def restarts_by_hand_are_free(scene: Scene) -> None:
     victim = scene.rank()
     for number in range(1, 3):
         before = await _incarnations(scene)
-        scene.same(await scene.soon(scene.group.restart(victim), "a restart by hand", 3.0), None, "a restart by hand")
+        restarting = in_task(scene.group.restart(victim))
+        await turns(5)
+        calls = [in_task(view.block(number)) for view in (scene.group, scene.group[victim])]
+        scene.same(await scene.soon(restarting, "a restart by hand", 3.0), None, "a restart by hand")
+        for call in calls:
+            scene.check(isinstance(await scene.soon(call, "a call"), list), f"a call during a restart: {call.result()}")
         scene.same(_changed(before, await _incarnations(scene)), [victim], "ranks that are new")
         scene.same(
             (scene.back[-1].ranks, scene.back[-1].counts[victim]), ((victim,), number), "who was told to be back"
@@ -199,6 +204,58 @@ async def a_constructor_that_fails_again_costs_restarts(scene: Scene) -> None:
     await scene.die(0)
     died = await scene.soon(scene.group[0].block("x"), "a call", 4.0)
     scene.is_error(died, WorkerDied, "a call behind one death more", "died more than 3 times")
+
+
+@promise(1, 2, restart="rank", max_restarts=1, arguments=((2, 3, 4),))
+async def a_restart_by_hand_that_fails_says_so(scene: Scene) -> None:
+    error = await scene.soon(scene.group.restart(0), "a restart by hand", 6.0)
+    scene.is_error(error, WorkerDied, "a restart by hand")
+    scene.same(scene.group.away, [], "ranks that are away")
+    scene.is_error(await scene.soon(scene.group[0].block("w"), "a call", 1.0), WorkerDied, "a call")
+
+
+@promise(2, 3, restart="rank", max_restarts=100, call_timeout=0.5)
+async def a_call_that_waits_for_a_rank_has_its_deadline(scene: Scene) -> None:
+    victim = scene.rank()
+    for _ in range(3):
+        await scene.die(victim)
+        await scene.until(2.0, lambda: not scene.group.away, "it is back")
+    await scene.die(victim)  # its pause is 0.8 s now
+    began = scene.now
+    call = in_task(scene.group.block("w"))
+    error = await scene.soon(call, "a call that waits")
+    scene.is_error(error, DeadlineExceeded, "a call that waits", "within 0.5 s", f"rank {victim}")
+    scene.check(0.48 <= scene.now - began < 0.7, f"its deadline took {scene.now - began:.2f} s")
+    await scene.until(2.0, lambda: not scene.group.away, "it is back")
+    scene.same(await scene.soon(scene.group.block("x"), "the next call"), scene.of_all("x"), "the next call")
+
+
+@promise(3, 4, restart="rank", order="rank", max_restarts=100)
+async def each_rank_comes_back_after_its_own_delay(scene: Scene) -> None:
+    """Its own calls go on then, also those that others wait for; one that is given up runs on nowhere."""
+    slow, quick = scene.two_ranks()
+    for _ in range(3):
+        await scene.die(slow)
+        await scene.until(2.0, lambda: not scene.group.away, "it is back")
+    await scene.die(slow)  # its pause is 0.8 s now
+    whole, given_up = in_task(scene.group.block("whole")), scene.group.stay("given up")
+    naps = [0.1 if rank == quick else LONG_S for rank in range(scene.size)]
+    fails = in_task(scene.group.stay("fails", each(naps), [quick]))
+    await asyncio.sleep(0.2)
+    given_up.cancel()
+    scene.is_error(await scene.soon(fails, "a call that fails elsewhere", 1.0), LookupError, "a call that fails")
+    await asyncio.sleep(0.05)
+    await scene.die(quick)
+    mine = in_task(scene.group[quick].block("mine"))
+    scene.same(await scene.soon(mine, "a call of the other one", 0.5), [(quick, "mine")], "a call of the other one")
+    scene.same(scene.group.away, [slow], "ranks that are away")
+    scene.same((scene.back[-1].ranks, whole.done()), ((quick,), False), "who is back, and a call of all")
+    scene.same(await scene.soon(whole, "a call of all"), scene.of_all("whole"), "a call of all")
+    await asyncio.sleep(SOON_S)
+    for what in ("given up", "fails"):
+        begun = scene.ranks_of("begins", what)
+        ended = sorted([*scene.ranks_of("cancelled", what), *([quick] if what == "fails" else [])])
+        scene.same(ended, begun, f"ranks where {what!r} has ended, of those where it began")
 
 
 # -- hooks ------------------------------------------------------------------------------------------------------------
@@ -274,6 +331,23 @@ async def with_an_order_of_their_own_hooks_meet_all_ranks(scene: Scene) -> None:
         scene.check(isinstance(await scene.soon(call, "a call behind the hooks"), list), "a call behind the hooks")
     scene.same({each[3] for each in scene.seen("hook")}, {ranks}, "ranks that hooks were told of")
     scene.same([each.ranks for each in scene.back], [ranks], "returns that were told")
+
+
+@promise(3, cls=Hooked, arguments=(1.0,), restart="rank", order="rank", max_restarts=100)
+async def between_attempts_of_hooks_the_others_go_on(scene: Scene) -> None:
+    one, other = scene.two_ranks()
+    third = scene.others(one, other)[0]
+    await scene.die(one)
+    await scene.until(2.0, lambda: len(scene.seen("hook")) == 3, "hooks run on every rank")
+    await scene.die(other)
+    await scene.until(0.05, lambda: other in scene.group.away, "the second death is told")
+    call = in_task(scene.group[third].block("w"))
+    await scene.until(3.0, lambda: len(scene.seen("hook")) == 6, "hooks run once more")
+    kinds = [each[1] for each in scene.seen_of(third) if each[1] in ("hook", "begins")]
+    scene.same(kinds, ["hook", "begins", "hook"], "what the third rank did")
+    scene.same(await scene.soon(call, "a call of the third rank"), [(third, "w")], "a call of the third rank")
+    await scene.until(3.0, lambda: bool(scene.back), "the ranks are told to be back")
+    scene.same([each.ranks for each in scene.back], [tuple(sorted((one, other)))], "ranks that are back")
 
 
 @promise(2, 3, restart="rank", max_restarts=100)
@@ -366,8 +440,8 @@ async def who_asks_first_has_a_device_first(scene: Scene) -> None:
     if ends_first:
         scene.kill(first)
         began = scene.now
-    turns = [place for place in range(len(line)) if how == "none" or place != spoiler]
-    for number, place in enumerate(turns):
+    places = [place for place in range(len(line)) if how == "none" or place != spoiler]
+    for number, place in enumerate(places):
         scene.same((await scene.soon(holds[1 + place], f"turn {place}", 4.0)), [f"turn {place}"], "a turn")
         least = 0.3 * (number + 1) - 0.01
         scene.check(not ends_first or least <= scene.now - began < least + 0.2, f"turn {place} is late")
@@ -375,8 +449,8 @@ async def who_asks_first_has_a_device_first(scene: Scene) -> None:
         names = f"{scene.name}:{first}"
         scene.is_error(await holds[1 + spoiler], DeadlineExceeded, "one that was late", names)
     has = [each[2] for each in scene.seen("has")]
-    scene.same(has, ["first", *(f"turn {place}" for place in turns)], "who had the device, in order")
-    last = scene.group[line[turns[-1]]]
+    scene.same(has, ["first", *(f"turn {place}" for place in places)], "who had the device, in order")
+    last = scene.group[line[places[-1]]]
     scene.same(
         await scene.soon(last.act(_hold, "again", [6, 7], 0.0), "a free device", 0.5), ["again"], "a free device"
     )
@@ -438,8 +512,8 @@ async def the_close_of_a_group_frees_its_devices(scene: Scene) -> None:
     await asyncio.sleep(0.1)
     await scene.group.close()
     scene.same(await scene.soon(waiting, "one of another group", 1.0), ["theirs"], "one of another group")
-    for each in holding:
-        scene.is_error(await scene.soon(each, "a call of the closed group"), ClosedError, "a call of the closed group")
+    for call in holding:
+        scene.is_error(await scene.soon(call, "a call of the closed group"), ClosedError, "a call of the closed group")
     await others.close()
 
 
@@ -453,5 +527,5 @@ async def a_port_is_promised_once(scene: Scene) -> None:
     by_node: dict[int, list[int]] = {}
     for place, port in zip([scene.places[number // 3] for number in range(len(ports))], ports, strict=True):
         by_node.setdefault(place, []).append(port)
-    for node, each in by_node.items():
-        scene.same(len(set(each)), len(each), f"ports of node {node}")
+    for node, found in by_node.items():
+        scene.same(len(set(found)), len(found), f"ports of node {node}")
