@@ -109,6 +109,58 @@ async def receives_are_served_in_order_and_those_given_up_take_nothing(scene: Sc
         scene.same(found, [0, 1, 2, 3], "messages of the receives that stayed")
 
 
+async def _send_noting(self: Strict, group: str, rank: int, count: int, size: int) -> None:
+    works = [self.send(_message(number, size), group, rank, async_op=True) for number in range(count)]
+    for number, work in enumerate(works):
+        await work
+        self.note("sent", number)
+
+
+@promise(2, 3, env={"RLINF_MESSAGE_WINDOW_BYTES": "65536"})
+async def what_was_received_makes_room_for_what_waits(scene: Scene) -> None:
+    """A send that fits the window waits until the receiver has taken as much, and for no receive of its own."""
+    one, other = scene.two_ranks()
+    size, room = scene.rng.choice(((10_000, 6), (15_000, 4), (30_000, 2)))
+    sending = in_task(scene.group[one].act(_send_noting, scene.name, other, 14, size))
+    taken = 0
+    for count in (0, 1, scene.rng.choice((2, 3)), 2):
+        found = (await scene.group[other].act(_take, scene.name, one, count))[0]
+        scene.same(found, [*range(taken, taken + count)], "what was received")
+        taken += count
+        await asyncio.sleep(0.3)
+        sent = len(scene.seen("sent"))
+        # The receiver tells of room at once while something waits for it.
+        scene.same(sent, min(14, taken + room), f"messages of {size} bytes that have left, {taken} received")
+    scene.same(await scene.group[other].act(_take, scene.name, one, 14 - taken), [[*range(taken, 14)]], "the rest")
+    await scene.soon(sending, "the sends")
+
+
+async def _take_and_waver(self: Strict, group: str, rank: int, given_up: dict[int, int]) -> list[Any]:
+    """Have eight receives wait, and give some of them up, one after the other, as the messages come."""
+    tasks = [in_task(self.recv(group, rank, timeout=3.0)) for _ in range(8)]
+    await asyncio.sleep(0)
+    self.note("posted")
+    for index, count in given_up.items():
+        await (turns(count) if count < 20 else asyncio.sleep(count / 10_000))
+        tasks[index].cancel()
+    await asyncio.wait(tasks)
+    found = [task.result() for task in tasks if not task.cancelled()]
+    return [message[0] for message in found if isinstance(message, tuple)]  # else one was left over
+
+
+@promise(2, 3)
+async def a_message_on_its_way_goes_to_the_next_receive(scene: Scene) -> None:
+    """Whether its receive is given up before the content has come or just then, none is lost and none comes twice."""
+    one, other = scene.two_ranks()
+    plan = [(number, scene.rng.choice((70_000, 300_000, 1_000_000))) for number in range(5)]
+    given_up = {index: scene.rng.choice((0, 1, 3, 8, 20, 40, 80)) for index in scene.rng.sample(range(7), 3)}
+    sending = in_task(scene.group[one].act(_send, scene.name, other, plan, {}))
+    await asyncio.sleep(scene.rng.choice((0.0, 0.001, 0.2)))
+    (found,) = await scene.soon(scene.group[other].act(_take_and_waver, scene.name, one, given_up), "receives", 7.0)
+    scene.same(sorted(found), [0, 1, 2, 3, 4], "messages of the receives that stayed")
+    scene.same(await scene.soon(sending, "the sends"), [[None] * 5], "the sends")
+
+
 @promise(2, 3)
 async def a_receive_that_was_late_leaves_its_message(scene: Scene) -> None:
     one, other = scene.two_ranks()
