@@ -20,10 +20,10 @@ _TABLES: Final = (promises_of_calls, promises_of_messages, promises_of_restarts,
 
 
 def draw_promises(seed: int) -> list[Step]:
-    """Draw what a program shows at its end, by draws of their own: its other steps stay as they were."""
-    rng = random.Random(f"promises {seed}")
-    names = rng.sample(sorted(strict.PROMISES), 2)
-    return [Step(0.0, "promise", (name, rng.randrange(1 << 20))) for name in names]
+    """Draw two promises for the end of a program, each by draws of its own: one that is added moves few others."""
+    draws = {name: random.Random(f"{seed} {name}") for name in strict.PROMISES}
+    names = sorted(draws, key=lambda name: draws[name].random())[:2]
+    return [Step(0.0, "promise", (name, draws[name].randrange(1 << 20))) for name in names]
 
 
 class PromiseActs(Stage):
