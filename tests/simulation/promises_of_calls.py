@@ -52,9 +52,13 @@ async def results_come_as_the_table_says(scene: Scene) -> None:
     size = scene.size
     naps = [0.2 + 0.3 * place for place in scene.rng.sample(range(size), size)]
     handle = scene.group.stay(each([f"w{rank}" for rank in range(size)]), each(naps))
-    slot = scene.rank()
+    slot, began = scene.rank(), scene.now
     scene.same(await handle[slot], (slot, f"w{slot}"), f"handle[{slot}]")
-    order = [rank async for rank, _ in handle.as_completed()]
+    scene.check(scene.now - began < naps[slot] + 0.15, f"handle[{slot}] took {scene.now - began:.2f} s")
+    order = []
+    async for rank, _ in handle.as_completed():
+        order.append(rank)
+        scene.check(scene.now - began < max(naps[rank], naps[slot]) + 0.15, f"rank {rank} came late")
     scene.same(order, sorted(range(size), key=naps.__getitem__), "as_completed()")
     scene.same(await handle, [(rank, f"w{rank}") for rank in range(size)], "the results")
     ranks = scene.rng.sample(range(size), 2)
