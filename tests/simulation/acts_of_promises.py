@@ -9,13 +9,26 @@ from typing import Any, Final
 from rlinf_async import NodePlacementStrategy
 from rlinf_async._simulation.scheduler import SimulationError
 from tests.faults.judgement import Violation
-from tests.simulation import promises_of_calls, promises_of_messages, promises_of_restarts, promises_of_streams, strict
+from tests.simulation import (
+    promises_of_calls,
+    promises_of_locks,
+    promises_of_messages,
+    promises_of_restarts,
+    promises_of_streams,
+    strict,
+)
 from tests.simulation.stage import Stage
 from tests.simulation.step import Step
 
 _PATIENCE_S: Final = 300.0
 
-_TABLES: Final = (promises_of_calls, promises_of_messages, promises_of_restarts, promises_of_streams)
+_TABLES: Final = (
+    promises_of_calls,
+    promises_of_locks,
+    promises_of_messages,
+    promises_of_restarts,
+    promises_of_streams,
+)
 """Modules that fill ``PROMISES``."""
 
 
