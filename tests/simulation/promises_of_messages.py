@@ -254,6 +254,45 @@ async def messages_wait_for_a_rank_to_be_back(scene: Scene) -> None:
     scene.same(await scene.soon(sending, "the sends", 3.0), [[None] * 4], "the sends")
 
 
+@promise(2)
+async def a_death_is_told_to_whoever_waits_though_another_one_has_gone(scene: Scene) -> None:
+    """Groups wait for the same rank: the end of one of them ends no other one's watch."""
+    victim, names = scene.rank(), [f"{scene.name}-{number}" for number in range(3)]
+    groups = [await scene.launch(name, [scene.rng.randrange(scene.nodes)]) for name in names]
+    taking = [in_task(group.act(_take, scene.name, victim, 1, 60.0)) for group in groups]
+    await asyncio.sleep(0.2)
+    gone = scene.rng.randrange(3)
+    if scene.rng.random() < 0.5:
+        scene.sim.kill(names[gone], 0)
+    else:
+        await groups[gone].close()
+    await asyncio.sleep(scene.rng.choice((0.1, 0.5)))
+    await scene.die(victim)
+    for number in {0, 1, 2} - {gone}:
+        scene.same(await scene.soon(taking[number], "a receive"), [["WorkerDied"]], "a receive from the dead rank")
+        await groups[number].close()
+    await groups[gone].close()
+
+
+@promise(2)
+async def a_group_of_the_same_name_is_another_one(scene: Scene) -> None:
+    """A rank that had sent to a group, and received from it, does so with the next group of that name."""
+    name, ending = f"{scene.name}-next", scene.rng.choice(("closed", "dies"))
+    for number in range(2):
+        group = await scene.launch(name, [scene.rng.randrange(scene.nodes)])
+        there = in_task(group.act(_take, scene.name, 0, 1)) if number == 0 or scene.rng.random() < 0.5 else None
+        sends = in_task(scene.group[0].act(_send, name, 0, [(number, scene.rng.choice(SIZES))], {}))
+        await asyncio.sleep(0.2)
+        there = there or in_task(group.act(_take, scene.name, 0, 1))
+        scene.same(await scene.soon(sends, "a send", 4.0), [[None]], f"a send to group {number} of that name")
+        scene.same(await scene.soon(there, "a receive", 4.0), [[number]], "what came there")
+        if ending == "dies":
+            scene.sim.kill(name, 0)
+            await asyncio.sleep(0.5)
+        await group.close()
+        await asyncio.sleep(0.2)
+
+
 async def _send_later(self: Strict, group: str, rank: int, plan: list[Any], pause: float) -> list[Any]:
     """The call may have begun before the death, or begins once calls go on."""
     await asyncio.sleep(pause)
