@@ -64,6 +64,8 @@ class Handle(Work[list[R]]):
     _targets: Sequence[int] = ()
     _executions: Mapping[int, str] = MappingProxyType({})
     """By slot, how far the call had come on a worker that has died since, and in whose place another one is."""
+    _deaths: frozenset[tuple[Any, ...]] = frozenset()
+    """Slots, and the workers in these that have died and in whose place another one gets the call."""
     _again: Sequence[Any] | None = None
     """Its bodies, where it may be made again on the next incarnation of a rank that dies without an answer."""
 
@@ -174,11 +176,19 @@ class Handle(Work[list[R]]):
             tick._settle()
         return False
 
-    def _note_death(self, slot: int, report: dict[str, Any]) -> None:
-        """The call is made again there: what the worker that died has begun, its successor has not undone."""
+    def _note_death(self, slot: int, report: dict[str, Any]) -> bool:
+        """Note that the call is made again there: what the worker that died has begun, its successor has not undone.
+
+        Return False if that death was noted before: it is told twice where the worker's socket tells of it, too.
+        """
+        death = slot, report.get("node"), report.get("pid")
+        if death in self._deaths:
+            return False
+        self._deaths |= {death}
         execution = report.get("execution", "unknown")
         if self._executions.get(slot, "not started") == "not started":
             self._executions = {**self._executions, slot: execution}
+        return True
 
     def _fail(self, error: BaseException) -> None:
         """The call could not even be sent."""

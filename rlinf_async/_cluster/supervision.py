@@ -173,7 +173,8 @@ class Supervision:
                 members.release(held)
         await self._until(lambda: members.closed or not any(map(members.is_held, held)))
         for rank in ranks:
-            if members.restarts[rank] == before[rank]:
+            # One whose constructor has failed again was there for a moment.
+            if members.restarts[rank] == before[rank] or "reason" in members.deaths.get(rank, {}):
                 if members.closed:
                     raise ClosedError(f"group '{members.name}' was closed while it was restarted")
                 raise WorkerDied.from_exit_report(members.deaths[rank])

@@ -583,15 +583,18 @@ class Members:
             if node not in self.client.lost_nodes or not callee.restart_of(slot)[0]:
                 return False
             # A call that leaves while its node is lost is told so twice: as it leaves, and by the loss.
-            if not any(each is handler and at == slot for _, each, at in self._repeats):
-                handler._note_death(slot, {})
+            is_new = handler._note_death(slot, {"node": node})
+            if is_new and not any(each is handler and at == slot for _, each, at in self._repeats):
                 self._repeats.append((callee, handler, slot))
             if rank not in self._held and not self._was_lost(rank, node):
                 self._lose_rank(rank, node)  # the call has heard of it first
             return True
         if not facts.get("returns"):
             return False
-        handler._note_death(slot, facts)
+        # The daemon tells again of a call that its caller reports as the dead worker's socket ends.
+        # tests/simulation/test_sim_restarts.py::test_a_call_is_made_again_once_on_the_next_incarnation
+        if not handler._note_death(slot, facts):
+            return True
         self._repeats.append((callee, handler, slot))
         if self.endpoints is None:
             return True

@@ -85,7 +85,7 @@ def test_a_call_that_a_lost_node_had_is_made_again_for_a_rank_that_comes_back_el
     client.lost_nodes, client.closed = lost, None
     members.supervisor = SimpleNamespace()  # type: ignore[assignment]
     members.deaths, members._held = deaths, {1}  # type: ignore[assignment]
-    handler: Any = SimpleNamespace(_again=[None], _note_death=lambda slot, facts: None)
+    handler: Any = SimpleNamespace(_again=[None], _note_death=lambda slot, facts: True)
     callee = members.callee([0, 1])
     report = frames.pack([3, "its node was lost"])
     for _ in range(2):  # it may be told twice

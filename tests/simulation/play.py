@@ -24,6 +24,7 @@ from tests.simulation.acts_of_experiences import ExperienceActs
 from tests.simulation.acts_of_faults import FaultActs
 from tests.simulation.acts_of_losses import LossActs
 from tests.simulation.acts_of_methods import MethodActs
+from tests.simulation.acts_of_promises import PromiseActs
 from tests.simulation.acts_of_queues import QueueActs
 from tests.simulation.acts_of_streams import StreamActs
 from tests.simulation.acts_of_verdicts import VerdictActs, stuck_verdicts
@@ -68,7 +69,7 @@ class Report:
 
 class Play(
     CallActs, ClusterActs, ExchangeActs, CrewActs, ExperienceActs, MethodActs, QueueActs, StreamActs, VerdictActs,
-    LossActs, WaitingActs, FaultActs,
+    LossActs, WaitingActs, PromiseActs, FaultActs,
 ):  # fmt: skip
     """One program."""
 
@@ -125,6 +126,7 @@ class Play(
             await self.pass_time(lambda meets: meets == "message", PATIENCE_S)
             if not self.node_died:
                 await self.make_sure()
+                await self.keep_promises()
             await self.finish()
             # A dial that began while no way was there takes its time.
             quiet_since = max(self.sim.scheduler.now, self.sim.fabric.recovers_at + 10)

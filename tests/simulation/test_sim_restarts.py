@@ -292,3 +292,53 @@ def test_who_waits_for_a_rank_that_is_lost_is_not_told_that_it_is_started_again(
     assert not returns
     assert "it is started again" not in text
     assert "restart     it died more than 1 time within 600 s, and is not started again" in text
+
+
+class Counting(Worker):
+    @idempotent
+    async def count(self) -> int:
+        NOTES.append((self._rank, 0, "begun"))
+        await asyncio.sleep(1.0)
+        return self._rank
+
+
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1]])
+def test_a_call_is_made_again_once_on_the_next_incarnation(nodes: list[int]) -> None:
+    """The daemon tells of the death, and again when the end of the worker's socket has its caller report the call."""
+    NOTES.clear()
+    sim = SimCluster(nodes=2, seed=1)
+
+    async def main() -> Any:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = Counting.create_group().launch(cluster, NodePlacementStrategy(nodes), name="c", restart="rank")
+            await group
+            call = group.count()
+            await asyncio.sleep(0.3)
+            sim.kill("c", 0)
+            return await call
+
+    assert sim.run(main) == [0, 1]
+    assert sorted(NOTES) == [(0, 0, "begun"), (0, 0, "begun"), (1, 0, "begun")]
+
+
+class Refusing(Worker):
+    def __init__(self) -> None:
+        super().__init__()
+        NOTES.append((self._rank, 0, "begun"))
+        if len(NOTES) > 1:
+            raise LookupError("a constructor that fails again")
+
+
+def test_a_restart_by_hand_whose_constructor_fails_for_good_says_so() -> None:
+    NOTES.clear()
+    sim = SimCluster(nodes=1, seed=1)
+
+    async def main() -> None:
+        async with Cluster(log_to_driver=False) as cluster:
+            place = NodePlacementStrategy([0])
+            group = Refusing.create_group().launch(cluster, place, name="r", restart="rank", max_restarts=1)
+            await group
+            with pytest.raises(WorkerDied, match="a constructor that fails again"):
+                await group.restart(0)
+
+    sim.run(main)
