@@ -314,7 +314,10 @@ class Exchange:
             if peer is not None and peer.is_watched:
                 start((peer,))
                 return
-        self._search(operation, list(members), [], start, receives)
+        # A message that a member has sent to this worker alone is none of a broadcast: that waits for a rank to return.
+        # tests/_messaging/test_moments.py::
+        # test_a_broadcast_waits_for_a_rank_that_returns_whatever_that_has_sent_before
+        self._search(operation, list(members), [], start, receives and len(members) == 1)
 
     def _search(
         self,
@@ -341,7 +344,7 @@ class Exchange:
                 # What is given up while a name is looked for must not be sent by the answer, which comes all the same:
                 # tests/_messaging/test_mailbox.py::test_what_is_given_up_while_it_waits_for_a_name_is_never_sent
                 def look(roster: Roster | None, error: Exception | None) -> None:
-                    if not operation.done() and self._look(operation, missing, found, roster, error):
+                    if not operation.done() and self._look(operation, missing, found, roster, error, after):
                         self._search(operation, missing, found, start, receives)
 
                 names.find(member.group, look, member.rank, after)
@@ -360,8 +363,13 @@ class Exchange:
         found: list[Peer],
         roster: Roster | None,
         error: Exception | None,
+        after: int,
     ) -> bool:
-        """Finds the first of the missing in its group's roster."""
+        """Finds the first of the missing in its group's roster.
+
+        Args:
+            after: the endpoint with which that rank had ended when the roster was asked for, or 0.
+        """
         member = missing.pop(0)
         if roster is None:
             before = self._mailbox.peers.named(*member)
@@ -376,8 +384,14 @@ class Exchange:
             return False
         peers = self._mailbox.peers
         peers.introduced(endpoint, member.group, member.rank, node, pid)
-        peer = peers.at(endpoint)
+        peer = peers.named(*member) or peers.at(endpoint)  # the rank may be back under another one already
         peer.is_supervised = roster.is_supervised(member.rank)
+        if peer.returns and peer.endpoint != after:
+            # It has died since the roster was asked for, which does not tell whether the rank comes back.
+            # tests/_messaging/test_moments.py::
+            # test_who_waits_for_a_rank_to_return_is_not_told_of_its_end_by_an_earlier_lookup
+            missing.insert(0, member)
+            return True
         if peer.returns:  # the same as before: it does not come back
             peers.is_lost(peer)
         found.append(peer)

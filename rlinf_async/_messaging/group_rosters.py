@@ -101,6 +101,11 @@ class Names:
         is_new = False
         key = _key(group, rank, after)
         with self._lock:
+            if not after:
+                # Others may wait for the rank to return, which has introduced itself before its group's owner said so.
+                # tests/_messaging/test_moments.py::
+                # test_those_who_wait_for_a_rank_keep_their_order_when_it_speaks_before_its_return_is_told
+                key = next((other for other in self._lookups if other[:2] == (group, rank)), key)
             lookup = self._lookups.get(key)
             roster = self._rosters.get(group)
             if lookup is None and (roster is None or roster.lacks(rank) or (after and roster.has(rank, after))):

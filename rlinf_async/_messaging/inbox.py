@@ -87,7 +87,7 @@ class Inbox:
         stream = self._stream(source, stream_id, receives=True)
         arrivals = stream.arrivals
         receiving.withdraw = lambda error: self._act(stream, arrivals.cancel, receiving)
-        receiving.back = lambda message: self._act(stream, arrivals.give_back, message)
+        receiving.back = functools.partial(self._give_back, stream)
         if others:
             with self._lock:
                 stream.others.update(others)
@@ -100,6 +100,13 @@ class Inbox:
             gone = source
         if gone is not None:
             self._fail(stream, gone)
+
+    def _give_back(self, stream: _ReceiveStream, message: Message) -> None:
+        # The peer may have ended since, and its stream, on which nothing was left, is gone from the table.
+        # tests/_messaging/test_moments.py::
+        # test_the_last_words_of_a_dead_peer_go_back_when_their_receive_is_cancelled
+        self._streams[stream.source.endpoint, stream.id] = stream
+        self._act(stream, stream.arrivals.give_back, message)
 
     def _act(self, stream: _ReceiveStream, decide: Callable[..., list[Step]], *facts: Any) -> None:
         """Does what the stream's state decides, and what follows from it."""
