@@ -343,11 +343,14 @@ class Exchange:
 
                 # What is given up while a name is looked for must not be sent by the answer, which comes all the same:
                 # tests/_messaging/test_mailbox.py::test_what_is_given_up_while_it_waits_for_a_name_is_never_sent
-                def look(roster: Roster | None, error: Exception | None) -> None:
+                def look(roster: Roster | None, error: Exception | None, after: int = after) -> None:
                     if not operation.done() and self._look(operation, missing, found, roster, error, after):
                         self._search(operation, missing, found, start, receives)
 
+                operation.withdraw = lambda error: names.leave(look)
                 names.find(member.group, look, member.rank, after)
+                if operation.done():  # given up meanwhile, by another thread
+                    names.leave(look)
                 return
             found.append(peer)
             del missing[0]

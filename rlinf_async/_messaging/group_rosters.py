@@ -125,6 +125,13 @@ class Names:
                 self._client.later(self._patience, lambda: self._give_up(key, lookup))
         return False
 
+    def leave(self, on_roster: OnRoster) -> None:
+        """It is not called any more, unless it is being called; the names may be long in coming."""
+        with self._lock:
+            for lookup in self._lookups.values():
+                if on_roster in lookup.waiting:
+                    lookup.waiting.remove(on_roster)
+
     def is_pending(self, group: str, rank: int) -> bool:
         """Whether a lookup waits for it."""
         if not self._lookups:

@@ -147,7 +147,39 @@ class Taking(Protocol):
         """The result, in the thread of its waiter."""
 
 
-class Receiving(Operation[T]):
+class Returnable(Work[T]):
+    """A work whose outcome goes back if its last waiter is cancelled before it has it."""
+
+    _interested = 0
+
+    def _return(self) -> None:
+        """Gives the outcome back, if it is here and nobody is interested in it or has had it."""
+        raise NotImplementedError
+
+    def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
+        self._interested += 1
+        try:
+            yield from super()._waiting(abandon=abandon)
+        except BaseException:
+            self._interested -= 1
+            if abandon:
+                self._return()
+            raise
+        self._interested -= 1
+
+    def _wait_for_thread(self, timeout: float | None) -> None:
+        self._interested += 1
+        try:
+            super()._wait_for_thread(timeout)
+        finally:
+            self._interested -= 1
+
+    def _lose_interest(self) -> None:
+        super()._lose_interest()
+        self._return()
+
+
+class Receiving(Returnable[T], Operation[T]):
     """A receive; done when its message has been delivered to it.
 
     Its waiter has it once a wait returns.  If the last waiter is cancelled before that, the message goes back
@@ -164,7 +196,6 @@ class Receiving(Operation[T]):
         self.taking = taking
         self.back: Callable[[Message], None] | None = None
         self._message: Message | None = None
-        self._interested = 0
 
     def deliver(self, message: Message) -> bool:
         """The message is this one's.  False if it has been given up, and the message is to go back.
@@ -199,30 +230,7 @@ class Receiving(Operation[T]):
                         self._error = error
         return super()._result()
 
-    def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
-        self._interested += 1
-        try:
-            yield from super()._waiting(abandon=abandon)
-        except BaseException:
-            self._interested -= 1
-            if abandon:
-                self._return()
-            raise
-        self._interested -= 1
-
-    def _wait_for_thread(self, timeout: float | None) -> None:
-        self._interested += 1
-        try:
-            super()._wait_for_thread(timeout)
-        finally:
-            self._interested -= 1
-
-    def _lose_interest(self) -> None:
-        super()._lose_interest()
-        self._return()
-
     def _return(self) -> None:
-        """The waiter was cancelled when the message was here and not yet its own."""
         with self._lock:
             message = None if self._interested else self._message
             if message is None:

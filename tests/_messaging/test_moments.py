@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,12 +13,9 @@ import torch
 from rlinf_async._core import frames
 from rlinf_async._core.operations import FindGroup, Operation
 from rlinf_async._messaging import peers
-from rlinf_async._messaging.message_content import Payload
-from rlinf_async._messaging.operation import Receiving
 from rlinf_async._messaging.state import message_facts
-from rlinf_async._transports import transport_choice
-from rlinf_async.errors import ClosedError, TransferFailed
-from tests._support.fake_exchanges import FakeLink, Network, cancelled
+from rlinf_async.errors import ClosedError
+from tests._support.fake_exchanges import FakeLink, Network
 
 BIG = torch.arange(600_000)
 REPORT = {"group": "b", "rank": 0, "node": "n", "pid": 100, "verdict": "was killed by SIGKILL"}
@@ -70,6 +68,19 @@ async def test_the_last_words_of_a_dead_peer_go_back_when_their_receive_is_cance
     assert network.a.recv("b", 0, None, None).wait(0) == "last words"
 
 
+def test_what_is_given_up_while_it_waits_for_a_name_is_not_kept_for_the_answer(network: Network) -> None:
+    network.names.discard("b")
+    sending = network.a.send(torch.ones(50_000), "b", 0, None, None, None)
+    other = network.a.send("other", "b", 0, None, None, None)
+    alive = weakref.ref(sending.payload)
+    sending.give_up(ClosedError("enough"))
+    del sending
+    gc.collect()
+    assert alive() is None
+    network.publish("b")
+    assert other.done()
+
+
 # -- a rank that returns --------------------------------------------------------------------------------------------
 
 
@@ -82,7 +93,7 @@ def test_who_waits_for_a_rank_to_return_is_not_told_of_its_end_by_an_earlier_loo
     other = network.a.send("for rank 0 as well", "b", 1, None, None, None)  # has the name looked up
     sending = network.a.send("value", "b", 0, None, None, None)  # waits behind it
     ended(network, returns=True)
-    stale = network.roster("b") + [entry_of(frames.endpoint(1, 9))]
+    stale = [*network.roster("b"), entry_of(frames.endpoint(1, 9))]
     (lookup,) = network.lookups.pop("b")
     lookup._settle(stale)
     assert other.done()
