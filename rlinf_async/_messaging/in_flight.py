@@ -54,6 +54,11 @@ class SendStream:
         """The receivers are all on this node."""
         self.other_nodes = len({peer.node for peer in receivers} - {node})
         self.window: SendWindow[InFlight] = SendWindow(peer.endpoint for peer in receivers)
-        self.order = threading.Lock()
-        """Held from a message's number to its frame, which leave in one order."""
+        self.order = threading.RLock()
+        """Held from a message's number to its frame, which leave in one order.
+
+        It is reentrant: where a link refuses a message at once, that goes another way and is done before the lock is
+        released, and its ``then`` may send the next one.
+        tests/_messaging/test_moments.py::test_who_sends_again_when_a_send_is_done_may_do_so_while_that_leaves
+        """
         self.open: dict[int, InFlight] = {}

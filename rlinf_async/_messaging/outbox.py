@@ -242,12 +242,12 @@ class Outbox:
         start = (message_facts.CONTENT, stream.id, number, 0)
         same_node = all(peer.node == node_of(self._peers.me) for peer in peers)
         transport = transport_choice.choose(sending.payload.nbytes, same_node=same_node, direct=False)
-        if transport != transport_choice.IN_FRAME:
-            self._by_link(stream, in_flight, peers, transport, start)
-            return
-        in_flight.certain = {*in_flight.certain, *(peer.endpoint for peer in peers)}
-        in_flight.by_gpu = False
         try:
+            if transport != transport_choice.IN_FRAME:
+                self._by_link(stream, in_flight, peers, transport, start)
+                return
+            in_flight.certain = {*in_flight.certain, *(peer.endpoint for peer in peers)}
+            in_flight.by_gpu = False
             packed = self._pack(stream, in_flight)
         except Exception as error:
             sending.give_up(error)
@@ -291,8 +291,9 @@ class Outbox:
     def on_relay(self, source: Peer, stream_id: Any, number: int, *words: Any) -> None:
         stream = self._find(source.endpoint, stream_id)
         in_flight = None if stream is None else stream.open.get(number)
-        if in_flight is not None and in_flight.relay is not None:
-            in_flight.relay.hear(source, *words)
+        relay = None if in_flight is None else in_flight.relay  # looked at once: another thread may end it
+        if relay is not None:
+            relay.hear(source, *words)
 
     def forget(self, stream_id: Any) -> None:
         """Lets go of a stream on which nothing more is sent."""
@@ -318,6 +319,10 @@ class Outbox:
             self._take_back(stream, in_flight, error)
 
     def _take_back(self, stream: SendStream, in_flight: InFlight, error: Exception) -> None:
+        self._retract(stream, in_flight, error)
+        self._go_on(stream)
+
+    def _retract(self, stream: SendStream, in_flight: InFlight, error: Exception) -> None:
         number = in_flight.number
         with self._lock:
             stream.open.pop(number, None)
@@ -352,8 +357,7 @@ class Outbox:
         if stream is not None:
             with self._lock:
                 leaving = stream.window.received(source.endpoint, total)
-            for in_flight in leaving:
-                self._go(stream, in_flight)
+            self._go_on(stream, leaving)
 
     def on_grant(self, source: Peer, stream_id: Any, number: int) -> None:
         stream = self._find(source.endpoint, stream_id)
@@ -361,7 +365,19 @@ class Outbox:
             with self._lock:
                 in_flight = stream.window.granted(source.endpoint, number)
             if in_flight is not None:
+                self._go_on(stream, [in_flight])
+
+    def _go_on(self, stream: SendStream, leaving: Sequence[InFlight] = ()) -> None:
+        """Sends the content of these messages, and of those behind them that have room without them."""
+        # No word of a receiver would make those behind a message leave that was withdrawn, or could not be packed.
+        # tests/_messaging/test_moments.py::test_those_behind_a_message_that_does_not_leave_have_its_room
+        while True:
+            for in_flight in leaving:
                 self._go(stream, in_flight)
+            with self._lock:
+                leaving = stream.window.leaving()
+            if not leaving:
+                return
 
     def _go(self, stream: SendStream, in_flight: InFlight) -> None:
         """The content of what was announced."""
@@ -375,7 +391,8 @@ class Outbox:
         except Exception as error:
             with self._lock:
                 stream.window.undo(in_flight)
-            sending.give_up(error)
+            if sending.fail(error):
+                self._retract(stream, in_flight, error)
         self._settle(stream, in_flight)
 
     def on_taken(self, source: Peer, stream_id: Any, number: int) -> None:
@@ -398,13 +415,15 @@ class Outbox:
         if stream is None:
             return
         in_flight = stream.open.get(number)
-        if in_flight is not None and in_flight.relay is not None:  # the others are to have it all the same
-            in_flight.relay.give_up(TransferFailed(f"{source.label} cannot receive it"))
+        relay = None if in_flight is None else in_flight.relay
+        if relay is not None:  # the others are to have it all the same
+            relay.give_up(TransferFailed(f"{source.label} cannot receive it"))
         with self._lock:
             in_flight = stream.open.pop(number, None)
             waited = stream.window.withdraw(number)
         if waited and len(stream.receivers) > 1:
             self._peers.post(stream.receivers, (message_facts.WITHDRAW, stream.id, number))
+        self._go_on(stream)
         text = f"{source.label} could not receive a message: {why}"
         if in_flight is None or not in_flight.sending.fail(ValueError(text)):
             logger.warning("%s", text)  # its operation was done when it left

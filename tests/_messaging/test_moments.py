@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -11,10 +12,19 @@ import pytest
 import torch
 
 from rlinf_async._core import frames
+from rlinf_async._core.failures import pack_error
 from rlinf_async._core.operations import FindGroup, Operation
 from rlinf_async._messaging import peers
+from rlinf_async._messaging.in_flight import InFlight
+from rlinf_async._messaging.message_content import Payload, encode
+from rlinf_async._messaging.operation import Sending
+from rlinf_async._messaging.peer import Peer
+from rlinf_async._messaging.relayed_broadcast import END, HOST, RelayedBroadcast
 from rlinf_async._messaging.state import message_facts
-from rlinf_async.errors import ClosedError
+from rlinf_async._messaging.state.relay_plan import LANDED, ROOM
+from rlinf_async._transports import transport_choice
+from rlinf_async.errors import ClosedError, TransferFailed
+from rlinf_async.work import Work
 from tests._support.fake_exchanges import FakeLink, Network
 
 BIG = torch.arange(600_000)
@@ -154,3 +164,149 @@ async def test_a_broadcast_waits_for_a_rank_that_returns_whatever_that_has_sent_
     ended(network, returns=True)
     receiving = network.a.broadcast(None, [("b", 0), ("a", 0)], None, None, None)
     assert not receiving.done()
+
+
+# -- a send that fails on its way -----------------------------------------------------------------------------------
+
+
+def test_a_message_that_cannot_be_sent_again_fails_its_send(
+    network: Network, links: list[FakeLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Payload) -> None:
+        raise MemoryError("none")
+
+    sending = network.a.send(BIG, "b", 0, None, None, None)
+    network.deliver()
+    monkeypatch.setattr(transport_choice, "fits", lambda nbytes: False)  # by a link once more
+    monkeypatch.setattr(Payload, "parts", refuse)
+    links[1].received[1]._settle(error=TransferFailed("cut"))
+    network.deliver()
+    with pytest.raises(MemoryError, match="none"):
+        sending.wait(0)
+
+
+@near
+@pytest.mark.parametrize(("end", "last"), [("cannot be packed", 5), ("is given up", 2)])
+def test_those_behind_a_message_that_does_not_leave_have_its_room(
+    network: Network, monkeypatch: pytest.MonkeyPatch, end: str, last: int
+) -> None:
+    sizes = [5, 5, last]  # in 8 MiB; the window has 8 of them
+    first, second, third = (
+        network.a.send(torch.zeros(size << 20, dtype=torch.float64), "b", 0, None, None, None) for size in sizes
+    )
+    network.deliver()
+    assert [work.done() for work in (first, second, third)] == [True, False, False]
+    if end == "is given up":
+        second.give_up(ClosedError("enough"))
+    else:
+        pack = Payload.pack
+
+        def refuse(payload: Payload) -> Any:
+            if payload is second.payload:
+                raise MemoryError("none")
+            return pack(payload)
+
+        monkeypatch.setattr(Payload, "pack", refuse)
+        network.b.recv("a", 0, None, None).wait(0)
+        network.deliver()
+        with pytest.raises(MemoryError, match="none"):
+            second.wait(0)
+    assert third.done()
+    network.deliver()
+    if end == "is given up":
+        network.b.recv("a", 0, None, None).wait(0)
+    assert network.b.recv("a", 0, None, None).wait(0).numel() == last << 20
+
+
+def test_who_sends_again_when_a_send_is_done_may_do_so_while_that_leaves(
+    network: Network, links: list[FakeLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link that refuses at once has the message done by the daemons before its first try has come to its end."""
+
+    class Refusing(FakeLink):
+        def send(self, *_: Any) -> Work[None]:
+            failed: Work[None] = Work()
+            failed._settle(error=TransferFailed("refused"))
+            return failed
+
+    monkeypatch.setattr(peers, "make_link", lambda name, *args: Refusing(*args))
+    network.a.send("hello", "b", 0, None, None, None)
+    peer = network.a._mailbox.peers.at(network.endpoints["b"])
+    kept = Sending("send() to", peer, None, encode(BIG, None))  # as by an emulated link
+    following = kept.then(network.a.send, "next", "b", 0, None, None, None)
+    leaving = threading.Thread(target=network.a._mailbox.outbox.send, args=(kept, (peer,), 0), daemon=True)
+    leaving.start()
+    leaving.join(5)
+    assert following.done()
+    network.deliver()
+    received = [network.b.recv("a", 0, None, None).wait(0) for _ in range(3)]
+    assert [received[0], received[2]] == ["hello", "next"]
+    assert torch.equal(received[1], BIG)
+
+
+def test_a_word_of_a_host_whose_relay_ends_at_that_moment_is_heard_by_nobody(network: Network) -> None:
+    class Ending(InFlight):
+        """Another thread ends its relay as soon as it has been looked at."""
+
+        __slots__ = ("shown",)
+
+        @property
+        def relay(self) -> Any:
+            relay, self.shown = self.shown, None
+            return relay
+
+        @relay.setter
+        def relay(self, relay: Any) -> None:
+            self.shown = relay
+
+    class Relay:
+        heard: list[Any] = []  # noqa: RUF012
+
+        def hear(self, *words: Any) -> None:
+            self.heard.append(words)
+
+        give_up = hear
+
+    network.a.send("hello", "b", 0, None, None, None)
+    outbox, peer = network.a._mailbox.outbox, network.a._mailbox.peers.at(network.endpoints["b"])
+    stream = outbox._find(peer.endpoint, 0)
+    assert stream is not None
+    for number, hear in enumerate([outbox.on_relay, outbox.on_refused], 7):
+        sending = Sending("broadcast() to", peer, None, Payload(message_facts.OBJECT, None, b""))
+        stream.open[number] = Ending(sending, [peer])
+        stream.open[number].relay = Relay()
+        hear(peer, 0, number, "words")
+    assert len(Relay.heard) == 2
+
+
+def test_a_broadcast_that_ends_while_its_relay_begins_again_leaves_no_host_behind() -> None:
+    """The content for the daemons cannot be packed, and the hosts behind the one that failed were to begin again."""
+
+    class Carrier:
+        error = None
+
+        def __init__(self, number: int) -> None:
+            self.node = self.address = number
+            self.label, self.link, self.peer = f"host {number}", self, Peer(number)
+            self.said: list[Any] = []
+
+        def say(self, *words: Any) -> None:
+            self.said.append(words[0])
+
+        def send_tensor(self, piece: memoryview, line: int) -> Work[None]:
+            return Work()
+
+        def forget(self) -> None: ...
+
+        def later(self, seconds: float, callback: Any) -> None: ...
+
+    carriers = [Carrier(number) for number in (1, 2, 3)]
+    broadcast = RelayedBroadcast(carriers, lambda peers, memory, error: broadcast.close())  # type: ignore[arg-type]
+    broadcast.start(memoryview(bytearray(3 << 20)))
+    line = broadcast._relay.plan._machines[1].line
+    broadcast.hear(carriers[0].peer, ROOM, 1, line)
+    broadcast.hear(carriers[0].peer, LANDED, 1, pack_error(MemoryError("none")), None, line)
+    for carrier in carriers:
+        hosts = [word for word in carrier.said if word in (HOST, END)]
+        assert hosts[-1] == END
+        assert hosts.count(HOST) == hosts.count(END)
