@@ -166,6 +166,26 @@ async def test_a_broadcast_waits_for_a_rank_that_returns_whatever_that_has_sent_
     assert not receiving.done()
 
 
+@pytest.mark.parametrize("first", ["its end", "its return"])
+def test_nothing_is_kept_of_a_process_whose_rank_is_back(network: Network, first: str) -> None:
+    """Nobody can receive it: its name means another process."""
+    groups = [("a", 0), ("b", 0)]
+    network.b.send(torch.ones(50_000), "a", 0, None, None, None)
+    network.b.broadcast(torch.ones(50_000), groups, ("b", 0), None, None)
+    network.a.broadcast(None, groups, ("b", 0), None, None)
+    network.deliver()
+    network.b.broadcast(torch.ones(50_000), groups, ("b", 0), None, None)
+    network.deliver()
+    back = frames.endpoint(1, 7)
+    if first == "its end":
+        ended(network, returns=True)
+        returned(network, back)
+    else:  # it speaks before the end of the other one is told
+        network.a._mailbox._on_facts(back, (message_facts.INTRODUCE, "b", 0, "n", 101), b"", [])
+        ended(network, returns=True)
+    assert repr(network.a._mailbox.inbox) == "<Inbox 0 streams>"
+
+
 # -- a send that fails on its way -----------------------------------------------------------------------------------
 
 
