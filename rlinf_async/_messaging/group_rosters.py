@@ -8,11 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 from rlinf_async import settings
+from rlinf_async._client import far_side
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.requests import Request
 from rlinf_async._core import operations
 from rlinf_async._core.root_cause import fold_ranks
+from rlinf_async._inspection.state.run_report import Target, TargetKind
+from rlinf_async._waits import slow_waits
 from rlinf_async.errors import DeadlineExceeded
+from rlinf_async.work import Work
 
 
 class Roster:
@@ -187,3 +191,28 @@ class Names:
                     return
                 on_roster = lookup.waiting.popleft()
             on_roster(roster, error)
+
+
+class Finding(Work[int]):
+    """A group is looked for."""
+
+    _kind = "name"
+
+    def __init__(self, client: NodeClient, group: str, names: Names) -> None:
+        super().__init__()
+        self._client = client
+        self._group = group
+        self._names = names
+
+    def _expire(self) -> None:
+        assert self._timeout is not None
+        self._names.late(self._group, self._timeout, lambda error: self._settle(error=error))
+
+    def _describe(self) -> str:
+        return f"a group named '{self._group}'"
+
+    def _far_side(self) -> Work[str]:
+        return far_side.name(self._client, self._group)
+
+    def _needs(self) -> slow_waits.Needs:
+        return [Target(TargetKind.NAME, name=self._group)], True

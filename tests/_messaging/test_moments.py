@@ -156,14 +156,21 @@ def test_those_who_wait_for_a_rank_keep_their_order_when_it_speaks_before_its_re
     assert [b"first" in body for body in sent] == [True, False]
 
 
-async def test_a_broadcast_waits_for_a_rank_that_returns_whatever_that_has_sent_before(network: Network) -> None:
+@pytest.mark.parametrize("what", ["a broadcast", "a line of the framework's own"])
+def test_whatever_a_rank_has_sent_before_its_death_others_than_its_receives_wait_for_its_return(
+    network: Network, what: str
+) -> None:
     network.supervised = {"b"}
     network.b.send("before its death", "a", 0, None, None, None)
     network.deliver()
     network.names.discard("b")
     ended(network, returns=True)
-    receiving = network.a.broadcast(None, [("b", 0), ("a", 0)], None, None, None)
+    if what == "a broadcast":
+        receiving = network.a.broadcast(None, [("b", 0), ("a", 0)], None, None, None)
+    else:
+        receiving = network.a.recv("b", 0, None, None, "weights")
     assert not receiving.done()
+    assert network.a.recv("b", 0, None, None).wait(0) == "before its death"
 
 
 @pytest.mark.parametrize("first", ["its end", "its return"])
