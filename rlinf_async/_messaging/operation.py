@@ -222,12 +222,15 @@ class Receiving(Returnable[T], Operation[T]):
     def _result(self) -> T:
         if self._message is not None:
             with self._lock:
-                message, self._message = self._message, None
-                if message is not None:
+                # It is let go of last: another waiter's thread that finds none takes the value, which has to be there.
+                # tests/_messaging/test_operation.py::
+                # test_who_asks_for_the_result_while_another_thread_rebuilds_it_has_the_same
+                if self._message is not None:
                     try:
-                        self._value = self.taking.value(message)
+                        self._value = self.taking.value(self._message)
                     except Exception as error:
                         self._error = error
+                    self._message = None
         return super()._result()
 
     def _return(self) -> None:

@@ -348,6 +348,8 @@ class Outbox:
             stream.open.clear()
         for in_flight in messages:
             in_flight.end_relay()
+            for link in in_flight.links:  # also to those who live: what is sent may change from now on
+                link.discard(copy_of(error))
             in_flight.sending.fail(copy_of(error))
 
     # -- what receivers say -------------------------------------------------------------------------------------

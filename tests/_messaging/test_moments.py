@@ -306,6 +306,23 @@ def test_a_word_of_a_host_whose_relay_ends_at_that_moment_is_heard_by_nobody(net
     assert len(Relay.heard) == 2
 
 
+def test_the_death_of_one_receiver_ends_the_transfers_to_the_others(
+    network: Network, links: list[FakeLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The send has failed, so what they would get may change while it leaves."""
+    monkeypatch.setattr(transport_choice, "fits", lambda nbytes: False)
+    network.a.send("hello", "b", 0, None, None, None)
+    outbox, other = network.a._mailbox.outbox, network.a._mailbox.peers
+    receivers = [other.at(network.endpoints["b"]), other.at(frames.endpoint(2, 8))]
+    sending = Sending("broadcast() to", "them", None, encode(BIG, None))
+    outbox.send(sending, receivers, b"stream")
+    receivers[1].error = ClosedError("gone")
+    outbox.fail(receivers[1])
+    assert sending.done()
+    assert [len(link.discarded) for link in links] == [1, 1]
+    network.frames.clear()
+
+
 def test_a_broadcast_that_ends_while_its_relay_begins_again_leaves_no_host_behind() -> None:
     """The content for the daemons cannot be packed, and the hosts behind the one that failed were to begin again."""
 
