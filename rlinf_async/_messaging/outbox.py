@@ -198,20 +198,17 @@ class Outbox:
                 self._peers.later(timeout, functools.partial(self._give_up_gpu_link, stream, number, peer, link))
             in_flight.attempts += 1
             transfer = next(peer.transfers)
-            in_flight.links.append(link)
+            in_flight.links.append((link, transfer))
             self._peers.post((peer,), (*start, [transport, transfer, sizes, *places]), body, fds)
             work = link.send(transfer, buffers)
             work._follow(functools.partial(self._sent_by_link, stream, in_flight, peer, work))
         if in_flight.awaited and number not in stream.open:  # withdrawn meanwhile: no receiver will fetch it
-            for link in in_flight.links:
-                link.discard(ClosedError(f"{in_flight.sending._describe()} was withdrawn"))
+            in_flight.end_transfers(ClosedError(f"{in_flight.sending._describe()} was withdrawn"))
 
     def _sent_by_link(self, stream: SendStream, in_flight: InFlight, peer: Peer, work: Any) -> None:
         """Its success is the receiver's to tell; a failure may be known here alone."""
-        try:
-            work._result()
-        except Exception as error:
-            self._again(stream, in_flight, (peer,), error)
+        if work._error is not None:  # not raised: its traceback would keep what was sent until the collector comes
+            self._again(stream, in_flight, (peer,), work._error)
 
     def _give_up_gpu_link(self, stream: SendStream, number: int, peer: Peer, link: Any) -> None:
         in_flight = stream.open.get(number)
@@ -310,6 +307,10 @@ class Outbox:
         if in_flight.number in stream.open:
             with self._lock:
                 stream.open.pop(in_flight.number, None)
+        if in_flight.links:
+            # One that its receiver does not ask for, as it has the message already, would be kept for good.
+            # tests/_messaging/test_moments.py::test_a_transfer_that_nobody_asks_for_ends_with_its_message
+            in_flight.end_transfers(ClosedError(f"{in_flight.sending._describe()} is done"))
         if in_flight.relay is not None:
             in_flight.end_relay()
 
@@ -329,8 +330,7 @@ class Outbox:
             waiting = stream.window.withdraw(number)
         self._peers.post(stream.receivers, (message_facts.WITHDRAW, stream.id, number))
         if not waiting:
-            for link in in_flight.links:
-                link.discard(error)
+            in_flight.end_transfers(error)
         in_flight.end_relay()
 
     def fail(self, peer: Peer) -> None:
@@ -348,8 +348,7 @@ class Outbox:
             stream.open.clear()
         for in_flight in messages:
             in_flight.end_relay()
-            for link in in_flight.links:  # also to those who live: what is sent may change from now on
-                link.discard(copy_of(error))
+            in_flight.end_transfers(error)  # also to those who live: what is sent may change from now on
             in_flight.sending.fail(copy_of(error))
 
     # -- what receivers say -------------------------------------------------------------------------------------
@@ -426,6 +425,8 @@ class Outbox:
         if waited and len(stream.receivers) > 1:
             self._peers.post(stream.receivers, (message_facts.WITHDRAW, stream.id, number))
         self._go_on(stream)
+        if in_flight is not None:
+            in_flight.end_transfers(TransferFailed(f"{source.label} does not want it"))
         text = f"{source.label} could not receive a message: {why}"
         if in_flight is None or not in_flight.sending.fail(ValueError(text)):
             logger.warning("%s", text)  # its operation was done when it left

@@ -23,6 +23,7 @@ from rlinf_async._messaging.relayed_broadcast import END, HOST, RelayedBroadcast
 from rlinf_async._messaging.state import message_facts
 from rlinf_async._messaging.state.relay_plan import LANDED, ROOM
 from rlinf_async._transports import transport_choice
+from rlinf_async._transports.inline import InlineLink
 from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.work import Work
 from tests._support.fake_exchanges import FakeLink, Network
@@ -304,6 +305,38 @@ def test_a_word_of_a_host_whose_relay_ends_at_that_moment_is_heard_by_nobody(net
         stream.open[number].relay = Relay()
         hear(peer, 0, number, "words")
     assert len(Relay.heard) == 2
+
+
+def test_sends_that_are_given_up_cost_others_by_the_same_link_nothing(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport_choice, "fits", lambda nbytes: False)  # in pieces
+    monkeypatch.setattr(InlineLink, "_begin", lambda *_: None)  # they are under way until the last one is given up
+    sends = [network.a.send(torch.full((50_000,), number), "b", 0, None, None, None) for number in range(8)]
+    network.deliver()
+    for sending in sends[:-1]:
+        sending.give_up(ClosedError("enough"))
+        network.deliver()
+    assert not sends[-1].done()
+    monkeypatch.undo()
+    (link,) = network.a._mailbox.peers.at(network.endpoints["b"]).links.values()
+    link._begin(8)
+    network.deliver()
+    assert network.b.recv("a", 0, None, None).wait(0)[0] == 7
+    assert sends[-1].wait(0) is None
+
+
+def test_a_transfer_that_nobody_asks_for_ends_with_its_message(
+    network: Network, links: list[FakeLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport_choice, "fits", lambda nbytes: False)
+    sending = network.a.send(BIG, "b", 0, None, None, None)
+    network.deliver()
+    links[0].sent[1][0]._settle(error=TransferFailed("cut"))  # it leaves once more; what was cut is there all the same
+    links[1].received[1]._settle([memoryview(bytearray(content)) for content in links[0].sent[1][1]])
+    network.deliver()
+    assert sending.done()
+    assert all(work.done() for link in links for work, _ in link.sent.values())
 
 
 def test_the_death_of_one_receiver_ends_the_transfers_to_the_others(
