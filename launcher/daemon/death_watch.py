@@ -38,7 +38,8 @@ class DeathWatch:
             self._watch(watcher, frames.number_of(requester.endpoint))
 
     def _watch(self, watcher: int, number: int) -> None:
-        endpoint = self._router.endpoints.get(number)
+        # One that has made room for its rank's next process is not one of a group that was closed.
+        endpoint = self._router.endpoints.get(number) or self._router.replaced.get(number)
         watched = frames.endpoint(self._router.node, number)
         if endpoint is None:
             self._notify(watcher, watched, None)
