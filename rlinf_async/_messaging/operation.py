@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from rlinf_async._client import far_side, registry
@@ -14,7 +14,7 @@ from rlinf_async._messaging.state.matching import Message
 from rlinf_async._transports.memory import Place
 from rlinf_async._waits import slow_waits
 from rlinf_async.errors import ClosedError
-from rlinf_async.work import Work
+from rlinf_async.work import Returnable, Work
 
 T = TypeVar("T")
 
@@ -145,38 +145,6 @@ class Taking(Protocol):
 
     def value(self, message: Message) -> Any:
         """The result, in the thread of its waiter."""
-
-
-class Returnable(Work[T]):
-    """A work whose outcome goes back if its last waiter is cancelled before it has it."""
-
-    _interested = 0
-
-    def _return(self) -> None:
-        """Gives the outcome back, if it is here and nobody is interested in it or has had it."""
-        raise NotImplementedError
-
-    def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
-        self._interested += 1
-        try:
-            yield from super()._waiting(abandon=abandon)
-        except BaseException:
-            self._interested -= 1
-            if abandon:
-                self._return()
-            raise
-        self._interested -= 1
-
-    def _wait_for_thread(self, timeout: float | None) -> None:
-        self._interested += 1
-        try:
-            super()._wait_for_thread(timeout)
-        finally:
-            self._interested -= 1
-
-    def _lose_interest(self) -> None:
-        super()._lose_interest()
-        self._return()
 
 
 class Receiving(Returnable[T], Operation[T]):

@@ -6,9 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from rlinf_async._messaging.operation import Returnable
 from rlinf_async.errors import ClosedError
-from rlinf_async.work import Whole, Work
+from rlinf_async.work import Returnable, Whole, Work
 
 
 class AsyncRouteWork(Returnable[Any], Whole[Any]):
