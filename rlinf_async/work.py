@@ -561,6 +561,38 @@ class Whole(Work[T]):
                 part._expire()
 
 
+class Returnable(Work[T]):
+    """A work whose outcome goes back if its last waiter is cancelled before it has it."""
+
+    _interested = 0
+
+    def _return(self) -> None:
+        """Gives the outcome back, if it is here and nobody is interested in it or has had it."""
+        raise NotImplementedError
+
+    def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
+        self._interested += 1
+        try:
+            yield from super()._waiting(abandon=abandon)
+        except BaseException:
+            self._interested -= 1
+            if abandon:
+                self._return()
+            raise
+        self._interested -= 1
+
+    def _wait_for_thread(self, timeout: float | None) -> None:
+        self._interested += 1
+        try:
+            super()._wait_for_thread(timeout)
+        finally:
+            self._interested -= 1
+
+    def _lose_interest(self) -> None:
+        super()._lose_interest()
+        self._return()
+
+
 class _Following(Whole[Any]):
     """What ``then`` returns.
 

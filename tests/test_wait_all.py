@@ -158,3 +158,22 @@ def test_what_cannot_be_waited_for_is_refused(three: Any, given: list[Any], said
 def test_folding_says_how_many_more() -> None:
     assert fold(["a", "b"]) == "a, b"
     assert fold(map(str, range(10)), most=3) == "0, 1, 2 and 7 more"
+
+
+async def test_what_has_arrived_goes_back_when_the_wait_is_cancelled_before_it_has_it() -> None:
+    class Receiving(Work[int]):
+        given_back = 0
+
+        def _lose_interest(self) -> None:
+            self.given_back += self._done
+            super()._lose_interest()
+
+    parts = [Receiving(), Receiving()]
+    waiting = asyncio.ensure_future(wait_all(*parts))
+    await asyncio.sleep(0)
+    for part in parts:
+        part._settle(1)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert [part.given_back for part in parts] == [1, 1]

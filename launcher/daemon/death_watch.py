@@ -44,7 +44,8 @@ class DeathWatch:
         return None if endpoint is None or endpoint.exit_report is None else _report_of(endpoint)
 
     def _watch(self, watcher: int, number: int) -> None:
-        endpoint = self._router.endpoints.get(number)
+        # One that has made room for its rank's next process is not one of a group that was closed.
+        endpoint = self._router.endpoints.get(number) or self._router.replaced.get(number)
         watched = frames.endpoint(self._router.node, number)
         if endpoint is None:
             self._notify(watcher, watched, None)

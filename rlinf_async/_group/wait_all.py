@@ -11,7 +11,7 @@ from rlinf_async._core.failures import add_note
 from rlinf_async._core.root_cause import summary_of
 from rlinf_async._waits import slow_waits
 from rlinf_async.errors import ClosedError
-from rlinf_async.work import Whole, Work, blocking
+from rlinf_async.work import Returnable, Whole, Work, blocking
 
 
 def wait_all(*works: Work[Any]) -> Any:
@@ -40,7 +40,7 @@ def wait_all(*works: Work[Any]) -> Any:
     return blocking(every)
 
 
-class _All(Whole[list[Any]]):
+class _All(Returnable[list[Any]], Whole[list[Any]]):
     """The end of all of them, or of the first failure and of what is cancelled because of it."""
 
     _kind = "calls"
@@ -111,6 +111,15 @@ class _All(Whole[list[Any]]):
             work._forget_waiter(callback)
             if work.done():
                 work._left()
+            work._lose_interest()
+
+    def _return(self) -> None:
+        with self._lock:
+            if self._interested or not self._done or self._error is not None or self._outcome is not None:
+                return
+            self._error = ClosedError(f"the wait for {self._describe()} was given up, and what had arrived went back")
+        for work in self._works:
+            work._left()
             work._lose_interest()
 
     # -- in a waiter's thread -------------------------------------------------------------------------------------

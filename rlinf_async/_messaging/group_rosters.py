@@ -8,11 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 from rlinf_async import settings
+from rlinf_async._client import far_side
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.requests import Request
 from rlinf_async._core import operations
 from rlinf_async._core.root_cause import fold_ranks
+from rlinf_async._inspection.state.run_report import Target, TargetKind
+from rlinf_async._waits import slow_waits
 from rlinf_async.errors import DeadlineExceeded
+from rlinf_async.work import Work
 
 
 class Roster:
@@ -101,6 +105,11 @@ class Names:
         is_new = False
         key = _key(group, rank, after)
         with self._lock:
+            if not after:
+                # Others may wait for the rank to return, which has introduced itself before its group's owner said so.
+                # tests/_messaging/test_moments.py::
+                # test_those_who_wait_for_a_rank_keep_their_order_when_it_speaks_before_its_return_is_told
+                key = next((other for other in self._lookups if other[:2] == (group, rank)), key)
             lookup = self._lookups.get(key)
             roster = self._rosters.get(group)
             if lookup is None and (roster is None or roster.lacks(rank) or (after and roster.has(rank, after))):
@@ -119,6 +128,13 @@ class Names:
             if not after:  # else the group's owner says in any case what becomes of the rank
                 self._client.later(self._patience, lambda: self._give_up(key, lookup))
         return False
+
+    def leave(self, on_roster: OnRoster) -> None:
+        """It is not called any more, unless it is being called; the names may be long in coming."""
+        with self._lock:
+            for lookup in self._lookups.values():
+                if on_roster in lookup.waiting:
+                    lookup.waiting.remove(on_roster)
 
     def is_pending(self, group: str, rank: int) -> bool:
         """Whether a lookup waits for it."""
@@ -175,3 +191,28 @@ class Names:
                     return
                 on_roster = lookup.waiting.popleft()
             on_roster(roster, error)
+
+
+class Finding(Work[int]):
+    """A group is looked for."""
+
+    _kind = "name"
+
+    def __init__(self, client: NodeClient, group: str, names: Names) -> None:
+        super().__init__()
+        self._client = client
+        self._group = group
+        self._names = names
+
+    def _expire(self) -> None:
+        assert self._timeout is not None
+        self._names.late(self._group, self._timeout, lambda error: self._settle(error=error))
+
+    def _describe(self) -> str:
+        return f"a group named '{self._group}'"
+
+    def _far_side(self) -> Work[str]:
+        return far_side.name(self._client, self._group)
+
+    def _needs(self) -> slow_waits.Needs:
+        return [Target(TargetKind.NAME, name=self._group)], True

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from rlinf_async._core.error_copy import copy_of
 from rlinf_async._messaging.operation import Sending
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.relayed_broadcast import RelayedBroadcast
@@ -17,7 +18,7 @@ class InFlight(WindowEntry):
 
     Attributes:
         awaited: endpoints whose word that they have the content is awaited.
-        links: that were used for it, ``attempts`` times in all.
+        links: that were used for it, ``attempts`` times in all, with the numbers of its transfers.
         by_gpu: the last of them was one between GPUs.
         relay: that brings it to other nodes; None where none does.
         certain: endpoints that it has left for by a way on which nothing is lost as long as both sides live.
@@ -29,11 +30,16 @@ class InFlight(WindowEntry):
         super().__init__(sending.payload.nbytes)
         self.sending = sending
         self.awaited = dict.fromkeys(peer.endpoint for peer in receivers)
-        self.links: list[Any] = []
+        self.links: list[tuple[Any, int]] = []
         self.attempts = 0
         self.by_gpu = False
         self.relay: RelayedBroadcast | None = None
         self.certain: Collection[int] = ()
+
+    def end_transfers(self, error: Exception) -> None:
+        """Has the links let go of it, and go on with other messages."""
+        for link, transfer in self.links:
+            link.discard(copy_of(error), transfer)
 
     def end_relay(self) -> None:
         """Has the relay, if there is one, let go of it."""
@@ -54,6 +60,11 @@ class SendStream:
         """The receivers are all on this node."""
         self.other_nodes = len({peer.node for peer in receivers} - {node})
         self.window: SendWindow[InFlight] = SendWindow(peer.endpoint for peer in receivers)
-        self.order = threading.Lock()
-        """Held from a message's number to its frame, which leave in one order."""
+        self.order = threading.RLock()
+        """Held from a message's number to its frame, which leave in one order.
+
+        It is reentrant: where a link refuses a message at once, that goes another way and is done before the lock is
+        released, and its ``then`` may send the next one.
+        tests/_messaging/test_moments.py::test_who_sends_again_when_a_send_is_done_may_do_so_while_that_leaves
+        """
         self.open: dict[int, InFlight] = {}

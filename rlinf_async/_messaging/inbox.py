@@ -87,7 +87,7 @@ class Inbox:
         stream = self._stream(source, stream_id, receives=True)
         arrivals = stream.arrivals
         receiving.withdraw = lambda error: self._act(stream, arrivals.cancel, receiving)
-        receiving.back = lambda message: self._act(stream, arrivals.give_back, message)
+        receiving.back = functools.partial(self._give_back, stream)
         if others:
             with self._lock:
                 stream.others.update(others)
@@ -100,6 +100,15 @@ class Inbox:
             gone = source
         if gone is not None:
             self._fail(stream, gone)
+
+    def _give_back(self, stream: _ReceiveStream, message: Message) -> None:
+        # The peer may have ended since, and its stream, on which nothing was left, is gone from the table.
+        # tests/_messaging/test_moments.py::
+        # test_the_last_words_of_a_dead_peer_go_back_when_their_receive_is_cancelled
+        source = stream.source
+        if self._peers.named(source.group, source.rank) is source:
+            self._streams[source.endpoint, stream.id] = stream
+        self._act(stream, stream.arrivals.give_back, message)
 
     def _act(self, stream: _ReceiveStream, decide: Callable[..., list[Step]], *facts: Any) -> None:
         """Does what the stream's state decides, and what follows from it."""
@@ -283,13 +292,17 @@ class Inbox:
         """Lets go of a stream on which nothing more is expected."""
         self._streams.pop((source.endpoint, stream_id), None)
 
-    def fail(self, peer: Peer) -> None:
-        """A peer is gone: receives of what cannot come any more fail."""
+    def fail(self, peer: Peer, *, is_back: bool) -> None:
+        """A peer is gone: receives of what cannot come any more fail.
+
+        Args:
+            is_back: its name means another process by now, so that what is here of it is received by nobody.
+        """
         for key, stream in list(self._streams.copy().items()):
             if stream.source is peer or peer in stream.others:
                 self._fail(stream, peer)
                 with self._lock:
-                    if stream.arrivals.is_idle and stream.source is peer:
+                    if is_back or (stream.arrivals.is_idle and stream.source is peer):
                         self._streams.pop(key, None)
 
     def _fail(self, stream: _ReceiveStream, peer: Peer) -> None:

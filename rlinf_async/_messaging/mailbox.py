@@ -94,5 +94,5 @@ class Mailbox:
     def _on_end(self, peer: Peer) -> None:
         self.names.forget(peer.group)
         self.outbox.fail(peer)
-        self.inbox.fail(peer)
+        self.inbox.fail(peer, is_back=self.peers.named(peer.group, peer.rank) is not peer)
         self.broadcast_hosts.fail(peer)

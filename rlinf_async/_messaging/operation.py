@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from rlinf_async._client import far_side, registry
@@ -14,7 +14,7 @@ from rlinf_async._messaging.state.matching import Message
 from rlinf_async._transports.memory import Place
 from rlinf_async._waits import slow_waits
 from rlinf_async.errors import ClosedError
-from rlinf_async.work import Work
+from rlinf_async.work import Returnable, Work
 
 T = TypeVar("T")
 
@@ -147,7 +147,7 @@ class Taking(Protocol):
         """The result, in the thread of its waiter."""
 
 
-class Receiving(Operation[T]):
+class Receiving(Returnable[T], Operation[T]):
     """A receive; done when its message has been delivered to it.
 
     Its waiter has it once a wait returns.  If the last waiter is cancelled before that, the message goes back
@@ -164,7 +164,6 @@ class Receiving(Operation[T]):
         self.taking = taking
         self.back: Callable[[Message], None] | None = None
         self._message: Message | None = None
-        self._interested = 0
 
     def deliver(self, message: Message) -> bool:
         """The message is this one's.  False if it has been given up, and the message is to go back.
@@ -191,38 +190,18 @@ class Receiving(Operation[T]):
     def _result(self) -> T:
         if self._message is not None:
             with self._lock:
-                message, self._message = self._message, None
-                if message is not None:
+                # It is let go of last: another waiter's thread that finds none takes the value, which has to be there.
+                # tests/_messaging/test_operation.py::
+                # test_who_asks_for_the_result_while_another_thread_rebuilds_it_has_the_same
+                if self._message is not None:
                     try:
-                        self._value = self.taking.value(message)
+                        self._value = self.taking.value(self._message)
                     except Exception as error:
                         self._error = error
+                    self._message = None
         return super()._result()
 
-    def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
-        self._interested += 1
-        try:
-            yield from super()._waiting(abandon=abandon)
-        except BaseException:
-            self._interested -= 1
-            if abandon:
-                self._return()
-            raise
-        self._interested -= 1
-
-    def _wait_for_thread(self, timeout: float | None) -> None:
-        self._interested += 1
-        try:
-            super()._wait_for_thread(timeout)
-        finally:
-            self._interested -= 1
-
-    def _lose_interest(self) -> None:
-        super()._lose_interest()
-        self._return()
-
     def _return(self) -> None:
-        """The waiter was cancelled when the message was here and not yet its own."""
         with self._lock:
             message = None if self._interested else self._message
             if message is None:

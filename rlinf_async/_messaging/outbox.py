@@ -198,20 +198,17 @@ class Outbox:
                 self._peers.later(timeout, functools.partial(self._give_up_gpu_link, stream, number, peer, link))
             in_flight.attempts += 1
             transfer = next(peer.transfers)
-            in_flight.links.append(link)
+            in_flight.links.append((link, transfer))
             self._peers.post((peer,), (*start, [transport, transfer, sizes, *places]), body, fds)
             work = link.send(transfer, buffers)
             work._follow(functools.partial(self._sent_by_link, stream, in_flight, peer, work))
         if in_flight.awaited and number not in stream.open:  # withdrawn meanwhile: no receiver will fetch it
-            for link in in_flight.links:
-                link.discard(ClosedError(f"{in_flight.sending._describe()} was withdrawn"))
+            in_flight.end_transfers(ClosedError(f"{in_flight.sending._describe()} was withdrawn"))
 
     def _sent_by_link(self, stream: SendStream, in_flight: InFlight, peer: Peer, work: Any) -> None:
         """Its success is the receiver's to tell; a failure may be known here alone."""
-        try:
-            work._result()
-        except Exception as error:
-            self._again(stream, in_flight, (peer,), error)
+        if work._error is not None:  # not raised: its traceback would keep what was sent until the collector comes
+            self._again(stream, in_flight, (peer,), work._error)
 
     def _give_up_gpu_link(self, stream: SendStream, number: int, peer: Peer, link: Any) -> None:
         in_flight = stream.open.get(number)
@@ -242,12 +239,12 @@ class Outbox:
         start = (message_facts.CONTENT, stream.id, number, 0)
         same_node = all(peer.node == node_of(self._peers.me) for peer in peers)
         transport = transport_choice.choose(sending.payload.nbytes, same_node=same_node, direct=False)
-        if transport != transport_choice.IN_FRAME:
-            self._by_link(stream, in_flight, peers, transport, start)
-            return
-        in_flight.certain = {*in_flight.certain, *(peer.endpoint for peer in peers)}
-        in_flight.by_gpu = False
         try:
+            if transport != transport_choice.IN_FRAME:
+                self._by_link(stream, in_flight, peers, transport, start)
+                return
+            in_flight.certain = {*in_flight.certain, *(peer.endpoint for peer in peers)}
+            in_flight.by_gpu = False
             packed = self._pack(stream, in_flight)
         except Exception as error:
             sending.give_up(error)
@@ -291,8 +288,9 @@ class Outbox:
     def on_relay(self, source: Peer, stream_id: Any, number: int, *words: Any) -> None:
         stream = self._find(source.endpoint, stream_id)
         in_flight = None if stream is None else stream.open.get(number)
-        if in_flight is not None and in_flight.relay is not None:
-            in_flight.relay.hear(source, *words)
+        relay = None if in_flight is None else in_flight.relay  # looked at once: another thread may end it
+        if relay is not None:
+            relay.hear(source, *words)
 
     def forget(self, stream_id: Any) -> None:
         """Lets go of a stream on which nothing more is sent."""
@@ -309,6 +307,10 @@ class Outbox:
         if in_flight.number in stream.open:
             with self._lock:
                 stream.open.pop(in_flight.number, None)
+        if in_flight.links:
+            # One that its receiver does not ask for, as it has the message already, would be kept for good.
+            # tests/_messaging/test_moments.py::test_a_transfer_that_nobody_asks_for_ends_with_its_message
+            in_flight.end_transfers(ClosedError(f"{in_flight.sending._describe()} is done"))
         if in_flight.relay is not None:
             in_flight.end_relay()
 
@@ -318,14 +320,17 @@ class Outbox:
             self._take_back(stream, in_flight, error)
 
     def _take_back(self, stream: SendStream, in_flight: InFlight, error: Exception) -> None:
+        self._retract(stream, in_flight, error)
+        self._go_on(stream)
+
+    def _retract(self, stream: SendStream, in_flight: InFlight, error: Exception) -> None:
         number = in_flight.number
         with self._lock:
             stream.open.pop(number, None)
             waiting = stream.window.withdraw(number)
         self._peers.post(stream.receivers, (message_facts.WITHDRAW, stream.id, number))
         if not waiting:
-            for link in in_flight.links:
-                link.discard(error)
+            in_flight.end_transfers(error)
         in_flight.end_relay()
 
     def fail(self, peer: Peer) -> None:
@@ -343,6 +348,7 @@ class Outbox:
             stream.open.clear()
         for in_flight in messages:
             in_flight.end_relay()
+            in_flight.end_transfers(error)  # also to those who live: what is sent may change from now on
             in_flight.sending.fail(copy_of(error))
 
     # -- what receivers say -------------------------------------------------------------------------------------
@@ -352,8 +358,7 @@ class Outbox:
         if stream is not None:
             with self._lock:
                 leaving = stream.window.received(source.endpoint, total)
-            for in_flight in leaving:
-                self._go(stream, in_flight)
+            self._go_on(stream, leaving)
 
     def on_grant(self, source: Peer, stream_id: Any, number: int) -> None:
         stream = self._find(source.endpoint, stream_id)
@@ -361,7 +366,19 @@ class Outbox:
             with self._lock:
                 in_flight = stream.window.granted(source.endpoint, number)
             if in_flight is not None:
+                self._go_on(stream, [in_flight])
+
+    def _go_on(self, stream: SendStream, leaving: Sequence[InFlight] = ()) -> None:
+        """Sends the content of these messages, and of those behind them that have room without them."""
+        # No word of a receiver would make those behind a message leave that was withdrawn, or could not be packed.
+        # tests/_messaging/test_moments.py::test_those_behind_a_message_that_does_not_leave_have_its_room
+        while True:
+            for in_flight in leaving:
                 self._go(stream, in_flight)
+            with self._lock:
+                leaving = stream.window.leaving()
+            if not leaving:
+                return
 
     def _go(self, stream: SendStream, in_flight: InFlight) -> None:
         """The content of what was announced."""
@@ -375,7 +392,8 @@ class Outbox:
         except Exception as error:
             with self._lock:
                 stream.window.undo(in_flight)
-            sending.give_up(error)
+            if sending.fail(error):
+                self._retract(stream, in_flight, error)
         self._settle(stream, in_flight)
 
     def on_taken(self, source: Peer, stream_id: Any, number: int) -> None:
@@ -398,13 +416,17 @@ class Outbox:
         if stream is None:
             return
         in_flight = stream.open.get(number)
-        if in_flight is not None and in_flight.relay is not None:  # the others are to have it all the same
-            in_flight.relay.give_up(TransferFailed(f"{source.label} cannot receive it"))
+        relay = None if in_flight is None else in_flight.relay
+        if relay is not None:  # the others are to have it all the same
+            relay.give_up(TransferFailed(f"{source.label} cannot receive it"))
         with self._lock:
             in_flight = stream.open.pop(number, None)
             waited = stream.window.withdraw(number)
         if waited and len(stream.receivers) > 1:
             self._peers.post(stream.receivers, (message_facts.WITHDRAW, stream.id, number))
+        self._go_on(stream)
+        if in_flight is not None:
+            in_flight.end_transfers(TransferFailed(f"{source.label} does not want it"))
         text = f"{source.label} could not receive a message: {why}"
         if in_flight is None or not in_flight.sending.fail(ValueError(text)):
             logger.warning("%s", text)  # its operation was done when it left

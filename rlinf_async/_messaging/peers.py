@@ -30,7 +30,7 @@ class Peers:
 
     Args:
         introduction: group, rank, node and pid of this worker.
-        on_end: told of every peer that is gone.
+        on_end: told of every peer that is gone, and once more where its rank is back.
         on_facts: takes what this worker posts to itself: its own endpoint, facts, body.
     """
 
@@ -74,7 +74,14 @@ class Peers:
         """It is known who a peer is."""
         peer = self.at(endpoint)
         peer.group, peer.rank, peer.label = group, rank, label_of(group, rank, node, pid)
-        self._named[group, rank] = peer
+        # A roster that was asked for before the return of a rank still has the process that has died.
+        # tests/_messaging/test_moments.py::
+        # test_a_roster_from_before_a_return_takes_no_name_from_the_rank_that_is_back
+        before = self._named.get((group, rank))
+        if before is None or before.error is not None or peer.error is None:
+            self._named[group, rank] = peer
+            if before is not None and before is not peer and before.error is not None:
+                self._on_end(before)  # once more: nobody can receive any more what it has sent
 
     def named(self, group: str, rank: int) -> Peer | None:
         """The peer that has called itself so."""

@@ -230,8 +230,12 @@ class RelayedBroadcast:
     # -- for the relay ------------------------------------------------------------------------------------------
 
     def appoint(self, carrier: Carrier, line: int) -> None:
-        self._hosts.append(carrier)
-        carrier.say(HOST, line)
+        # This may have been decided on before the broadcast was closed, which is the end of the hosts that it finds.
+        # tests/_messaging/test_moments.py::
+        # test_a_broadcast_that_ends_while_its_relay_begins_again_leaves_no_host_behind
+        if self._told is not None:
+            self._hosts.append(carrier)
+            carrier.say(HOST, line)
 
     def inform(self, carrier: Carrier, memory: Any, number: int) -> None:
         if carrier in self._hosts:  # and is none any more

@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from rlinf_async.work import Whole, Work
+from rlinf_async.errors import ClosedError
+from rlinf_async.work import Returnable, Whole, Work
 
 
-class AsyncRouteWork(Whole[Any]):
-    """What ``send_to`` and ``recv_from`` return: done when all parts are, and failed with the first that fails.
+class AsyncRouteWork(Returnable[Any], Whole[Any]):
+    """Result of ``send_to`` and ``recv_from``: done when all parts are, and failed with the first that fails.
 
-    What arrives is put together in the thread of its waiter.
+    Its waiter's thread puts together the parts that have arrived.  If that waiter is cancelled before, they go back.
 
     Args:
         timeout: seconds that it has as a whole, from now on.
@@ -24,7 +25,6 @@ class AsyncRouteWork(Whole[Any]):
         self._limit(timeout)
         self._parts: Sequence[Work[Any]] = ()
         self._missing = 0
-        self._given_up = False
         self._finalize: Callable[[list[Any]], Any] | None = None
         self._finalizing = threading.Lock()
 
@@ -56,7 +56,7 @@ class AsyncRouteWork(Whole[Any]):
         self._parts = parts
         self._finalize = finalize
         self._missing = len(parts)
-        if self._given_up:
+        if self._done:  # given up meanwhile
             self._abandon_parts()
         if not parts:
             self._settle()
@@ -85,7 +85,15 @@ class AsyncRouteWork(Whole[Any]):
             part._lose_interest()
 
     def _abandon(self) -> None:
-        self._given_up = True
+        self.fail(ClosedError(f"{self._what} was withdrawn: nobody waited for it any more"))
+        self._abandon_parts()
+
+    def _return(self) -> None:
+        with self._finalizing:
+            if self._interested or not self._done or self._error is not None or self._finalize is None:
+                return
+            self._finalize = None
+            self._error = ClosedError(f"{self._what} was cancelled, and what had arrived went back")
         self._abandon_parts()
 
     def _result(self) -> Any:

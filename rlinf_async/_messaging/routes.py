@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,7 @@ class Routes:
         self._worker = worker
         self._exchange = exchange
         self._waiting: dict[str, deque[tuple[Work[int], AsyncRouteWork, Callable[[int], None]]]] = {}
+        self._order = threading.RLock()
         self._sent: dict[tuple[str, str | None, Any], int] = {}
         """Shards that are out to be served, by group, tag and route key."""
 
@@ -269,14 +271,17 @@ class Routes:
 
     def _advance(self, group: str) -> None:
         waiting = self._waiting[group]
-        while waiting and waiting[0][0].done():
-            size, work, start = waiting.popleft()
-            if work.done():
-                continue  # given up: it must not begin to send now
-            try:
-                start(size._result())
-            except Exception as error:
-                work.fail(error)
+        # Another thread may be at it, that of a ``@concurrent`` method: it would take what is next, which is not known.
+        # tests/_messaging/test_route_work.py::test_two_threads_start_what_is_known_once
+        with self._order:
+            while waiting and waiting[0][0].done():
+                size, work, start = waiting.popleft()
+                if work.done():
+                    continue  # given up: it must not begin to send now
+                try:
+                    start(size._result())
+                except Exception as error:
+                    work.fail(error)
 
 
 def _advance_there(loop: asyncio.AbstractEventLoop, routes: Routes, group: str) -> None:

@@ -130,9 +130,10 @@ class InlineLink(Link):
             sent, received, why = rest
             self._fail(received, sent, TransferFailed(f"the other worker gave it up: {why}"))
 
-    def discard(self, error: Exception) -> None:
+    def discard(self, error: Exception, transfer: int | None = None) -> None:
         with self._lock:
-            sent, received = list(self._sendings), list(self._receivings)
+            sent = [number for number in self._sendings if transfer in (None, number)]
+            received = list(self._receivings) if transfer is None else []
         self._fail(sent, received, error)
         if sent or received:
             self._post(["broken", sent, received, str(error)])

@@ -46,8 +46,11 @@ class Link(ABC):
         """What the opposite number has posted."""
 
     @abstractmethod
-    def discard(self, error: Exception) -> None:
+    def discard(self, error: Exception, transfer: int | None = None) -> None:
         """After an error, a deadline or a death: whatever is open fails with ``error``; the next use starts anew.
 
         The opposite number is told, so that what is open there fails too.  Idempotent, and it does not block.
+
+        Args:
+            transfer: only this one fails, which is sent here; the others arrive all the same.
         """

@@ -121,9 +121,12 @@ class PairedLink(ABC, Generic[Buffer]):
                 self._pair.receive(receiving)
         return receiving
 
-    def discard(self, error: Exception) -> None:
+    def discard(self, error: Exception, transfer: int | None = None) -> None:
         with self._deferred.locked():
-            if self._pair is not None or self._open_transfers.receivings or self._open_transfers.sendings:
+            if transfer is not None:
+                if transfer in self._open_transfers.sendings:
+                    self._break(error, sendings=[transfer])
+            elif self._pair is not None or self._open_transfers.receivings or self._open_transfers.sendings:
                 self._break(error, *self._all())
 
     def on_control(self, facts: Any) -> None:

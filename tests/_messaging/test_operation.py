@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -75,3 +76,24 @@ async def test_a_message_goes_back_when_the_last_waiter_is_cancelled_before_it_h
         await last
     assert await asyncio.gather(*rest) == ["content"] * others
     assert back == [message] * (not others)
+
+
+def test_who_asks_for_the_result_while_another_thread_rebuilds_it_has_the_same() -> None:
+    rebuilding, asked = threading.Event(), threading.Event()
+
+    class Slowly(Anything):
+        def value(self, message: Message) -> Any:
+            rebuilding.set()
+            asked.wait(0.3)
+            return message.content
+
+    receive: Receiving[Any] = Receiving("recv() from", "a peer", None, Slowly())
+    message = Message(1, 0, None)
+    message.content = "content"
+    receive.deliver(message)
+    first = threading.Thread(target=receive.wait)
+    first.start()
+    rebuilding.wait(10)
+    assert receive.wait(0) == "content"
+    asked.set()
+    first.join(10)

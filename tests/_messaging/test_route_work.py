@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import deque
 from typing import Any
 
 import pytest
 
 from rlinf_async._messaging.route_work import AsyncRouteWork
+from rlinf_async._messaging.routes import Routes
 from rlinf_async.work import Work
 
 
@@ -65,6 +68,65 @@ async def test_parts_that_come_after_it_was_given_up_are_given_up_at_once() -> N
     await give_up(work)
     work.begin(parts)
     assert [part.given_up for part in parts] == [1, 1]
+
+
+async def test_what_is_given_up_before_its_group_is_known_never_begins() -> None:
+    class Exchange:
+        def find_group(self, group: str) -> Work[int]:
+            return size
+
+    size: Work[int] = Work()
+    started: list[int] = []
+    routes, work = Routes(None, Exchange()), AsyncRouteWork("send_to() to 'actor'")  # type: ignore[arg-type]  # unused
+    routes._begin("actor", work, started.append)
+    await give_up(work)
+    size._settle(2)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert started == []
+
+
+def test_two_threads_start_what_is_known_once() -> None:
+    class Size(Work[int]):
+        def done(self) -> bool:
+            if threading.current_thread() is threading.main_thread():
+                other.start()
+                other.join(0.2)
+            return super().done()
+
+    routes, started = Routes(None, None), []  # type: ignore[arg-type, var-annotated]  # unused
+    other = threading.Thread(target=routes._advance, args=("actor",))
+    sizes: list[Work[int]] = [Size(), Work()]
+    sizes[0]._settle(2)
+    routes._waiting["actor"] = deque((size, AsyncRouteWork("send_to()"), started.append) for size in sizes)
+    routes._advance("actor")
+    other.join(10)
+    assert started == [2]
+
+
+class Receiving(Sending):
+    """A part whose message goes back where nobody takes it."""
+
+    given_back = 0
+
+    def _lose_interest(self) -> None:
+        self.given_back += self._done
+        super()._lose_interest()
+
+
+@pytest.mark.parametrize("others", [0, 1])
+async def test_what_has_arrived_goes_back_when_the_last_waiter_is_cancelled_before_it_has_it(others: int) -> None:
+    work, parts = AsyncRouteWork("recv_from() from 'rollout'"), [Receiving(), Receiving()]
+    work.begin(parts, sum)
+    last, *rest = [asyncio.ensure_future(work) for _ in range(1 + others)]
+    await asyncio.sleep(0)  # they wait
+    for part in parts:
+        part._settle(1)
+    last.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await last
+    assert await asyncio.gather(*rest) == [2] * others
+    assert [part.given_back for part in parts] == [not others] * 2
 
 
 async def test_a_part_that_somebody_else_waits_for_goes_on() -> None:

@@ -169,10 +169,11 @@ class FakeLink(Link):
     def on_control(self, facts: Any) -> None:
         pass
 
-    def discard(self, error: Exception) -> None:
-        self.discarded.append(error)
-        for work in [*(work for work, _ in self.sent.values()), *self.received.values()]:
-            work._settle(error=error)
+    def discard(self, error: Exception, transfer: int | None = None) -> None:
+        works = [work for number, (work, _) in self.sent.items() if transfer in (None, number)]
+        works += [] if transfer else self.received.values()
+        if sum(work._settle(error=error) for work in works):
+            self.discarded.append(error)
 
 
 async def cancelled(work: Work[Any]) -> None:
@@ -212,7 +213,8 @@ class FakeDeviceLink:
     def on_control(self, facts: Any) -> None:
         pass
 
-    def discard(self, error: Exception) -> None:
-        self.discarded.append(error)
-        for work in [*(work for work, _ in self.sent.values()), *self.received.values()]:
-            work._settle(error=error)
+    def discard(self, error: Exception, transfer: int | None = None) -> None:
+        works = [work for number, (work, _) in self.sent.items() if transfer in (None, number)]
+        works += [] if transfer else self.received.values()
+        if sum(work._settle(error=error) for work in works):
+            self.discarded.append(error)

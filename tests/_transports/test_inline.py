@@ -93,6 +93,20 @@ def test_what_is_discarded_fails_on_both_sides_and_the_next_one_goes_through(sid
     assert again.done()
 
 
+def test_one_transfer_is_discarded_and_the_others_arrive() -> None:
+    wire = Wire()
+    sent = [wire.links[0].send(number, buffers(20 * PIECE_BYTES)) for number in (1, 2)]
+    received = [wire.links[1].receive(number, [20 * PIECE_BYTES]) for number in (1, 2)]
+    wire.deliver(3)
+    wire.links[0].discard(ValueError("enough"), 1)
+    wire.deliver()
+    for work, error in ((sent[0], ValueError), (received[0], TransferFailed)):
+        with pytest.raises(error, match="enough"):
+            work.wait(0)
+    assert sent[1].done()
+    assert received[1].wait(0) == buffers(20 * PIECE_BYTES)
+
+
 def test_what_the_other_side_has_not_heard_of_is_not_discarded_there() -> None:
     wire = Wire()
     receiving = wire.links[1].receive(1, [10])

@@ -229,6 +229,15 @@ class TwoLinks(RuleBasedStateMachine):
         self.given_up |= {(side, number) for number in self.links[side]._open_transfers.sendings}
         self.given_up |= {(1 - side, number) for number in self.links[side]._open_transfers.receivings}
 
+    @rule(side=SIDES, choice=st.integers(0, 3))
+    def discard_one(self, side: int, choice: int) -> None:
+        """The others arrive."""
+        sendings = list(self.links[side]._open_transfers.sendings)
+        if sendings:
+            number = sendings[choice % len(sendings)]
+            self.given_up.add((side, number))
+            self.links[side].discard(KeyError("enough"), number)
+
     @precondition(lambda self: self.network)
     @rule(which=st.integers(0, 50), step=st.sampled_from(["tell", "connect", "take", "fill", "break"]))
     def a_thread_of_a_pair_that_was_closed_speaks(self, which: int, step: str) -> None:

@@ -89,6 +89,10 @@ class SendWindow(Generic[Entry]):
     def received(self, receiver: int, total: int) -> list[Entry]:
         """A receiver has received so many bytes in all: the messages to send now, in order."""
         self._received[receiver] = max(total, self._received[receiver])
+        return self.leaving()
+
+    def leaving(self) -> list[Entry]:
+        """The announced messages for which there is room: to be sent now, in order."""
         leaving: list[Entry] = []
         while self._in_line:
             entry = next(iter(self._in_line.values()))

@@ -145,9 +145,10 @@ class CudaIpcLink(DeviceLink):
                 case _:
                     raise ValueError(f"a link does not know what to do with {facts!r}")
 
-    def discard(self, error: Exception) -> None:
+    def discard(self, error: Exception, transfer: int | None = None) -> None:
         with self._deferred.locked():
-            received, sent = list(self._asked), list(self._offers)
+            received = list(self._asked) if transfer is None else []
+            sent = [number for number in self._offers if transfer in (None, number)]
             if received or sent:
                 self._fail(received, sent, error)
                 self._post_facts("broken", received, sent, f"{type(error).__name__}: {error}")

@@ -32,5 +32,5 @@ class DeviceLink(ABC):
         """What the opposite number has posted."""
 
     @abstractmethod
-    def discard(self, error: Exception) -> None:
+    def discard(self, error: Exception, transfer: int | None = None) -> None:
         """As ``Link.discard``."""

@@ -129,6 +129,20 @@ def test_a_discard_fails_what_is_open_on_both_sides_and_the_next_exchange_works(
     assert time.monotonic() - began < 2
 
 
+def test_one_transfer_is_given_up_and_the_others_arrive(links: Any) -> None:
+    exchange(links, 1)
+    links.to_near.hold()
+    sent = [links.near.send(number, [pattern(MiB, number)]) for number in (2, 3)]
+    received = [links.far.receive(number, [MiB]) for number in (2, 3)]
+    links.near.discard(TimeoutError("too late"), 2)
+    links.near.discard(TimeoutError("of nothing"), 1)
+    links.to_near.go_on()
+    assert isinstance(error_of(sent[0]), TimeoutError)
+    assert "TimeoutError: too late" in str(error_of(received[0], PATIENCE))
+    assert torch.equal(received[1].wait(PATIENCE)[0], pattern(MiB, 3))
+    sent[1].wait(PATIENCE)
+
+
 def test_what_one_side_gives_up_before_the_other_asks_fails_there_at_once(links: Any) -> None:
     sent, received = links.near.send(1, [pattern(MiB)]), links.near.receive(1, [MiB])
     links.near.discard(TimeoutError("given up"))

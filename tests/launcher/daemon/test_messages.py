@@ -192,6 +192,16 @@ async def test_an_end_that_has_been_is_told_at_once(house: House) -> None:
     ]
 
 
+async def test_who_watches_a_worker_whose_rank_has_another_process_by_now_is_told_of_its_death(house: House) -> None:
+    """And not that its group was closed: the rank is about to be back."""
+    (dead, _), (watcher, wire) = house.worker(), house.worker()
+    dead.exit_report = frames.pack({"rank": 1, "returns": True})
+    house.router.replaced[dead.number] = house.router.endpoints.pop(dead.number)
+    await house.exit_reports.watch(Requester(watcher.id, 1), operations.Watch([dead.number]))
+    facts = {"endpoint": dead.id, "report": {"rank": 1, "returns": True}}
+    assert wire.sent == [[frames.EVENT, 0, dead.id, watcher.id, "ended", facts]]
+
+
 async def test_who_is_gone_is_not_told(house: House) -> None:
     (watched, _), (watcher, wire) = house.worker(), house.worker()
     await house.exit_reports.watch(Requester(watcher.id, 1), operations.Watch([watched.number]))
