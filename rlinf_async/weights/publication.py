@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -100,10 +99,8 @@ class Publication(Scope):
         self._calls = Calls()
         self._sending: Any = None
         self._last: SyncHandle | None = None
-        self._is_told = True
-        """Whether the trainer has heard what has become of that."""
-        self._earlier: deque[SyncHandle] = deque()
-        """Handles of versions before the last one, whose failures the trainer has not heard of."""
+        self._untold: dict[SyncHandle, None] = {}
+        """Handles of versions of which the trainer has not heard what has become, the oldest first."""
         self._sends_ahead = bool(options.behind)
         self._patience = options.ack_timeout
         identity = context.identity
@@ -162,7 +159,7 @@ class Publication(Scope):
         self._check_open()
         if self._sends_ahead:
             self._tell_earlier()
-        elif not self._is_told:
+        elif self._last in self._untold:
             await self._report()
         if self._followers is not None:
             self._followers.check()
@@ -174,24 +171,21 @@ class Publication(Scope):
             self._version = number
             return number
         handle = await self._publisher.publish(weights, version=version, call=call, **options)
-        if not self._is_told and self._last is not None:
-            self._earlier.append(self._last)
-        self._last, self._is_told = handle, self._followers is None
+        self._last = handle
+        if self._followers is not None:
+            self._untold[handle] = None
         return handle.version
 
     def _tell_earlier(self) -> None:
         """Raise what has gone wrong with a version, once; but a follower that is late is no failure."""
-        last = [self._last] if self._last is not None and not self._is_told else []
-        for handle in [*self._earlier, *last]:
+        for handle in list(self._untold):
             if not handle.done():
                 continue
-            if handle is not self._last:
-                self._earlier.remove(handle)
-            if handle.report is not None:
-                acks = {name: ack for name, ack in handle.report.per_worker.items() if not _is_late(ack.error)}
-                report = dataclasses.replace(handle.report, per_worker=acks)
-                self._is_told |= handle is self._last and bool(report.failed)
-                report.raise_failures()
+            acks = {} if handle.report is None else handle.report.per_worker
+            report = SyncReport(handle.version, {name: ack for name, ack in acks.items() if not _is_late(ack.error)})
+            if handle is not self._last or report.failed:
+                self._untold.pop(handle, None)  # another task may wait for its delivery, and tell of it too
+            report.raise_failures()
 
     def delivered(self, timeout: float | None = None) -> Any:
         """Waits until every rank of the groups has followed once, and those that follow have the version sent last.
@@ -244,7 +238,7 @@ class Publication(Scope):
         acks: dict[Any, Ack] = {name: ack for name, ack in report.per_worker.items() if not _comes_back(ack.error)}
         if late := [name for name in publisher.worker_ids if name not in acks]:
             acks |= await publisher.catch_up(late, self._patience if timeout is None else clock.rest(timeout, begun))
-        self._is_told = True
+        self._untold.pop(handle, None)  # and no later one, which another task may have sent meanwhile
         there = {name: ack for name, ack in acks.items() if not isinstance(ack.error, ClosedError)}
         report = dataclasses.replace(report, per_worker=there)
         report.raise_failures()
@@ -256,7 +250,7 @@ class Publication(Scope):
         await self._send(self._next_call())
 
     async def _leave(self) -> None:
-        if not self._is_told:
+        if self._last in self._untold:
             await self._delivered(None)
         self._tell_earlier()
 
