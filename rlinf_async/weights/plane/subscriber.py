@@ -489,12 +489,11 @@ class Subscriber:
             while True:
                 try:
                     await self._receive(None)
-                except (PeerLost, ClosedError) as error:
-                    if self._end is None and not self._is_closed:
-                        raise
-                    logger.info("%r: nothing more will come: %s", self, error)
-                    return
-                except Exception:
+                except Exception as error:
+                    # The model may raise what a link ends with, and a link may end with any error.
+                    if self._is_closed or error is self._end:
+                        logger.info("%r: nothing more will come: %s", self, error)
+                        return
                     logger.exception("an update of '%s' could not be applied", self._model_id)
 
     def _check_open(self) -> None:
