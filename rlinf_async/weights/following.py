@@ -15,6 +15,7 @@ from rlinf_async.weights.schemes.sync_options import SyncOptions
 from rlinf_async.weights.scope import Scope
 from rlinf_async.weights.state import words as say
 from rlinf_async.weights.state.send_arguments import check_seconds
+from rlinf_async.weights.waiting.bridge import outlast
 from rlinf_async.weights.waiting.gate import Reading
 from rlinf_async.work import blocking
 
@@ -165,7 +166,7 @@ class Following(Scope):
 
     async def _end(self) -> None:
         try:
-            await self._tasks.run(self._let_go(), f"the end of {self!r}", abandonable=False).async_wait()
+            await outlast(self._tasks.run(self._let_go(), f"the end of {self!r}", abandonable=False))
         finally:
             self._thread.stop()
             self._tasks.loop_ended()

@@ -23,8 +23,7 @@ from rlinf_async.weights.scope import Scope
 from rlinf_async.weights.state.send_arguments import check_seconds, number_of
 from rlinf_async.weights.state.sync_report import Ack, SyncReport
 from rlinf_async.weights.waiting.aside import Aside
-from rlinf_async.weights.waiting.bridge import begin_after
-from rlinf_async.work import Work
+from rlinf_async.weights.waiting.bridge import Turns
 
 _BEHIND: Final = 2
 """Versions that followers may be behind, by default."""
@@ -97,7 +96,7 @@ class Publication(Scope):
         self._followers: Followers | None = None
         """None on ranks that do not send."""
         self._calls = Calls()
-        self._sending: Any = None
+        self._turns = Turns(self._bridge)
         self._last: SyncHandle | None = None
         self._untold: dict[SyncHandle, None] = {}
         """Handles of versions of which the trainer has not heard what has become, the oldest first."""
@@ -145,9 +144,7 @@ class Publication(Scope):
         call = self._next_call()
         check_seconds(timeout)
         begin = functools.partial(self._send, call, weights, version=version, timeout=timeout)
-        work = self._bridge.run(begin_after(self._sending, begin), f"a send by {self!r}")
-        self._sending = work if isinstance(work, Work) else None
-        return work
+        return self._turns.run(begin, f"a send by {self!r}")
 
     def _next_call(self) -> Call:
         call = self._calls.next()  # before anything that this rank alone may refuse

@@ -276,5 +276,5 @@ async def test_an_answer_that_comes_at_once_is_compared_all_the_same() -> None:
         publisher.add(0, to_receiver)
         await publisher.connect(5)
         for _ in range(2):
-            with pytest.raises(WeightMismatch, match="'w' of version . is not what was sent"):
+            with pytest.raises(WeightMismatch, match=r"'w' of version . is not what was sent"):
                 await (await publisher.publish(source))

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
 import torch
 
 from rlinf_async import ClosedError, Cluster, NodePlacementStrategy, WeightMismatch, Worker, follow, publish
@@ -129,3 +130,93 @@ def test_each_failure_is_told_once_where_one_of_them_was_waited_for_meanwhile() 
         return told
 
     assert simulated(script) == [[2, 3]]
+
+
+# -- closes ------------------------------------------------------------------------------------------------------------
+
+
+async def close_again(end: End, how: str) -> str:
+    """Close while a close is under way, or leave and be cancelled in the middle; then use the name again."""
+    weights = publish(end.model, to="rollout")
+    await weights.send()
+    ends = weights._end
+
+    async def end_slowly() -> None:
+        await asyncio.sleep(1)
+        await ends()
+
+    weights._end = end_slowly  # type: ignore[method-assign]
+    if how == "twice":
+        weights.close()
+        await asyncio.sleep(0.5)
+        await weights.close()
+    else:
+        leaving = asyncio.create_task(weights.__aexit__(ValueError, ValueError("loss is nan")))
+        await asyncio.sleep(0.5)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+    await publish(end.model, to="rollout").close()
+    return weights._failure
+
+
+@pytest.mark.parametrize(("how", "failure"), [("twice", ""), ("cancelled", "ValueError: loss is nan")])
+def test_the_name_is_free_once_a_close_is_over_whoever_has_begun_it(how: str, failure: str) -> None:
+    async def script(trainer: Any, _: Any) -> Any:
+        return await trainer.play(close_again, how)
+
+    assert simulated(script) == [failure]
+
+
+async def wait_in_vain(end: End) -> str:
+    weights = publish(end.model, to="rollout")
+    await weights.send()
+    delivering = weights.delivered()
+    await asyncio.sleep(1)
+    await weights.close()
+    async with asyncio.timeout(1):
+        try:
+            await delivering
+        except ClosedError as error:
+            return str(error)
+    return "delivered"
+
+
+def test_a_close_ends_the_wait_for_ranks_that_do_not_follow() -> None:
+    async def script(trainer: Any, _: Any) -> Any:
+        return await trainer.play(wait_in_vain)
+
+    (said,) = simulated(script)
+    assert "is closed" in said
+
+
+# -- sends that wait for one another -----------------------------------------------------------------------------------
+
+
+async def cancel_the_second(end: End) -> list[int]:
+    async with publish(end.model, to="rollout") as weights:
+        sends = [weights.send() for _ in range(3)]
+        sends[1].cancel()
+        sends += [weights.send() for _ in range(2)]
+        return [await sends[number] for number in (0, 2, 3, 4)]
+
+
+async def cancel_the_one_that_is_awaited(end: End) -> list[int]:
+    async with publish(end.model, to="rollout") as weights:
+        first, second = weights.send(), weights.send()
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.wait([asyncio.ensure_future(second)])
+        third = weights.send()
+        return [await first, await third]
+
+
+@pytest.mark.parametrize("cancelled", [cancel_the_second, cancel_the_one_that_is_awaited])
+def test_sends_go_one_after_another_although_one_between_them_is_cancelled(cancelled: Any) -> None:
+    async def script(trainer: Any, rollout: Any) -> Any:
+        following = rollout.play(follow_on)
+        found = await trainer.play(cancelled)
+        await following
+        return found
+
+    (found,) = simulated(script)
+    assert found == list(range(2, 2 + len(found)))

@@ -25,7 +25,7 @@ from rlinf_async.weights.state.sync_report import SyncReport
 from rlinf_async.weights.transports.calls import finish
 from rlinf_async.weights.transports.deliveries import deliveries_to
 from rlinf_async.weights.transports.transport import LinkTransport, TransportBackend
-from rlinf_async.weights.waiting.bridge import Bridge, begin_after
+from rlinf_async.weights.waiting.bridge import Bridge, Turns
 from rlinf_async.work import Work
 
 _NOT_PENDING = "No async send is pending. Call send_async() first."
@@ -83,6 +83,7 @@ class WeightSender(Roster):
         self._current: Any = None
         self._made: Publisher | None = None
         self._bridge, self._calls = Bridge(), Calls()
+        self._turns = Turns(self._bridge)
 
     @property
     def _publisher(self) -> Publisher:
@@ -242,8 +243,8 @@ class WeightSender(Roster):
         return prepared
 
     def _start(self, begin: Callable[[], Coroutine[Any, Any, Any]], what: str) -> Any:
-        previous, self._current = self._current, None
-        work = self._bridge.run(begin_after(previous, begin), f"{what} of '{self._model_id}'")
+        self._current = None
+        work = self._turns.run(begin, f"{what} of '{self._model_id}'")
         self._current = work if isinstance(work, Work) else None
         return work
 
@@ -393,7 +394,7 @@ class WeightSender(Roster):
 
     async def _connect_after_all(self, call: Call, weights: Any, timeout: float | None) -> None:
         """Once it is known what has become of a send that was cancelled."""
-        self._current = None
+        self._current, self._turns = None, Turns(self._bridge)  # or what is started here would wait for this
         await self._connect_as(call, weights, timeout)
 
     async def _connect(self, timeout: float | None) -> None:
@@ -441,7 +442,7 @@ class WeightSender(Roster):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the context, and without what is pending."""
-        own = ("_bridge", "_calls", "_made", "_current", "_pending", "_is_closed", "_failure")
+        own = ("_bridge", "_turns", "_calls", "_made", "_current", "_pending", "_is_closed", "_failure")
         state = {name: value for name, value in self.__dict__.items() if name not in own}
         return {**state, "_context_ref": None}
 
