@@ -98,8 +98,13 @@ class Following(Scope):
     async def _meet(self) -> None:
         await self._link.opened.async_wait()
         self._link.send([say.JOIN])
-        await self._subscriber.connect(None)
-        await self._subscriber.wait_version(1)
+        try:
+            await self._subscriber.connect(None)
+            await self._subscriber.wait_version(1)
+        except Exception:
+            if self._link.error is None:  # the trainer offers the next version too, which a mended model takes
+                self._subscriber.serve()
+            raise
         self._subscriber.serve()
 
     @property
@@ -148,7 +153,8 @@ class Following(Scope):
 
     async def _wait_version(self, version: int, timeout: float | None) -> None:
         begun = clock.monotonic()
-        await self._met.async_wait(timeout)
+        if not self._subscriber.version:
+            await self._met.async_wait(timeout)
         await self._subscriber.wait_version(version, clock.rest(timeout, begun))
 
     def _on_loop(self, callback: Callable[[], None]) -> None:
@@ -172,5 +178,6 @@ class Following(Scope):
             self._tasks.loop_ended()
 
     async def _let_go(self) -> None:
+        self._tasks.start_no_more()  # of a thread that has seen this open: it would not end once the loop has stopped
         await self._tasks.settle()
         await self._subscriber.close()

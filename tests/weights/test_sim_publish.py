@@ -48,6 +48,14 @@ async def follow_on(end: End, **options: Any) -> int:
     return int(end.weights.version)
 
 
+async def publish_on(end: End) -> None:
+    end.weights = await publish(end.model, to="rollout").__aenter__()
+
+
+async def close(end: End) -> None:
+    await end.weights.close()
+
+
 async def look(end: End) -> tuple[int, float]:
     async with end.weights.reading() as version:
         return version, float(end.model["w"][0])
@@ -132,6 +140,41 @@ def test_each_failure_is_told_once_where_one_of_them_was_waited_for_meanwhile() 
     assert simulated(script) == [[2, 3]]
 
 
+# -- a model that does not fit at first --------------------------------------------------------------------------------
+
+
+async def follow_unfit(end: End) -> int:
+    end.model = {"w": torch.zeros(7)}
+    end.weights = follow(end.model, of="trainer")
+    for waiting in (lambda: end.weights.wait_version(1), lambda: look(end)):
+        with pytest.raises(WeightMismatch, match="'w' has shape"):
+            await waiting()
+    end.model["w"] = torch.zeros(WIDTH)
+    await end.send("mended", "trainer", 0)
+    await end.recv("trainer", 0)
+    await end.weights.wait_version(2, 5)
+    return (await look(end))[0]
+
+
+async def send_until_it_fits(end: End) -> list[str]:
+    async with publish(end.model, to="rollout") as weights:
+        with pytest.raises(WeightMismatch, match="'w' has shape"):
+            await weights.delivered()
+        await end.recv("rollout", 0)
+        await weights.send()
+        report = await weights.delivered()
+        await end.send("delivered", "rollout", 0)
+        return [ack.status for ack in report.per_worker.values()]
+
+
+def test_one_that_was_not_entered_gets_the_version_that_its_mended_model_takes() -> None:
+    async def script(trainer: Any, rollout: Any) -> Any:
+        following = rollout.play(follow_unfit)
+        return await trainer.play(send_until_it_fits), await following
+
+    assert simulated(script) == ([["applied"]], [2])
+
+
 # -- closes ------------------------------------------------------------------------------------------------------------
 
 
@@ -187,6 +230,34 @@ def test_a_close_ends_the_wait_for_ranks_that_do_not_follow() -> None:
 
     (said,) = simulated(script)
     assert "is closed" in said
+
+
+async def wait_while_it_closes(end: End) -> str:
+    """Another thread has seen that the scope is open, and begins to wait just before the loop of it stops."""
+    await follow_on(end)
+    stop, waiting = end.weights._thread.stop, []
+
+    def wait_and_stop() -> None:
+        waiting.append(end.weights._tasks.run(end.weights._wait_version(9, None), "version 9", abandonable=True))
+        stop()
+
+    end.weights._thread.stop = wait_and_stop
+    await end.weights.close()
+    try:
+        await waiting[0].async_wait(5)
+    except ClosedError:
+        return "closed"
+    return "done"
+
+
+def test_a_wait_that_begins_while_the_scope_is_closed_ends() -> None:
+    async def script(trainer: Any, rollout: Any) -> Any:
+        await trainer.play(publish_on)
+        said = await rollout.play(wait_while_it_closes)
+        await trainer.play(close)
+        return said
+
+    assert simulated(script) == ["closed"]
 
 
 # -- sends that wait for one another -----------------------------------------------------------------------------------
