@@ -231,12 +231,12 @@ class Publication(Scope):
             if handle.report is None:  # the publisher is closed
                 raise
             report = handle.report
-        # A rank that has died of it and is started again follows anew, and is asked as one that has come since.
-        acks: dict[Any, Ack] = {name: ack for name, ack in report.per_worker.items() if not _comes_back(ack.error)}
+        # A rank that has left, or has died and is started again, may follow anew: it is asked as one that has come since.
+        acks: dict[Any, Ack] = {name: ack for name, ack in report.per_worker.items() if not _has_left(ack.error)}
         if late := [name for name in publisher.worker_ids if name not in acks]:
             acks |= await publisher.catch_up(late, self._patience if timeout is None else clock.rest(timeout, begun))
         self._untold.pop(handle, None)  # and no later one, which another task may have sent meanwhile
-        there = {name: ack for name, ack in acks.items() if not isinstance(ack.error, ClosedError)}
+        there = {name: ack for name, ack in acks.items() if not _has_left(ack.error)}
         report = dataclasses.replace(report, per_worker=there)
         report.raise_failures()
         self._tell_earlier()
@@ -259,10 +259,11 @@ class Publication(Scope):
         self._aside.close()
 
 
-def _comes_back(error: BaseException | None) -> bool:
-    return isinstance(error, PeerLost) and error.returns
+def _has_left(error: BaseException | None) -> bool:
+    """True of one who has left, or comes back."""
+    return isinstance(error, ClosedError) or (isinstance(error, PeerLost) and error.returns)
 
 
 def _is_late(error: BaseException | None) -> bool:
-    """True of one who has not answered, has left, or comes back: none of them is a failure of the version."""
-    return isinstance(error, (DeadlineExceeded, ClosedError)) or _comes_back(error)
+    """True of one who has not answered, or has left: neither is a failure of the version."""
+    return isinstance(error, DeadlineExceeded) or _has_left(error)

@@ -175,6 +175,40 @@ def test_one_that_was_not_entered_gets_the_version_that_its_mended_model_takes()
     assert simulated(script) == ([["applied"]], [2])
 
 
+# -- a follower that leaves and comes back -----------------------------------------------------------------------------
+
+
+async def follow_again(end: End) -> None:
+    """Leave while a version is under way, follow again, and apply nothing for a while."""
+    await follow_on(end)
+    async with end.weights.reading():
+        await asyncio.sleep(2)
+        await end.weights.close()
+    end.weights = follow(end.model, of="trainer")
+    async with end.weights._subscriber.gate.reading():
+        await asyncio.sleep(5)
+    await end.weights.wait_version(2)
+
+
+async def deliver_to_who_is_back(end: End) -> list[tuple[str, str]]:
+    async with publish(end.model, to="rollout") as weights:
+        await weights.delivered()
+        await asyncio.sleep(1)
+        await weights.send()
+        await asyncio.sleep(3)
+        return [(name, ack.status) for name, ack in (await weights.delivered()).per_worker.items()]
+
+
+def test_who_has_left_and_follows_again_is_waited_for() -> None:
+    async def script(trainer: Any, rollout: Any) -> Any:
+        following = rollout.play(follow_again)
+        found = await trainer.play(deliver_to_who_is_back)
+        await following
+        return found
+
+    assert simulated(script) == [[("rollout:0", "applied")]]
+
+
 # -- closes ------------------------------------------------------------------------------------------------------------
 
 

@@ -518,9 +518,9 @@ class Outlets:
                 return self._removed(name, version)
             if target.acked >= version:
                 return Ack("applied", version)
-            error = outlet.link.error
-            if target.trouble is not None:
-                error = outlet.refusal or TransferFailed(target.trouble)
+            error = outlet.refusal or outlet.link.error
+            if error is None and target.trouble is not None:
+                error = TransferFailed(target.trouble)
             return None if error is None else Ack("failed", version, error)
 
     def _finish(self, versions: Iterable[int]) -> None:
