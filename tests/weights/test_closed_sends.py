@@ -13,6 +13,7 @@ import torch
 from rlinf_async import MultiProcessWeightSyncScheme
 from rlinf_async.errors import ClosedError
 from tests._support.weight_parts import Store
+from tests.weights.ends import both
 
 
 def test_a_sender_that_is_closed_while_it_packs_says_that_it_is_closed() -> None:
@@ -52,3 +53,19 @@ async def test_a_sender_that_is_closed_while_it_waits_for_its_workers_says_so() 
         await scheme.close()
         with pytest.raises(ClosedError, match="'policy' is closed"):
             await sending
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_sender_whose_close_is_cancelled_closes_every_transport(turns: int) -> None:
+    async with both("multiprocess", source={"w": torch.ones(2_000_000)}, model={"w": torch.zeros(2_000_000)}) as ends:
+        await ends.deliver()
+        (transport,) = ends.sender._transports.values()
+        closing = asyncio.ensure_future(ends.schemes[0].close())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        closing.cancel()
+        async with asyncio.timeout(20):
+            await asyncio.wait([closing])
+            while transport._link is not None:
+                await asyncio.sleep(0)
+        assert ends.sender._made._store is None

@@ -429,14 +429,16 @@ class WeightSender(Roster):
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.cancel()
-        work = self._bridge.run(self._close(), f"the closing of {self!r}")
+        work = self._bridge.run(self._close(), f"the closing of {self!r}", abandonable=False)
         self._bridge.release()
         return work
 
     async def _close(self) -> None:
-        if self._made is not None:
-            await self._made.close(self._failure)
-        await close_all([*self._transports.values(), *([self._transport] if self._transport else [])])
+        try:
+            if self._made is not None:
+                await self._made.close(self._failure)
+        finally:
+            await close_all([*self._transports.values(), *([self._transport] if self._transport else [])])
 
     # -- pickling -----------------------------------------------------------------------------------------------
 
