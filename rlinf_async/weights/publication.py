@@ -231,7 +231,7 @@ class Publication(Scope):
             if handle.report is None:  # the publisher is closed
                 raise
             report = handle.report
-        # A rank that has left, or has died and is started again, may follow anew: it is asked as one that has come since.
+        # A rank that has left, or is started again, may follow anew: it is asked as one that has come since.
         acks: dict[Any, Ack] = {name: ack for name, ack in report.per_worker.items() if not _has_left(ack.error)}
         if late := [name for name in publisher.worker_ids if name not in acks]:
             acks |= await publisher.catch_up(late, self._patience if timeout is None else clock.rest(timeout, begun))
