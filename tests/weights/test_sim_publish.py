@@ -179,19 +179,22 @@ def test_one_that_was_not_entered_gets_the_version_that_its_mended_model_takes()
 
 
 async def follow_again(end: End) -> None:
-    """Leave while a version is under way, follow again, and apply nothing for a while."""
-    await follow_on(end)
+    """Leave while a version is under way, from inside a reading block; follow again, and apply nothing for a while."""
+    await follow_on(end, apply="map")
     async with end.weights.reading():
         await asyncio.sleep(2)
+        begun = monotonic()
         await end.weights.close()
-    end.weights = follow(end.model, of="trainer")
+        assert monotonic() - begun < 1
+    end.weights = follow(end.model, of="trainer", apply="map")
     async with end.weights._subscriber.gate.reading():
         await asyncio.sleep(5)
     await end.weights.wait_version(2)
+    await end.weights.close()
 
 
 async def deliver_to_who_is_back(end: End) -> list[tuple[str, str]]:
-    async with publish(end.model, to="rollout") as weights:
+    async with publish(end.model, to="rollout", apply="map") as weights:
         await weights.delivered()
         await asyncio.sleep(1)
         await weights.send()

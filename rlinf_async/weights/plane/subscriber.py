@@ -507,7 +507,7 @@ class Subscriber:
             raise process.forked(f"the receiver of '{self._model_id}'", self._pid)
 
     async def close(self) -> None:
-        """Gives back the link and the memory; mapped tensors get memory of their own.  Idempotent.
+        """Gives back the link and the memory; mapped tensors get memory of their own once readers have left.  Idempotent.
 
         It does all of that once it has begun; a cancellation is passed on afterwards.
         """
@@ -516,7 +516,8 @@ class Subscriber:
         self._is_closed = True
         async with contextlib.AsyncExitStack() as then:  # what is named last comes first
             then.callback(self._ended)
-            then.push_async_callback(self._applying.close)  # behind what is copied
+            is_copy = self._pid not in (None, process.pid)
+            then.push_async_callback(self._applying.close, is_copy=is_copy)  # behind what is copied
             then.push_async_callback(self._end_host)
             if self.link is not None:
                 then.callback(self.link.close)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import os
 import selectors
 import threading
@@ -62,7 +63,7 @@ class Bridge:
             if blocking.runner is None:
                 blocking.runner = asyncio.Runner(loop_factory=_new_loop)
                 weakref.finalize(self, _close, blocking.runner, blocking.pid)
-            return blocking.runner.run(coroutine)
+            return blocking.runner.run(coroutine, context=contextvars.copy_context())
 
     async def settle(self) -> None:
         """Cancels what still goes on in the loop that runs here, and waits for its end."""

@@ -128,6 +128,11 @@ class ReadingGate:
         """
         return Reading(self, timeout)
 
+    def is_read_here(self) -> bool:
+        """True if the caller is inside a reading() block itself, and would wait for its end in vain."""
+        outer = self._here.get()
+        return outer is not None and outer.is_open
+
     @contextlib.asynccontextmanager
     async def writing(self, timeout: float | None = None) -> AsyncIterator[None]:
         """``async with`` it: nobody reads meanwhile.

@@ -237,10 +237,13 @@ def test_a_loop_that_stops_while_it_is_waited_for_is_waited_for_no_longer(monkey
 # -- forked ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_forked_process_closes_its_copy_and_waits_for_nothing_that_is_its_parents() -> None:
+@pytest.mark.parametrize("apply", ["copy", "map"])
+async def test_a_forked_process_closes_its_copy_and_waits_for_nothing_that_is_its_parents(apply: str) -> None:
     destination = large(0.0)
-    async with pair(large(1.0), destination) as (publisher, (subscriber,)):
+    async with pair(large(1.0), destination, apply=apply) as (publisher, (subscriber,)):
         await (await publisher.publish())
+        subscriber._applying._writing.acquire()  # as threads of the parent that write and read just then
+        subscriber.gate._readers += 1
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
             child = os.fork()
@@ -253,6 +256,8 @@ async def test_a_forked_process_closes_its_copy_and_waits_for_nothing_that_is_it
                 os._exit(code)
         _, status = await asyncio.to_thread(os.waitpid, child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
+        subscriber._applying._writing.release()
+        subscriber.gate._leave(writes=False)
         await (await publisher.publish(large(2.0)))
         assert destination["w"].unique().tolist() == [2.0]
 
