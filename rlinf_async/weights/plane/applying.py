@@ -186,8 +186,8 @@ class Applying:
         Idempotent.
 
         Args:
-            is_copy: of a forked process, whose parent's readers, and whoever has a lock, are not there to leave.  Mapped
-                tensors stay where they are here too: torch's threads, which would copy them, are the parent's.
+            is_copy: of a forked process, where the readers of the parent are not there to leave, nor who has a lock.
+                Mapped tensors stay where they are: the threads of torch, which would copy them, are the parent's.
         """
         self._is_closed = True
         if is_copy:

@@ -507,9 +507,9 @@ class Subscriber:
             raise process.forked(f"the receiver of '{self._model_id}'", self._pid)
 
     async def close(self) -> None:
-        """Gives back the link and the memory; mapped tensors get memory of their own once readers have left.  Idempotent.
+        """Gives back the link and the memory; once readers have left, mapped tensors get memory of their own.
 
-        It does all of that once it has begun; a cancellation is passed on afterwards.
+        It does all of that once it has begun; a cancellation is passed on afterwards.  Idempotent.
         """
         if self._has_ended:
             return

@@ -331,6 +331,8 @@ class WeightSender(Roster):
         except TimeoutError:
             if not deadline.expired():
                 raise
+            if pending.done():  # the last answer has come just then, and nobody could ask for it later
+                return await pending.async_wait()
             missing = ", ".join(map(str, self._publisher.waiting_for(pending)))
             raise DeadlineExceeded(
                 f"version {pending.version} of '{self._model_id}' was not applied within {timeout:g} s by workers "

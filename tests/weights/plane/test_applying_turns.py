@@ -106,7 +106,7 @@ async def test_memory_is_not_given_back_while_somebody_writes_from_it(monkeypatc
     assert order == ["written 1.0", "given back"]
 
 
-# -- a reader that is there when all is closed --------------------------------------------------------------------------
+# -- a reader that is there when all is closed -------------------------------------------------------------------------
 
 
 class Reader:
