@@ -82,7 +82,10 @@ async def test_a_wait_that_is_closed_before_it_has_begun_says_so() -> None:
         await waiting
 
 
-async def test_an_answer_that_comes_with_the_end_of_the_wait_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ended_by", ["deadline", "cancellation"])
+async def test_an_answer_that_comes_with_the_end_of_the_wait_is_told(
+    monkeypatch: pytest.MonkeyPatch, ended_by: str
+) -> None:
     async with both("multiprocess") as ends:
         await ends.deliver()
         await ends.sender.send_async(Tied(2.0))
@@ -98,6 +101,12 @@ async def test_an_answer_that_comes_with_the_end_of_the_wait_counts(monkeypatch:
                 raise
 
         monkeypatch.setattr(ends.sender, "_report", overtaken)
+        if ended_by == "cancellation":
+            waiting = asyncio.create_task(ends.sender.wait_async())
+            await asyncio.sleep(0.05)
+            inner = next(iter(ends.sender._bridge._tasks.values()))._running.copy()
+            waiting.cancel()
+            await asyncio.wait(inner)
         assert (await ends.sender.wait_async(0.05)).version == 2
         with pytest.raises(RuntimeError, match="No async send is pending"):
             await ends.sender.wait_async()

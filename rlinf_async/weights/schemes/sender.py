@@ -324,10 +324,13 @@ class WeightSender(Roster):
             if pending.report is None:  # and nobody has waited for it to the end
                 raise ClosedError(f"the sender of '{self._model_id}' is closed")
             raise RuntimeError(_NOT_PENDING)
-        deadline = asyncio.timeout(timeout)
+        deadline, is_told = asyncio.timeout(timeout), True
         try:
             async with deadline:
                 return await self._report(pending)
+        except asyncio.CancelledError:
+            is_told = False
+            raise
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -339,7 +342,7 @@ class WeightSender(Roster):
                 f"{missing}; it is still pending"
             ) from None
         finally:
-            if pending.done() and self._pending is pending:
+            if pending.done() and is_told and self._pending is pending:
                 self._pending = None
 
     # -- life ---------------------------------------------------------------------------------------------------
