@@ -254,9 +254,11 @@ class Publication(Scope):
     async def _end(self) -> None:
         if self._followers is not None:
             self._followers.close()
-        if self._publisher is not None:
-            await self._publisher.close(self._failure)
-        self._aside.close()
+        try:
+            if self._publisher is not None:
+                await self._publisher.close(self._failure)
+        finally:
+            await self._aside.end()
 
 
 def _has_left(error: BaseException | None) -> bool:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from rlinf_async import MultiProcessWeightSyncScheme
+from rlinf_async import MultiProcessWeightSyncScheme, publish
 from rlinf_async.errors import ClosedError
-from tests._support.weight_parts import Store
+from rlinf_async.weights import Publisher, scope
+from tests._support.weight_parts import LocalLink, Store
 from tests.weights.ends import both
 
 
@@ -69,3 +71,31 @@ async def test_a_sender_whose_close_is_cancelled_closes_every_transport(turns: i
             while transport._link is not None:
                 await asyncio.sleep(0)
         assert ends.sender._made._store is None
+
+
+async def test_a_rank_that_only_exports_holds_up_no_loop_when_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scope, "require_exchange", lambda: None)
+    exports, goes_on = threading.Event(), threading.Event()
+
+    def export() -> Iterator[tuple[str, torch.Tensor]]:
+        exports.set()
+        assert goes_on.wait(5), "the loop that lets it go on stands still"
+        return iter(())
+
+    weights = publish(export, to="rollout")
+    sending = asyncio.ensure_future(weights.send())
+    assert await asyncio.to_thread(exports.wait, 5)
+    asyncio.get_running_loop().call_later(0.05, goes_on.set)
+    await weights.close()
+    assert await sending == 1
+
+
+async def test_nobody_is_added_to_a_publisher_that_is_being_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another thread, which has seen that it is open."""
+    publisher = Publisher({"w": torch.ones(2)})
+    monkeypatch.setattr(publisher, "_check_open", lambda: None)
+    await publisher.close()
+    to_receiver, _ = LocalLink.pair()
+    with pytest.raises(ClosedError, match="'policy' is closed"):
+        publisher.add("late", to_receiver)
+    assert publisher.worker_ids == []
