@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from rlinf_async import MultiProcessWeightSyncScheme, publish
 from rlinf_async.errors import ClosedError
 from rlinf_async.weights import Publisher, scope
-from tests._support.weight_parts import LocalLink, Store
+from tests._support.weight_parts import Bridge, LocalLink, Store
 from tests.weights.ends import both
 
 
@@ -99,3 +100,24 @@ async def test_nobody_is_added_to_a_publisher_that_is_being_closed(monkeypatch: 
     with pytest.raises(ClosedError, match="'policy' is closed"):
         publisher.add("late", to_receiver)
     assert publisher.worker_ids == []
+
+
+def test_the_loop_for_blocking_calls_is_not_given_back_under_a_call_that_begins() -> None:
+    """By another thread, which looks after the call has found the loop and before it runs there."""
+
+    async def seven() -> int:
+        return 7
+
+    bridge = Bridge()
+    bridge.run(seven(), "the first call")
+    runner = bridge._blocking.runner
+    assert runner is not None
+
+    def run(*call: Any, **options: Any) -> Any:
+        bridge.release()
+        return runner.run(*call, **options)
+
+    bridge._blocking.runner = SimpleNamespace(run=run, get_loop=runner.get_loop, close=runner.close)  # type: ignore[assignment]
+    assert bridge.run(seven(), "the second call") == 7
+    bridge.release()
+    assert bridge._blocking.runner is None

@@ -72,11 +72,15 @@ class Bridge:
             await tasks.settle()
 
     def release(self) -> None:
-        """Gives back the loop for blocking calls; not from within one of them."""
+        """Gives back the loop for blocking calls, unless one runs there, or is about to."""
         blocking = self._blocking
-        if blocking.runner is not None and not blocking.runner.get_loop().is_running():
-            _close(blocking.runner, blocking.pid)
-            blocking.runner = None
+        if blocking.lock.acquire(blocking=False):
+            try:
+                if blocking.runner is not None:
+                    _close(blocking.runner, blocking.pid)
+                    blocking.runner = None
+            finally:
+                blocking.lock.release()
 
 
 class _Blocking:
