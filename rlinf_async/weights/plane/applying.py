@@ -181,9 +181,9 @@ class Applying:
     async def close(self, *, is_copy: bool = False) -> None:
         """Tensors that are mapped get memory of their own once readers have left, and the slots are given back.
 
-        What is being written is written to the end, and what waits for its turn is not written.  If readers stay too
-        long, or the caller is cancelled meanwhile, mapped tensors stay where they are, which is kept for them.
-        Idempotent.
+        A version that is being written is written to the end, and one that waits for its turn is not written.  If
+        readers stay too long, or the caller is cancelled meanwhile, mapped tensors stay where they are, and that memory
+        is kept for them.  Idempotent.
 
         Args:
             is_copy: of a forked process, where the readers of the parent are not there to leave, nor who has a lock.

@@ -123,7 +123,7 @@ class Turns:
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
         self._works: list[Work[Any]] = []
-        """Those that have not ended.  The last one alone does not say that those before it have."""
+        """All that have not ended: if the last one was cancelled, those before it may go on."""
 
     def run(self, begin: Callable[[], Coroutine[Any, Any, Any]], what: str) -> Any:
         """As ``Bridge.run``; it begins once those before it in coroutines have ended."""
