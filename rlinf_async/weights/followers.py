@@ -143,8 +143,9 @@ class Followers:
         counts = line.has_joined or not (lives or self._is_below(line.group))
         if not isinstance(error, ClosedError) and counts and not returns:
             self._failures[line.worker] = error
-        with contextlib.suppress(ValueError):  # it had not joined; or the publisher is closed
-            self._publisher.remove(line.worker)
+        if line.has_joined:  # if not, another thread may have the next line of that name, and its JOIN
+            with contextlib.suppress(ValueError):  # the publisher is closed
+                self._publisher.remove(line.worker)
         if lives or returns:
             self._open(line.group, line.rank)
         self._changes.notify()

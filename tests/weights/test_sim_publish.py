@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from rlinf_async import ClosedError, Cluster, NodePlacementStrategy, WeightMismatch, Worker, follow, publish
+from rlinf_async import ClosedError, Cluster, NodePlacementStrategy, PeerLost, WeightMismatch, Worker, follow, publish
 from rlinf_async.testing import SimCluster, monotonic
 
 WIDTH = 1 << 19  # packed in a thread: a send takes several turns of the loop
@@ -210,6 +211,44 @@ def test_who_has_left_and_follows_again_is_waited_for() -> None:
         return found
 
     assert simulated(script) == [[("rollout:0", "applied")]]
+
+
+async def end_a_line_that_was_never_used(end: End) -> list[Any]:
+    """Find in one thread that a new line has ended, while another thread has the next one of that name and its JOIN."""
+    async with publish(end.model, to="rollout") as weights:
+        await weights.delivered()
+        followers, publisher = weights._followers, weights._publisher
+        assert followers is not None
+        assert publisher is not None
+        stale: Any = SimpleNamespace(worker="rollout:0", group="rollout", rank=0, has_joined=False)
+        line, followers._lines["rollout:0"] = followers._lines["rollout:0"], stale
+        is_there = followers._exchange.is_there
+
+        def overtaken(group: str, rank: int) -> bool:
+            followers._lines["rollout:0"] = line
+            return is_there(group, rank)
+
+        followers._exchange.is_there = overtaken  # type: ignore[method-assign]
+        followers._ended(stale, PeerLost("gone"))
+        followers._exchange.is_there = is_there  # type: ignore[method-assign]
+        await weights.send()
+        return [*publisher.worker_ids, *(await weights.delivered()).per_worker]
+
+
+def test_the_end_of_a_line_that_nobody_has_joined_removes_no_follower() -> None:
+    async def script(trainer: Any, rollout: Any) -> Any:
+        following = rollout.play(follow_until_it_ends)
+        found = await trainer.play(end_a_line_that_was_never_used)
+        await following
+        return found
+
+    assert simulated(script) == [["rollout:0", "rollout:0"]]
+
+
+async def follow_until_it_ends(end: End) -> None:
+    await follow_on(end)
+    with contextlib.suppress(ClosedError):
+        await end.weights.wait_version(100)
 
 
 # -- closes ------------------------------------------------------------------------------------------------------------
