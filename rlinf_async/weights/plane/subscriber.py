@@ -162,7 +162,7 @@ class Subscriber:
             TransferFailed: on entering: the last update broke off half way, and no whole version has come since.
         """
         self._check_process()
-        return self.gate.reading(timeout)
+        return Reading(self.gate, timeout, owner=self)
 
     async def wait_version(self, version: int, timeout: float | None = None) -> None:
         """Waits until this version, or a later one, is applied; receives meanwhile, unless it serves.

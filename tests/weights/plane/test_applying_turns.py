@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 import threading
 import time
@@ -14,7 +15,8 @@ import torch
 
 from rlinf_async import MultiProcessWeightSyncScheme
 from rlinf_async.errors import ClosedError
-from tests._support.weight_parts import Leases
+from rlinf_async.weights import Publisher, Subscriber
+from tests._support.weight_parts import Leases, LocalLink
 from tests.weights.pairs import pair
 
 LARGE = 400_000
@@ -198,4 +200,24 @@ def test_plain_code_closes_inside_a_reading_block_of_its_own() -> None:
             receiving.close()
         assert time.monotonic() - begun < 20
         sending.close()
+    assert shown(destination) == {1.0}
+
+
+async def test_a_receiver_that_is_dropped_inside_a_reading_block_keeps_the_memory_that_is_read() -> None:
+    destination = weights(0.0)
+    async with Publisher(weights(1.0)) as publisher:
+        to_receiver, to_sender = LocalLink.pair()
+        publisher.add(0, to_receiver)
+        subscriber = Subscriber(to_sender, destination, apply="map")
+        handle = await publisher.publish()
+        await subscriber.wait_version(1, 5)
+        await handle
+    standing, reading = destination["w"].data_ptr(), subscriber.reading()
+    with reading:
+        del subscriber, publisher, to_receiver, to_sender, handle
+        gc.collect()
+        assert destination["w"].data_ptr() == standing
+    del reading
+    gc.collect()
+    assert destination["w"].data_ptr() != standing
     assert shown(destination) == {1.0}
