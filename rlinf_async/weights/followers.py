@@ -143,8 +143,9 @@ class Followers:
         counts = line.has_joined or not (lives or self._is_below(line.group))
         if not isinstance(error, ClosedError) and counts and not returns:
             self._failures[line.worker] = error
-        with contextlib.suppress(ValueError):  # it had not joined; or the publisher is closed
-            self._publisher.remove(line.worker)
+        if line.has_joined:  # if not, another thread may have the next line of that name, and its JOIN
+            with contextlib.suppress(ValueError):  # the publisher is closed
+                self._publisher.remove(line.worker)
         if lives or returns:
             self._open(line.group, line.rank)
         self._changes.notify()
@@ -158,6 +159,7 @@ class Followers:
         for line in lines:
             if line is not None and not line.has_joined:
                 line.close()
+        self._changes.notify()
 
     # -- what the trainer hears of it ---------------------------------------------------------------------------
 
@@ -168,11 +170,13 @@ class Followers:
             DeadlineExceeded, ClosedError: there is no group of that name, or it was closed.
             WorkerDied, PeerLost: a rank has ended.
         """
-        if self._failures:
+        try:
             name, error = self._failures.popitem()
-            if name in self._sizes:
-                self._find(name)
-            raise copy_of(error)
+        except KeyError:  # there is none, or the thread that reads the links has taken the last one back just now
+            return
+        if name in self._sizes:
+            self._find(name)
+        raise copy_of(error)
 
     def _missing(self) -> list[str]:
         """Groups that are not there, and ranks that have never followed."""
@@ -185,15 +189,22 @@ class Followers:
 
         Raises:
             DeadlineExceeded: some have not; names them.
+            ClosedError: this was closed meanwhile.
             Exception: as ``check``.
         """
+
+        def is_over() -> bool:
+            return self._is_closed or bool(self._failures)
+
         begun = clock.monotonic()
         what = f"followers of '{self._name}'"
         await self._changes.wait_until(
-            lambda: bool(self._failures) or None not in self._sizes.values(), timeout, f"the groups of {what}"
+            lambda: is_over() or None not in self._sizes.values(), timeout, f"the groups of {what}"
         )
         patience = self._patience if timeout is None else clock.rest(timeout, begun)
-        await self._changes.wait_until(lambda: bool(self._failures) or not self._missing(), patience, what)
+        await self._changes.wait_until(lambda: is_over() or not self._missing(), patience, what)
+        if self._is_closed:
+            raise ClosedError(f"the publication of '{self._name}' is closed")
         self.check()
         if missing := self._missing():
             lines = {name: self._lines.get(name) for name in missing}

@@ -15,6 +15,7 @@ from rlinf_async.weights.schemes.sync_options import SyncOptions
 from rlinf_async.weights.scope import Scope
 from rlinf_async.weights.state import words as say
 from rlinf_async.weights.state.send_arguments import check_seconds
+from rlinf_async.weights.waiting.bridge import outlast
 from rlinf_async.weights.waiting.gate import Reading
 from rlinf_async.work import blocking
 
@@ -97,8 +98,13 @@ class Following(Scope):
     async def _meet(self) -> None:
         await self._link.opened.async_wait()
         self._link.send([say.JOIN])
-        await self._subscriber.connect(None)
-        await self._subscriber.wait_version(1)
+        try:
+            await self._subscriber.connect(None)
+            await self._subscriber.wait_version(1)
+        except Exception:
+            if self._link.error is None:  # the trainer offers the next version too, which a mended model takes
+                self._subscriber.serve()
+            raise
         self._subscriber.serve()
 
     @property
@@ -147,7 +153,8 @@ class Following(Scope):
 
     async def _wait_version(self, version: int, timeout: float | None) -> None:
         begun = clock.monotonic()
-        await self._met.async_wait(timeout)
+        if not self._subscriber.version:
+            await self._met.async_wait(timeout)
         await self._subscriber.wait_version(version, clock.rest(timeout, begun))
 
     def _on_loop(self, callback: Callable[[], None]) -> None:
@@ -165,11 +172,12 @@ class Following(Scope):
 
     async def _end(self) -> None:
         try:
-            await self._tasks.run(self._let_go(), f"the end of {self!r}", abandonable=False).async_wait()
+            await outlast(self._tasks.run(self._let_go(), f"the end of {self!r}", abandonable=False))
         finally:
             self._thread.stop()
             self._tasks.loop_ended()
 
     async def _let_go(self) -> None:
+        self._tasks.start_no_more()  # of a thread that has seen this open: it would not end once the loop has stopped
         await self._tasks.settle()
         await self._subscriber.close()

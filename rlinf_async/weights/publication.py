@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -26,8 +25,7 @@ from rlinf_async.weights.scope import Scope
 from rlinf_async.weights.state.send_arguments import check_seconds, number_of
 from rlinf_async.weights.state.sync_report import Ack, SyncReport
 from rlinf_async.weights.waiting.aside import Aside
-from rlinf_async.weights.waiting.bridge import begin_after
-from rlinf_async.work import Work
+from rlinf_async.weights.waiting.bridge import Turns
 
 _BEHIND: Final = 2
 """Versions that followers may be behind, by default."""
@@ -102,12 +100,10 @@ class Publication(Scope):
         self._followers: Followers | None = None
         """None on ranks that do not send."""
         self._calls = Calls()
-        self._sending: Any = None
+        self._turns = Turns(self._bridge)
         self._last: SyncHandle | None = None
-        self._is_told = True
-        """Whether the trainer has heard what has become of that."""
-        self._earlier: deque[SyncHandle] = deque()
-        """Handles of versions before the last one, whose failures the trainer has not heard of."""
+        self._untold: dict[SyncHandle, None] = {}
+        """Handles of versions of which the trainer has not heard what has become, the oldest first."""
         self._told: Request[list[int]] | None = None
         """Tells this node's daemon of the last version; the answer has the nodes with experiences ``of`` this group."""
         self._sends_ahead = bool(options.behind)
@@ -154,9 +150,7 @@ class Publication(Scope):
         call = self._next_call()
         check_seconds(timeout)
         begin = functools.partial(self._send, call, weights, version=version, timeout=timeout)
-        work = self._bridge.run(begin_after(self._sending, begin), f"a send by {self!r}")
-        self._sending = work if isinstance(work, Work) else None
-        return work
+        return self._turns.run(begin, f"a send by {self!r}")
 
     def _next_call(self) -> Call:
         call = self._calls.next()  # before anything that this rank alone may refuse
@@ -168,7 +162,7 @@ class Publication(Scope):
         self._check_open()
         if self._sends_ahead:
             self._tell_earlier()
-        elif not self._is_told:
+        elif self._last in self._untold:
             await self._report()
         if self._followers is not None:
             self._followers.check()
@@ -180,10 +174,9 @@ class Publication(Scope):
             self._version = number
             return number
         handle = await self._publisher.publish(weights, version=version, call=call, **options)
-        if not self._is_told and self._last is not None:
-            self._earlier.append(self._last)
-        is_first, self._last, self._is_told = self._last is None, handle, self._followers is None
+        is_first, self._last = self._last is None, handle
         if self._followers is not None:
+            self._untold[handle] = None
             await self._tell_experiences(handle.version, restart=is_first)
         return handle.version
 
@@ -207,17 +200,14 @@ class Publication(Scope):
 
     def _tell_earlier(self) -> None:
         """Raise what has gone wrong with a version, once; but a follower that is late is no failure."""
-        last = [self._last] if self._last is not None and not self._is_told else []
-        for handle in [*self._earlier, *last]:
+        for handle in list(self._untold):
             if not handle.done():
                 continue
-            if handle is not self._last:
-                self._earlier.remove(handle)
-            if handle.report is not None:
-                acks = {name: ack for name, ack in handle.report.per_worker.items() if not _is_late(ack.error)}
-                report = dataclasses.replace(handle.report, per_worker=acks)
-                self._is_told |= handle is self._last and bool(report.failed)
-                report.raise_failures()
+            acks = {} if handle.report is None else handle.report.per_worker
+            report = SyncReport(handle.version, {name: ack for name, ack in acks.items() if not _is_late(ack.error)})
+            if handle is not self._last or report.failed:
+                self._untold.pop(handle, None)  # another task may wait for its delivery, and tell of it too
+            report.raise_failures()
 
     def delivered(self, timeout: float | None = None) -> Any:
         """Waits until every rank of the groups has followed once, and those that follow have the version sent last.
@@ -266,12 +256,12 @@ class Publication(Scope):
             if handle.report is None:  # the publisher is closed
                 raise
             report = handle.report
-        # A rank that has died of it and is started again follows anew, and is asked as one that has come since.
-        acks: dict[Any, Ack] = {name: ack for name, ack in report.per_worker.items() if not _comes_back(ack.error)}
+        # A rank that has left, or is started again, may follow anew: it is asked as one that has come since.
+        acks: dict[Any, Ack] = {name: ack for name, ack in report.per_worker.items() if not _has_left(ack.error)}
         if late := [name for name in publisher.worker_ids if name not in acks]:
             acks |= await publisher.catch_up(late, self._patience if timeout is None else clock.rest(timeout, begun))
-        self._is_told = True
-        there = {name: ack for name, ack in acks.items() if not isinstance(ack.error, ClosedError)}
+        self._untold.pop(handle, None)  # and no later one, which another task may have sent meanwhile
+        there = {name: ack for name, ack in acks.items() if not _has_left(ack.error)}
         report = dataclasses.replace(report, per_worker=there)
         report.raise_failures()
         self._tell_earlier()
@@ -282,22 +272,25 @@ class Publication(Scope):
         await self._send(self._next_call())
 
     async def _leave(self) -> None:
-        if not self._is_told:
+        if self._last in self._untold:
             await self._delivered(None)
         self._tell_earlier()
 
     async def _end(self) -> None:
         if self._followers is not None:
             self._followers.close()
-        if self._publisher is not None:
-            await self._publisher.close(self._failure)
-        self._aside.close()
+        try:
+            if self._publisher is not None:
+                await self._publisher.close(self._failure)
+        finally:
+            await self._aside.end()
 
 
-def _comes_back(error: BaseException | None) -> bool:
-    return isinstance(error, PeerLost) and error.returns
+def _has_left(error: BaseException | None) -> bool:
+    """True of one who has left, or comes back."""
+    return isinstance(error, ClosedError) or (isinstance(error, PeerLost) and error.returns)
 
 
 def _is_late(error: BaseException | None) -> bool:
-    """True of one who has not answered, has left, or comes back: none of them is a failure of the version."""
-    return isinstance(error, (DeadlineExceeded, ClosedError)) or _comes_back(error)
+    """True of one who has not answered, or has left: neither is a failure of the version."""
+    return isinstance(error, DeadlineExceeded) or _has_left(error)

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Final, Self
 from rlinf_async._core import process
 from rlinf_async._worker.context import require_exchange
 from rlinf_async.errors import ClosedError
-from rlinf_async.weights.waiting.bridge import Bridge
+from rlinf_async.weights.waiting.bridge import Bridge, outlast
+from rlinf_async.work import Work
 
 _lock: Final = threading.Lock()
 
@@ -40,6 +41,7 @@ class Scope:
         self._is_closed = False
         self._failure = ""
         """The error by which it is left, in words."""
+        self._ended: Work[None] = Work()
         self._bridge = Bridge()
         self._lines = dict.fromkeys(((group, name) for group in groups), self)
         # Two links to one worker on a line of one name would each take words that are meant for the other, and drop
@@ -79,13 +81,17 @@ class Scope:
         return self._bridge.run(self._close(), f"the end of {self!r}", abandonable=False)
 
     async def _close(self) -> None:
-        if self._is_closed or self._pid != process.pid:
+        if self._pid != process.pid:
+            return
+        if self._is_closed:
+            await self._ended.async_wait()
             return
         self._is_closed = True
         try:
             await self._end()
         finally:
             self._give_name_back()
+            self._ended._settle()
 
     def _give_name_back(self) -> None:
         with _lock:
@@ -97,7 +103,7 @@ class Scope:
             await self._enter()
         except BaseException as error:
             self._fail(type(error), error)
-            await self.close()
+            await outlast(self.close())
             raise
         return self
 
@@ -111,7 +117,7 @@ class Scope:
         else:
             self._fail(kind, error)
         finally:
-            await self.close()
+            await outlast(self.close())
 
     def _fail(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
         if kind is not None:
@@ -124,5 +130,7 @@ class Scope:
         return self
 
     def __exit__(self, *exc_info: Any) -> None:
-        self._bridge.run(self.__aexit__(*exc_info), f"the end of {self!r}")
-        self._bridge.release()
+        try:
+            self._bridge.run(self.__aexit__(*exc_info), f"the end of {self!r}")
+        finally:
+            self._bridge.release()

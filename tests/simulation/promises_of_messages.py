@@ -176,7 +176,7 @@ async def a_receive_that_was_late_leaves_its_message(scene: Scene) -> None:
     scene.same(await scene.soon(sending, "the sends"), [[None] * 3], "the sends")
 
 
-async def _wait_for_both(self: Strict, group: str, rank: int, size: int, tells: bool) -> list[Any]:
+async def _wait_for_both(self: Strict, group: str, rank: int, size: int) -> list[Any]:
     """Receive from a rank, and send it more than its window takes."""
     sends = [in_task(self.send(_message(number, size), group, rank, async_op=True)) for number in range(3)]
     receive = in_task(self.recv(group, rank))
@@ -199,7 +199,7 @@ async def a_death_ends_the_messages_of_its_rank_alone(scene: Scene) -> None:
         scene.same(found, [0], "the first message")
         await asyncio.sleep(0.5)
         scene.check(sending.done() or any(size > 60_000 for _, size in sent), "small messages wait for their receiver")
-    waits = in_task(scene.group[other].act(_wait_for_both, scene.name, victim, 70_000, True))
+    waits = in_task(scene.group[other].act(_wait_for_both, scene.name, victim, 70_000))
     aside = in_task(scene.group[other].act(_take, scene.name, third, 1))
     await scene.until(1.0, lambda: bool(scene.seen("waits")), "it waits")
     await asyncio.sleep(0.2)
@@ -208,7 +208,7 @@ async def a_death_ends_the_messages_of_its_rank_alone(scene: Scene) -> None:
     for number, each in enumerate(found):
         if number == 0 or each[0] is not None:  # a message may have left by then
             scene.same(each, ("WorkerDied", False, victim), f"wait {number} for the dead rank")
-    later = in_task(scene.group[other].act(_wait_for_both, scene.name, victim, 10, True))
+    later = in_task(scene.group[other].act(_wait_for_both, scene.name, victim, 10))
     (found,) = await scene.soon(later, "later waits for it", 1.0)
     scene.same(found, [("WorkerDied", False, victim)] * 4, "later waits for it")
     if knows:

@@ -14,7 +14,7 @@ from torch import nn
 from rlinf_async.errors import ConfigError, DeadlineExceeded, PeerLost, WeightMismatch
 from rlinf_async.weights import Manifest, ParamTree, Publisher, Subscriber
 from rlinf_async.weights.model import digests
-from tests._support.weight_parts import LocalLink, Update
+from tests._support.weight_parts import LocalLink, Update, Words, words
 from tests.weights.ends import Tied, both
 from tests.weights.pairs import pair
 
@@ -252,3 +252,29 @@ def test_a_version_is_hashed_at_once_in_the_forms_that_the_one_before_was_asked_
     monkeypatch.setattr(digests, "_hashed", lambda *_: 1 / 0)
     assert not expected.differing(2, leaves, *given)
     assert expected.differing(2, leaves, given[0], bytes(32)) == ["w"]
+
+
+async def test_an_answer_that_comes_at_once_is_compared_all_the_same() -> None:
+    """Before the trainer has begun to hash the version."""
+
+    class Hasty:
+        """A receiver that answers where it hears, and holds something else than what was sent."""
+
+        def hear(self, heard: Words) -> None:
+            what = heard[0]
+            if what == words.HELLO:
+                to_sender.send([words.ACK, 0, None, "", 0.0, 0.0, 0.0, None])
+            elif what == words.PUBLISH:
+                to_sender.send([words.ACK, heard[1], None, "", 0.0, 0.0, 0.0, (heard[1], b"", bytes(32))])
+
+        def hear_end(self, error: Exception) -> None: ...
+
+    to_receiver, to_sender = LocalLink.pair()
+    to_sender.listen(Hasty())
+    source = {"w": torch.ones(3)}
+    async with Publisher(source, verify="sha256") as publisher:
+        publisher.add(0, to_receiver)
+        await publisher.connect(5)
+        for _ in range(2):
+            with pytest.raises(WeightMismatch, match=r"'w' of version . is not what was sent"):
+                await (await publisher.publish(source))

@@ -187,3 +187,24 @@ async def test_serving_goes_on_after_somebody_was_late() -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await serving
     await scheme.close()
+
+
+async def test_serving_goes_on_after_an_error_of_the_model_that_would_end_a_transport() -> None:
+    class Broken(Tied):
+        def set_extra_state(self, state: Any) -> None:
+            if state == "broken":
+                raise OSError("the model's own file")
+
+        def get_extra_state(self) -> Any:
+            return "whole"
+
+    transport, model = Queue(), Broken()
+    scheme, serving = await served(transport, model)
+    for state in ("broken", "whole"):
+        transport.coming.put_nowait(("policy", {**Broken(2.0).state_dict(), "_extra_state": state}))
+    await scheme.get_receiver().wait_version(1, timeout=20)
+    assert [type(answer) for answer in transport.answers] == [OSError, str]
+    assert not serving.done()
+    serving.cancel()
+    await asyncio.wait([serving])
+    await scheme.close()

@@ -12,6 +12,7 @@ import torch
 from rlinf_async import WorkerWeightSyncScheme
 from rlinf_async.errors import ClosedError
 from tests._support.weight_parts import Bridge
+from tests.weights.ends import Tied, both
 
 
 class Slow:
@@ -79,3 +80,33 @@ async def test_a_wait_that_is_closed_before_it_has_begun_says_so() -> None:
     await closing
     with pytest.raises(ClosedError, match="the sender of 'policy' is closed"):
         await waiting
+
+
+@pytest.mark.parametrize("ended_by", ["deadline", "cancellation"])
+async def test_an_answer_that_comes_with_the_end_of_the_wait_is_told(
+    monkeypatch: pytest.MonkeyPatch, ended_by: str
+) -> None:
+    async with both("multiprocess") as ends:
+        await ends.deliver()
+        await ends.sender.send_async(Tied(2.0))
+        report = ends.sender._report
+
+        async def overtaken(handle: Any) -> Any:
+            try:
+                return await report(handle)
+            except asyncio.CancelledError:
+                assert await ends.take(5)
+                while not handle.done():
+                    await asyncio.sleep(0)
+                raise
+
+        monkeypatch.setattr(ends.sender, "_report", overtaken)
+        if ended_by == "cancellation":
+            waiting = asyncio.create_task(ends.sender.wait_async())
+            await asyncio.sleep(0.05)
+            inner = next(iter(ends.sender._bridge._tasks.values()))._running.copy()
+            waiting.cancel()
+            await asyncio.wait(inner)
+        assert (await ends.sender.wait_async(0.05)).version == 2
+        with pytest.raises(RuntimeError, match="No async send is pending"):
+            await ends.sender.wait_async()

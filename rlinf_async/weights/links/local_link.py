@@ -24,8 +24,10 @@ class LocalLink(Link):
         return to_receiver, to_sender
 
     def _send(self, words: Words) -> None:
-        assert self._other is not None
-        self._other._arrive(list(words))
+        other = self._other
+        if other is None:  # another thread has closed this one since it was seen to be whole
+            raise self._told()
+        other._arrive(list(words))
 
     def _close(self) -> None:
         other, self._other = self._other, None

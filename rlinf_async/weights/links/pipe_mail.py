@@ -51,6 +51,8 @@ class PipeMail:
 
     def _reset(self) -> None:
         self.notices: dict[str, Notice] = {}
+        self._kept: list[tuple[Any, str]] = []
+        """Messages that were taken out for somebody who was cancelled meanwhile."""
         self._reader, self._writer = LazyThread("weights from a pipe"), LazyThread("weights into a pipe")
         self._taking = threading.Lock()
         """Held by one that looks for a message until it has taken it."""
@@ -125,12 +127,19 @@ class PipeMail:
         Raises:
             PeerLost: the other side is gone.
         """
+        if self._kept:
+            return self._kept.pop(0)
         if not await self.wait(timeout):
             return None
-        try:  # in a thread, because it may wait in the middle for the rest
-            message: tuple[Any, str] = await finish_in_thread(asyncio.wrap_future(self._reader.call(self._pipe.recv)))
+        taking = asyncio.wrap_future(self._reader.call(self._pipe.recv))  # which may wait in the middle for the rest
+        try:
+            message: tuple[Any, str] = await finish_in_thread(taking)
         except EOFError:
             raise PeerLost("the other end of the pipe is closed") from None
+        except asyncio.CancelledError:
+            if taking.exception() is None:
+                self._kept.append(taking.result())
+            raise
         return message
 
     def take_notice(self, model_id: str) -> Notice | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -9,7 +10,7 @@ from typing import Any, Final
 from rlinf_async._core import clock
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._recorder import recording
-from rlinf_async.errors import ClosedError, TransferFailed
+from rlinf_async.errors import ClosedError, DeadlineExceeded, TransferFailed
 from rlinf_async.weights.memory.gpus import Gpus, Registrar
 from rlinf_async.weights.memory.leases import Leased, Leases
 from rlinf_async.weights.memory.slot import MemoryName
@@ -177,19 +178,37 @@ class Applying:
         self.destination.detach()
         self.leases.forget()
 
-    async def close(self) -> None:
-        """Tensors that are mapped get memory of their own, and the slots are given back.  Idempotent.
+    async def close(self, *, is_copy: bool = False) -> None:
+        """Tensors that are mapped get memory of their own once readers have left, and the slots are given back.
 
-        What is being written is written to the end, and what waits for its turn is not written.
+        A version that is being written is written to the end, and one that waits for its turn is not written.  If
+        readers stay too long, or the caller is cancelled meanwhile, mapped tensors stay where they are, and that memory
+        is kept for them.  Idempotent.
+
+        Args:
+            is_copy: of a forked process, where the readers of the parent are not there to leave, nor who has a lock.
+                Mapped tensors stay where they are: the threads of torch, which would copy them, are the parent's.
         """
+        self._is_closed = True
+        if is_copy:
+            self.leases.close()
+            return
+        # A kernel of another thread that is reading the mapped memory would end the process (SIGSEGV).
+        waits = self.leases.keeps_one and not self.gate.is_read_here()
         try:
-            await self._aside.do(self._give_back, nbytes=0 if self.leases.manifest is None else None)
+            async with self.gate.writing(self._patience) if waits else contextlib.nullcontext():
+                await self._aside.do(self._give_back, nbytes=0 if self.leases.manifest is None else None)
+        except BaseException as error:  # readers have not left
+            await self._aside.do(self.leases.close, nbytes=None)
+            if not isinstance(error, DeadlineExceeded):
+                raise
+            logger.warning("tensors of '%s' stay in the memory of their sender: %s", self._model_id, error)
         finally:
             self._aside.close()
 
     def _give_back(self) -> None:
-        with self._writing:
-            self._is_closed = True
+        with self._writing:  # what is being written has seen nothing of the end
+            pass
         give_back(self.destination, self.leases)
 
     def _is_pinned(self) -> bool:

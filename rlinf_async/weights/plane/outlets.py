@@ -76,6 +76,7 @@ class Outlets:
         self._store: Store | None = None
         self._relay = Relay(self, self._lock, chain_from)
         self._plan = self._relay.plan
+        self._is_closed = False
 
     @property
     def names(self) -> list[Hashable]:
@@ -141,6 +142,8 @@ class Outlets:
             self.remove(name)
         outlet = Outlet(name, link, self.hear, self.hear_end)
         with self._lock:
+            if self._is_closed:  # nobody would close its link
+                raise ClosedError(f"the publisher of '{self._model_id}' is closed")
             self._outlets[name] = outlet
             self._newcomers.append(outlet)
             self.ledger.add(name)
@@ -225,6 +228,7 @@ class Outlets:
             reason: told to the receivers first, in words; empty where the sender has not failed.
         """
         with self._lock:
+            self._is_closed = True
             outlets, self._outlets = list(self._outlets.values()), {}
             self._newcomers.clear()
             self._relay.act(self._plan.close)
@@ -518,9 +522,9 @@ class Outlets:
                 return self._removed(name, version)
             if target.acked >= version:
                 return Ack("applied", version)
-            error = outlet.link.error
-            if target.trouble is not None:
-                error = outlet.refusal or TransferFailed(target.trouble)
+            error = outlet.refusal or outlet.link.error
+            if error is None and target.trouble is not None:
+                error = TransferFailed(target.trouble)
             return None if error is None else Ack("failed", version, error)
 
     def _finish(self, versions: Iterable[int]) -> None:

@@ -267,6 +267,9 @@ class Publisher:
             if parcels:
                 await self._deliver(parcels, Parcel(self._model_id, number, source, seconds))
             self._check_open()  # it may have been closed meanwhile
+            verifying = None if self._packing is None else self._packing.verifying
+            if verifying is not None:  # a receiver may answer as soon as it has heard of the version
+                self.aside.start(verifying.hold, number, nbytes=None)
             handle = SyncHandle(number, seconds, self._expire, self._forget_version, parcels)
             handle.begun, handle.staged = begun, clock.monotonic() - begun
             self._handles[number] = handle
@@ -279,8 +282,8 @@ class Publisher:
                 near = packed if len(far) < len(names) else 0
                 self.aside.start(self._bring, handle, far, self._store, writer, near, nbytes=writer.leaves.nbytes)
             self._leave_behind()
-            if self._packing is not None and self._packing.verifying is not None:
-                self.aside.start(self._packing.verifying.begin, number, list(self._handles), nbytes=None)
+            if verifying is not None:
+                self.aside.start(verifying.hash, number, list(self._handles), nbytes=None)
             return handle
         except BaseException:  # also where whoever waited was cancelled, and all is packed
             self._take_back(number)

@@ -162,7 +162,7 @@ class Subscriber:
             TransferFailed: on entering: the last update broke off half way, and no whole version has come since.
         """
         self._check_process()
-        return self.gate.reading(timeout)
+        return Reading(self.gate, timeout, owner=self)
 
     async def wait_version(self, version: int, timeout: float | None = None) -> None:
         """Waits until this version, or a later one, is applied; receives meanwhile, unless it serves.
@@ -489,12 +489,11 @@ class Subscriber:
             while True:
                 try:
                     await self._receive(None)
-                except (PeerLost, ClosedError) as error:
-                    if self._end is None and not self._is_closed:
-                        raise
-                    logger.info("%r: nothing more will come: %s", self, error)
-                    return
-                except Exception:
+                except Exception as error:
+                    # The model may raise what a link ends with, and a link may end with any error.
+                    if self._is_closed or error is self._end:
+                        logger.info("%r: nothing more will come: %s", self, error)
+                        return
                     logger.exception("an update of '%s' could not be applied", self._model_id)
 
     def _check_open(self) -> None:
@@ -508,16 +507,17 @@ class Subscriber:
             raise process.forked(f"the receiver of '{self._model_id}'", self._pid)
 
     async def close(self) -> None:
-        """Gives back the link and the memory; mapped tensors get memory of their own.  Idempotent.
+        """Gives back the link and the memory; once readers have left, mapped tensors get memory of their own.
 
-        It does all of that once it has begun; a cancellation is passed on afterwards.
+        It does all of that once it has begun; a cancellation is passed on afterwards.  Idempotent.
         """
         if self._has_ended:
             return
         self._is_closed = True
         async with contextlib.AsyncExitStack() as then:  # what is named last comes first
             then.callback(self._ended)
-            then.push_async_callback(self._applying.close)  # behind what is copied
+            is_copy = self._pid not in (None, process.pid)
+            then.push_async_callback(self._applying.close, is_copy=is_copy)  # behind what is copied
             then.push_async_callback(self._end_host)
             if self.link is not None:
                 then.callback(self.link.close)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -32,20 +32,30 @@ class Verifying:
         self._expected = ExpectedDigests(store.manifest)
         self._held: dict[int, _Held] = {}
 
-    def begin(self, version: int, pending: Collection[int]) -> None:
-        """Hash a version that has been published, before the first receiver has answered.
-
-        Args:
-            pending: earlier versions that receivers may still answer; the slots of all others may be written again.
-        """
-        for each in self._held.keys() - set(pending):
-            self._held.pop(each).slot.let_go()
+    def hold(self, version: int) -> None:
+        """Hold the slot of a version that is about to be published."""
+        self._let_go([version])  # of that number, what was packed and not published
         latest = self._store.latest
         if latest is not None and latest.version == version and latest.is_in_slot:
             self._expected = self._expected.following()
             latest.hold()
-            self._held[version] = held = _Held(latest, list(latest.views.values()), self._expected)
-            self._expected.begin(version, held.leaves)
+            self._held[version] = _Held(latest, list(latest.views.values()), self._expected)
+
+    def hash(self, version: int, pending: Collection[int]) -> None:
+        """Hash a version that has been published, unless an answer has had that done already.
+
+        Args:
+            pending: other versions that receivers may still answer; the slots of all others may be written again.
+        """
+        self._let_go(self._held.keys() - {version, *pending})
+        held = self._held.get(version)
+        if held is not None:
+            held.expected.begin(version, held.leaves)
+
+    def _let_go(self, versions: Iterable[int]) -> None:
+        for version in versions:
+            if (held := self._held.pop(version, None)) is not None:
+                held.slot.let_go()
 
     def judge(self, name: Hashable, ack: Ack, digests: Sequence[Any] | None) -> Ack:
         """A receiver's answer with the digest of what it holds; a failure, if that is not what was sent."""

@@ -350,7 +350,8 @@ class WeightReceiver:
                 took = clock.monotonic() - begun
             except Exception as error:
                 # DeadlineExceeded is an OSError too, and says only that somebody was late.
-                if isinstance(error, _ENDS) and not isinstance(error, DeadlineExceeded):
+                is_transports = self._heard == heard and not isinstance(error, DeadlineExceeded)
+                if isinstance(error, _ENDS) and is_transports:
                     raise
                 took = clock.monotonic() - begun
                 logger.exception("an update of '%s' could not be applied", self._model_id)

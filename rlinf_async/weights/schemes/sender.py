@@ -25,7 +25,7 @@ from rlinf_async.weights.state.sync_report import SyncReport
 from rlinf_async.weights.transports.calls import finish
 from rlinf_async.weights.transports.deliveries import deliveries_to
 from rlinf_async.weights.transports.transport import LinkTransport, TransportBackend
-from rlinf_async.weights.waiting.bridge import Bridge, begin_after
+from rlinf_async.weights.waiting.bridge import Bridge, Turns
 from rlinf_async.work import Work
 
 _NOT_PENDING = "No async send is pending. Call send_async() first."
@@ -83,6 +83,7 @@ class WeightSender(Roster):
         self._current: Any = None
         self._made: Publisher | None = None
         self._bridge, self._calls = Bridge(), Calls()
+        self._turns = Turns(self._bridge)
 
     @property
     def _publisher(self) -> Publisher:
@@ -242,8 +243,8 @@ class WeightSender(Roster):
         return prepared
 
     def _start(self, begin: Callable[[], Coroutine[Any, Any, Any]], what: str) -> Any:
-        previous, self._current = self._current, None
-        work = self._bridge.run(begin_after(previous, begin), f"{what} of '{self._model_id}'")
+        self._current = None
+        work = self._turns.run(begin, f"{what} of '{self._model_id}'")
         self._current = work if isinstance(work, Work) else None
         return work
 
@@ -323,20 +324,25 @@ class WeightSender(Roster):
             if pending.report is None:  # and nobody has waited for it to the end
                 raise ClosedError(f"the sender of '{self._model_id}' is closed")
             raise RuntimeError(_NOT_PENDING)
-        deadline = asyncio.timeout(timeout)
+        deadline, is_told = asyncio.timeout(timeout), True
         try:
             async with deadline:
                 return await self._report(pending)
+        except asyncio.CancelledError:
+            is_told = False
+            raise
         except TimeoutError:
             if not deadline.expired():
                 raise
+            if pending.done():  # the last answer has come just then, and nobody could ask for it later
+                return await pending.async_wait()
             missing = ", ".join(map(str, self._publisher.waiting_for(pending)))
             raise DeadlineExceeded(
                 f"version {pending.version} of '{self._model_id}' was not applied within {timeout:g} s by workers "
                 f"{missing}; it is still pending"
             ) from None
         finally:
-            if pending.done() and self._pending is pending:
+            if pending.done() and is_told and self._pending is pending:
                 self._pending = None
 
     # -- life ---------------------------------------------------------------------------------------------------
@@ -393,7 +399,7 @@ class WeightSender(Roster):
 
     async def _connect_after_all(self, call: Call, weights: Any, timeout: float | None) -> None:
         """Once it is known what has become of a send that was cancelled."""
-        self._current = None
+        self._current, self._turns = None, Turns(self._bridge)  # or what is started here would wait for this
         await self._connect_as(call, weights, timeout)
 
     async def _connect(self, timeout: float | None) -> None:
@@ -428,20 +434,22 @@ class WeightSender(Roster):
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.cancel()
-        work = self._bridge.run(self._close(), f"the closing of {self!r}")
+        work = self._bridge.run(self._close(), f"the closing of {self!r}", abandonable=False)
         self._bridge.release()
         return work
 
     async def _close(self) -> None:
-        if self._made is not None:
-            await self._made.close(self._failure)
-        await close_all([*self._transports.values(), *([self._transport] if self._transport else [])])
+        try:
+            if self._made is not None:
+                await self._made.close(self._failure)
+        finally:
+            await close_all([*self._transports.values(), *([self._transport] if self._transport else [])])
 
     # -- pickling -----------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the context, and without what is pending."""
-        own = ("_bridge", "_calls", "_made", "_current", "_pending", "_is_closed", "_failure")
+        own = ("_bridge", "_turns", "_calls", "_made", "_current", "_pending", "_is_closed", "_failure")
         state = {name: value for name, value in self.__dict__.items() if name not in own}
         return {**state, "_context_ref": None}
 

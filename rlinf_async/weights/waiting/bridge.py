@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import os
 import selectors
 import threading
 import weakref
 from asyncio import _get_running_loop as running_loop
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from rlinf_async._client.tasks import Tasks
+from rlinf_async.work import Work
 
 
 class Bridge:
@@ -61,7 +63,7 @@ class Bridge:
             if blocking.runner is None:
                 blocking.runner = asyncio.Runner(loop_factory=_new_loop)
                 weakref.finalize(self, _close, blocking.runner, blocking.pid)
-            return blocking.runner.run(coroutine)
+            return blocking.runner.run(coroutine, context=contextvars.copy_context())
 
     async def settle(self) -> None:
         """Cancels what still goes on in the loop that runs here, and waits for its end."""
@@ -70,11 +72,15 @@ class Bridge:
             await tasks.settle()
 
     def release(self) -> None:
-        """Gives back the loop for blocking calls; not from within one of them."""
+        """Gives back the loop for blocking calls, unless one runs there, or is about to."""
         blocking = self._blocking
-        if blocking.runner is not None and not blocking.runner.get_loop().is_running():
-            _close(blocking.runner, blocking.pid)
-            blocking.runner = None
+        if blocking.lock.acquire(blocking=False):
+            try:
+                if blocking.runner is not None:
+                    _close(blocking.runner, blocking.pid)
+                    blocking.runner = None
+            finally:
+                blocking.lock.release()
 
 
 class _Blocking:
@@ -111,12 +117,45 @@ def _close(runner: asyncio.Runner, pid: int) -> None:
             loop.close()
 
 
-async def begin_after(previous: Any, begin: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """Begins once what was given up before it has ended."""
-    if previous is not None and not previous.done():
+class Turns:
+    """Coroutines of a bridge that run one after another, also where one between two others is cancelled."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+        self._works: list[Work[Any]] = []
+        """All that have not ended: if the last one was cancelled, those before it may go on."""
+
+    def run(self, begin: Callable[[], Coroutine[Any, Any, Any]], what: str) -> Any:
+        """As ``Bridge.run``; it begins once those before it in coroutines have ended."""
+        before = self._works = [work for work in self._works if not work.done()]
+        work = self._bridge.run(_begin_after(before, begin), what)
+        if isinstance(work, Work):
+            self._works = [*before, work]
+        return work
+
+
+async def _begin_after(before: Sequence[Work[Any]], begin: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    for work in before:
         with contextlib.suppress(Exception):
-            await previous.async_wait()
+            await work.async_wait()
     return await begin()
+
+
+async def outlast(work: Work[Any]) -> None:
+    """Waits for the end of a work, and passes a cancellation on once it has come.
+
+    Raises:
+        Exception: what the work has raised; not where the wait was cancelled.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await work.async_wait()
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    await work.async_wait()
 
 
 def at_once(what: str) -> Any:

@@ -41,10 +41,14 @@ class Reading:
 
     Args:
         first: is waited for before, and may fail.
+        owner: stays alive until the block is left: once it is dropped, the memory that is read may go.
     """
 
-    def __init__(self, gate: ReadingGate, timeout: float | None, first: Work[Any] | None = None) -> None:
+    def __init__(
+        self, gate: ReadingGate, timeout: float | None, first: Work[Any] | None = None, *, owner: Any = None
+    ) -> None:
         self._gate = gate
+        self._owner = owner
         self._timeout = timeout
         self._first = first
         self._token: contextvars.Token[Reading | None] | None = None
@@ -85,6 +89,7 @@ class Reading:
             with contextlib.suppress(ValueError):  # left in another context than it was entered in
                 self._gate._here.reset(self._token)
         self._gate._leave(writes=False)
+        self._owner = None  # a task that was started in the block keeps this, by its context
 
     def _ask(self) -> _Pass | None:
         if self.is_open:
@@ -127,6 +132,11 @@ class ReadingGate:
             DeadlineExceeded: on entering, its turn has not come within ``timeout`` seconds.
         """
         return Reading(self, timeout)
+
+    def is_read_here(self) -> bool:
+        """True if the caller is inside a reading() block itself, and would wait for its end in vain."""
+        outer = self._here.get()
+        return outer is not None and outer.is_open
 
     @contextlib.asynccontextmanager
     async def writing(self, timeout: float | None = None) -> AsyncIterator[None]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import multiprocessing.reduction
+import os
 import subprocess
 import sys
 import threading
@@ -181,3 +183,20 @@ def test_a_pipe_that_goes_one_way_is_refused() -> None:
     ours, theirs = multiprocessing.Pipe(duplex=False)
     with ours, theirs, pytest.raises(ConfigError, match="one way"):
         PipeMail.of(ours)
+
+
+async def test_a_message_whose_receive_is_cancelled_half_way_comes_with_the_next(pipes: Pipes) -> None:
+    mail = PipeMail.of(pipes[1])
+    whole = bytes(multiprocessing.reduction.ForkingPickler.dumps(("weights", UPDATE)))
+    framed = len(whole).to_bytes(4, "big") + whole
+    os.write(pipes[0].fileno(), framed[:6])
+    receiving = asyncio.create_task(mail.receive(10))
+    while mail._pipe.poll(0):  # its beginning is there until the thread has it
+        await asyncio.sleep(0)
+    receiving.cancel()
+    await asyncio.sleep(0)
+    os.write(pipes[0].fileno(), framed[6:])
+    with pytest.raises(asyncio.CancelledError):
+        await receiving
+    pipes[0].send((None, "next"))
+    assert [await mail.receive(5), await mail.receive(5)] == [("weights", UPDATE), (None, "next")]

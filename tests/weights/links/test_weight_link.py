@@ -68,3 +68,10 @@ def test_a_link_may_be_closed_by_what_it_hears(ends: Ends) -> None:
     one.send(["go"])
     own.until(lambda: own.end is not None)
     one.close()
+
+
+def test_a_word_that_is_said_while_another_thread_closes_the_link_hears_that() -> None:
+    one, _ = LocalLink.pair()
+    one.close()
+    with pytest.raises(ClosedError, match="is closed"):
+        one._send(["late"])  # after ``send`` has seen that the link is whole

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from rlinf_async._core.failures import pack_error
 from rlinf_async.errors import DeadlineExceeded, PeerLost, TransferFailed, WeightMismatch
 from rlinf_async.weights import Publisher, Subscriber
 from tests._support.fake_gpus import FakeGpus
-from tests._support.weight_parts import Leases, LocalLink
+from tests._support.weight_parts import Leases, LocalLink, Words, words
 from tests.weights.plane.test_publisher import Net, filled, shown, weights
 
 
@@ -283,3 +284,23 @@ async def test_a_worker_that_finds_the_same_again_checks_nothing_anew() -> None:
             await (await publisher.publish(weights(value)))
         assert place.looks == looks + 3
         assert subscriber._applying.destination._fit is destination
+
+
+async def test_who_comes_late_to_another_machine_and_refuses_is_waited_for_no_longer() -> None:
+    """It hears what comes before anything has come to its machine, so that it answers no version."""
+    to_receiver, to_sender = LocalLink.pair()
+    to_receiver.node = 1
+
+    class Unfit:
+        def hear(self, heard: Words) -> None:
+            if heard[0] == words.HOST:
+                to_sender.send([words.ACK, 0, pack_error(WeightMismatch("other shapes")), "", 0.0, 0.0, 0.0, None])
+
+        def hear_end(self, error: Exception) -> None: ...
+
+    to_sender.listen(Unfit())
+    async with Publisher(weights(0)) as publisher:
+        await (await publisher.publish(weights(1)))
+        publisher.add("it", to_receiver)
+        found = await asyncio.wait_for(publisher.catch_up(["it"], 60), 5)
+        assert isinstance(found["it"].error, WeightMismatch)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rlinf_async import MultiProcessWeightSyncScheme
-from rlinf_async.errors import ClosedError
+from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost
 from rlinf_async.weights import Subscriber
 from tests._support.weight_parts import LocalLink
 from tests.weights.ends import both
@@ -237,10 +237,13 @@ def test_a_loop_that_stops_while_it_is_waited_for_is_waited_for_no_longer(monkey
 # -- forked ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_forked_process_closes_its_copy_and_waits_for_nothing_that_is_its_parents() -> None:
+@pytest.mark.parametrize("apply", ["copy", "map"])
+async def test_a_forked_process_closes_its_copy_and_waits_for_nothing_that_is_its_parents(apply: str) -> None:
     destination = large(0.0)
-    async with pair(large(1.0), destination) as (publisher, (subscriber,)):
+    async with pair(large(1.0), destination, apply=apply) as (publisher, (subscriber,)):
         await (await publisher.publish())
+        subscriber._applying._writing.acquire()  # as threads of the parent that write and read just then
+        subscriber.gate._readers += 1
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
             child = os.fork()
@@ -253,5 +256,38 @@ async def test_a_forked_process_closes_its_copy_and_waits_for_nothing_that_is_it
                 os._exit(code)
         _, status = await asyncio.to_thread(os.waitpid, child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
+        subscriber._applying._writing.release()
+        subscriber.gate._leave(writes=False)
         await (await publisher.publish(large(2.0)))
         assert destination["w"].unique().tolist() == [2.0]
+
+
+# -- what ends serving, and what does not -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", [PeerLost("gone"), DeadlineExceeded("no such group"), ValueError("not a word")])
+async def test_serving_ends_with_its_link_whatever_has_ended_that(end: Exception) -> None:
+    _, to_sender = LocalLink.pair()
+    async with Subscriber(to_sender, large(0.0)) as subscriber:
+        serving = subscriber.serve()
+        await asyncio.sleep(0)
+        to_sender.close(end)
+        await asyncio.wait_for(serving, 5)
+        with pytest.raises(type(end), match=str(end)):
+            await subscriber.wait_version(1, 5)
+
+
+@pytest.mark.parametrize("failure", [PeerLost, ClosedError])
+async def test_serving_goes_on_after_an_error_of_the_model_itself(failure: type[Exception]) -> None:
+    seen: list[float] = []
+
+    def take(weights: Any) -> None:
+        seen.append(float(weights[("w",)][0]))
+        if len(seen) == 1:
+            raise failure("somebody whom the model talks to")
+
+    async with pair(large(0.0), take) as (publisher, (subscriber,)):
+        with pytest.raises(failure, match="whom the model talks to"):
+            await (await publisher.publish(large(1.0)))
+        await asyncio.wait_for((await publisher.publish(large(2.0))).async_wait(), 5)
+        assert (seen, subscriber.version) == ([1.0, 2.0], 2)
