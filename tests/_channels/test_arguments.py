@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings, strategies as st
 
-from rlinf_async._channels.arguments import MAX_INTEGER, RequestArguments, seconds, whole_number
+from rlinf_async._channels.arguments import RequestArguments
 from rlinf_async._channels.state.channel_keys import MAX_KEY_BYTES
 from rlinf_async._core import frames
+from rlinf_async._core.argument_checks import MAX_INTEGER
 from rlinf_async._core.codec import encode_plain
 from rlinf_async._core.payload import pack_body
 from rlinf_async._wire.socket_writer import MAX_FRAME_BYTES
@@ -65,25 +64,6 @@ def test_whatever_becomes_a_wish_fits_into_a_frame(weight: Any, timeout: Any, ke
         packed = frames.pack(frame)
         assert len(packed) < MAX_FRAME_BYTES / 32  # so that many fit into one
         assert frames.FrameReader().feed(packed) == [list(frame)]
-
-
-@given(st.integers())
-def test_a_whole_number_is_itself_or_refused(value: int) -> None:
-    if 0 <= value <= MAX_INTEGER:
-        assert whole_number(value, "weight", "put()") == value
-    else:
-        with pytest.raises(ValueError, match=r"^put\(\): weight= takes a whole number from 0 to 2\*\*63 - 1, got "):
-            whole_number(value, "weight", "put()")
-
-
-@given(st.floats() | st.integers())
-def test_seconds_are_themselves_or_refused(value: float) -> None:
-    if value >= 0:
-        assert seconds(value, "get()") == float(value)
-        assert type(seconds(value, "get()")) is float
-    else:
-        with pytest.raises(ValueError, match=re.escape(f"get(): timeout= takes seconds, got {value}")):
-            seconds(value, "get()")
 
 
 def test_a_plain_put_is_encoded_once_and_by_its_own_bytes() -> None:
