@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import re
 import signal
@@ -36,11 +37,17 @@ class Mortal(Worker):
         super().__init__()
         self.token = token
         self.seen: list[Any] = []
-        if deaths and (self._restarts or at_once) and (left := Path(deaths).read_text().split()):
-            Path(deaths).write_text(" ".join(left[1:]))
-            if left[0] == "raise":
+        if deaths and (self._restarts or at_once):
+            with open(deaths, "r+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # ranks are constructed at the same time
+                word, *left = file.read().split() or [""]
+                file.seek(0)
+                file.truncate()
+                file.write(" ".join(left))
+            if word == "raise":
                 raise ValueError("not yet")
-            die()
+            if word:
+                die()
 
     def who(self) -> tuple[int, int, int]:
         return self._rank, self._restarts, os.getpid()
