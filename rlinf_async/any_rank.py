@@ -369,11 +369,6 @@ class _AnyStreamCall(_Pooled, StreamCall):
         self._calls.withdraw(self)
         super()._cancel_open()
 
-    def close(self) -> None:
-        super().close()
-        if not self._call:
-            self._ended._settle()
-
     def _describe_next(self) -> str:
         if self._waits():
             return f"the first item of {self._title()}, which {self._calls.describe_room(self._wish)}"

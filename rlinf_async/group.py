@@ -505,6 +505,7 @@ async def _close_in_order(members: Members, grace: float) -> None:
             await request.async_wait()
         except (NodeLost, ClosedError):
             continue
+    members.has_name = False
 
 
 def info_from(facts: dict[str, Any], pid: int) -> WorkerInfo:

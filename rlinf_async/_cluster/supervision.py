@@ -467,11 +467,7 @@ class Supervision:
     def _announce(self, restart: Restart) -> None:
         """Tell the driver who is back."""
         members, ranks = self._members, restart.ranks
-        for callback in members.on_restart:
-            try:
-                callback(restart)
-            except Exception:
-                logger.exception("a callback of on_restart() of group '%s' failed", members.name)
+        members.call_back("on_restart", members.on_restart, restart)
         logger.warning("%s of group '%s' %s back", name_ranks(ranks), members.name, "is" if not ranks[1:] else "are")
 
     async def _call_hooks(self, living: list[int], restart: Restart) -> list[Outcome]:

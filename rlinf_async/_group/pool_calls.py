@@ -73,8 +73,8 @@ class PoolCalls:
     def look(self) -> None:
         """See which ranks live, and begin the calls that may begin because of it."""
         if self.members.endpoints is not None:
-            standing = [self._standing_of(rank) for rank in range(self.members.size)]
-            with self._lock:
+            with self._lock:  # or another thread that has seen less would have the last word
+                standing = [self._standing_of(rank) for rank in range(self.members.size)]
                 begun = self._state.set_standing(standing, clock.monotonic())
             self._start(begun)
 
@@ -100,6 +100,8 @@ class PoolCalls:
         if facts["group"] == self.members.name:
             if facts["entry"] is None:
                 self._gone[facts["was"]] = False
+            else:
+                self._gone.pop(facts["was"], None)
             self.look()
 
     def _on_closed(self, facts: dict[str, Any]) -> None:
@@ -134,6 +136,7 @@ class PoolCalls:
         try:
             call._start(attempt)
         except BaseException:
+            self._forget(id(call))  # its caller has the error now, and none when the deadline passes
             self._start(self._end(attempt))
             raise
 

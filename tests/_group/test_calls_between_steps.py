@@ -1,0 +1,256 @@
+"""Calls that are given up, answered or refused between two steps of being sent; callbacks that go their own way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlinf_async._core import codec, frames
+from rlinf_async._core.frames import Status
+from rlinf_async._core.pending_calls import Tally
+from rlinf_async._group import members as module
+from rlinf_async._group.members import Callee, Members
+from rlinf_async._group.pool_calls import PoolCalls
+from rlinf_async._group.rank_pool import Standing, Wish
+from rlinf_async.any_rank import _AnyCall
+from rlinf_async.errors import ClosedError, DeadlineExceeded
+from rlinf_async.handle import Handle
+from rlinf_async.outcome import CallDeadline
+from rlinf_async.stream import StreamCall
+
+CallHandle = Handle[Any] | StreamCall
+
+
+class Client:
+    """A client that sends nothing: it notes what it is told, and lets a test act in the midst of a call."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.meanwhile: Callable[[Any], None] = lambda handler: None
+        self.pending: list[Callable[[], None]] = []
+        self.closed: Exception | None = None
+        self.user_loop: Any = None
+        self.loop = SimpleNamespace(is_closed=lambda: False)
+        self.lost_nodes: dict[int, Any] = {}
+        self.unobserved = SimpleNamespace(arrived=lambda error: None, observed=lambda cause: None)
+        self.events = SimpleNamespace(returned={}, counts_from=lambda since: since)
+
+    def listen(self, what: str, listener: Any) -> None: ...
+
+    def later(self, seconds: float, callback: Callable[[], None]) -> None:
+        self.pending.append(callback)
+
+    def call(self, handler: Any, route: Any, method: str, *_: Any) -> None:
+        handler._begin(7)
+        self.meanwhile(handler)
+        self.sent.append(method)
+        handler._mark_departed()
+
+    def cancel(self, call: int, targets: Sequence[int]) -> None:
+        self.sent.append(("cancel", [*targets]))
+
+
+@pytest.fixture
+def client() -> Client:
+    return Client()
+
+
+@pytest.fixture
+def members(client: Client) -> Members:
+    members = Members(client, "ring", 2)  # type: ignore[arg-type]
+    members.endpoints, members.infos, members.logs = [10, 11], [None, None], ["", ""]  # type: ignore[list-item]
+    return members
+
+
+def _call(members: Members, kind: type[CallHandle], method: str = "step") -> CallHandle:
+    callee = members.callee([0, 1])
+    call = kind(callee, method)
+    members.call(callee, call, method, [codec.encode(None)])
+    return call
+
+
+@pytest.mark.parametrize(
+    ("kind", "gives_up"),
+    [
+        (Handle, Handle.cancel),
+        (Handle, Handle._stop_others),
+        (StreamCall, StreamCall.close),
+        (StreamCall, lambda call: call._answer(1, Status.ERROR, b"")),
+    ],
+)
+def test_no_cancel_leaves_before_its_call(
+    client: Client, members: Members, monkeypatch: pytest.MonkeyPatch, kind: Any, gives_up: Any
+) -> None:
+    monkeypatch.setattr(members, "call_failed", lambda *_: None)
+    monkeypatch.setattr(StreamCall, "_arrive", lambda self: None)
+    members.release()
+    client.meanwhile = gives_up
+    _call(members, kind)
+    assert [what if isinstance(what, str) else what[0] for what in client.sent] == ["step", "cancel"]
+
+
+@pytest.mark.parametrize(("kind", "give_up"), [(Handle, "cancel"), (StreamCall, "close")])
+def test_a_call_that_is_given_up_while_it_waits_for_its_group_never_leaves(
+    client: Client, members: Members, kind: Any, give_up: str
+) -> None:
+    call = _call(members, kind)
+    getattr(call, give_up)()
+    assert call._ended.done()  # or the close of a stream would wait for ranks that do not know it
+    _call(members, kind, "next")
+    members.release()
+    assert client.sent == ["next"]
+
+
+@pytest.mark.parametrize("ends", ["cancel", "_expire"])
+def test_a_launch_that_fails_changes_no_outcome(client: Client, members: Members, ends: str) -> None:
+    members.deadline = CallDeadline(5.0, "here")
+    members.endpoints, members.infos = None, []
+    handle: Any = _call(members, Handle)
+    getattr(handle, ends)()
+    members.fail(ValueError("there is no such node"))
+    with pytest.raises(ClosedError if ends == "cancel" else DeadlineExceeded):
+        handle.wait()
+
+
+class Late(Tally):
+    """A tally whose last answer comes, in another thread, after it was asked for its failures."""
+
+    def __init__(self, last: Callable[[], None]) -> None:
+        super().__init__(2)
+        self.last = [last]
+
+    def failures(self) -> list[tuple[int, int, Any]]:
+        found = super().failures()
+        for last in self.last:
+            self.last = []
+            last()
+        return found
+
+
+def test_a_failure_that_ends_a_stream_while_it_is_looked_at_is_no_end_of_its_items(
+    client: Client, members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "call_failed", lambda *_: None)
+    monkeypatch.setattr(StreamCall, "_arrive", lambda self: None)
+    monkeypatch.setattr("rlinf_async.stream.root_error", lambda callee, failed: ValueError("the real one"))
+    members.release()
+    stream: Any = _call(members, StreamCall)
+    stream._tally = Late(lambda: stream._tally.answer(1, Status.ERROR, b""))
+    stream._answer(0, Status.END, b"")
+    assert stream._next() is not None  # it waits for the thread that answers, which is about to wake it
+    stream._wake()
+    with pytest.raises(ValueError, match="the real one"):
+        stream._next()
+
+
+def test_a_tally_that_misses_nothing_knows_how_it_has_ended() -> None:
+    class Watched(Tally):
+        __slots__ = ()
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "missing" and value == 0:
+                assert self.failed
+                assert not self.whole
+
+    Watched(1).answer(0, Status.ERROR, b"")
+
+
+def test_a_route_that_is_made_while_a_rank_is_replaced_is_not_kept(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    callee = Callee(members, [0, 1])
+    again = frames.endpoint(1, 5)
+    route_to = frames.route_to
+
+    def slow(targets: Sequence[int]) -> Any:
+        monkeypatch.setattr(module.frames, "route_to", route_to)
+        members.replace(1, again, None, "")  # type: ignore[arg-type]
+        assert callee.targets == [10, again]  # another thread calls
+        return route_to(targets)
+
+    monkeypatch.setattr(module.frames, "route_to", slow)
+    assert callee.route == route_to([10, 11])
+    assert callee.route == route_to([10, again])
+
+
+def test_a_call_that_was_admitted_before_the_close_waits_for_nothing_after_it(
+    client: Client, members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members.release()
+
+    def close(*_: Any) -> None:
+        members.close()
+        members.hold()  # a death that was being told
+
+    monkeypatch.setattr(members, "record", close)
+    with pytest.raises(ClosedError, match=r"step\(\) cannot be called any more"):
+        _call(members, Handle)
+
+
+@pytest.mark.parametrize("on_user_loop", [True, False])
+def test_callbacks_that_call_again_or_exit_keep_nobody_from_hearing(
+    client: Client, members: Members, on_user_loop: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[str] = []
+    callbacks: list[Callable[[Any], object]] = []
+
+    def again(fact: str) -> None:
+        heard.append(fact)
+        callbacks.append(again)
+
+    def leave(fact: str) -> None:
+        raise SystemExit(3)
+
+    callbacks[:] = [again, leave, heard.append]
+    client.user_loop = object() if on_user_loop else None
+    members.call_back("on_death", callbacks, "it died")
+    assert heard == ["it died", "it died"]
+    if on_user_loop:
+        with pytest.raises(SystemExit):
+            client.pending.pop()()
+    else:
+        assert "SystemExit in a callback of on_death() of group 'ring' ends no program" in caplog.text
+
+
+def pool_of(members: Members) -> PoolCalls:
+    members.pool = pool = PoolCalls(members)
+    return pool
+
+
+def test_a_pooled_call_that_could_not_be_sent_is_no_call_that_is_late(client: Client, members: Members) -> None:
+    members.deadline = CallDeadline(5.0, "here")
+    members.release()
+    pool = pool_of(members)
+
+    def refuse(handler: Any) -> None:
+        raise OSError("no descriptor is left")
+
+    client.meanwhile = refuse
+    method: Any = SimpleNamespace(name="step", streams=False, is_idempotent=False)
+    call = _AnyCall(pool, Wish((0, 1)), method)
+    with pytest.raises(OSError, match="descriptor"):
+        pool.submit(call, codec.encode(None))
+    assert pool.unfinished() == []
+
+
+def test_the_last_look_at_the_ranks_is_the_one_that_counts(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    members.release()
+    pool = pool_of(members)
+    locked: list[bool] = []
+    standing_of = pool._standing_of
+    monkeypatch.setattr(pool, "_standing_of", lambda rank: locked.append(pool._lock.locked()) or standing_of(rank))
+    members.deaths[1] = {"returns": False}
+    pool.look()
+    assert locked == [True, True]
+    assert pool._state.standing == [Standing.LIVE, Standing.GONE]
+
+
+def test_an_endpoint_of_a_rank_that_is_back_is_forgotten(members: Members) -> None:
+    pool = pool_of(members)
+    pool._gone[10] = True
+    pool._on_returned({"group": "ring", "was": 10, "entry": {}})
+    assert pool._gone == {}
