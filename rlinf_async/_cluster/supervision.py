@@ -141,7 +141,9 @@ class Supervision:
 
     def _look(self) -> None:
         self._changed.set()
-        if self._away and self._working is None and not self._members.closed:
+        if self._away and self._members.closed:
+            self._members.close()  # once more: calls may wait for a death that was told at the moment of the first time
+        elif self._away and self._working is None:
             self._working = self._client.run(self._bring_all_back(), what=f"restarts of group '{self._plan.name}'")
 
     def end(self) -> None:

@@ -89,9 +89,11 @@ class PoolCalls:
             returns = members.supervisor is not None
         if returns is not None:
             return Standing.AWAY if returns else Standing.GONE
-        # A rank that is back is still being constructed where its group has not gone on.
-        is_there = not members.is_held(rank) or self._state.standing[rank] is Standing.LIVE
-        return Standing.LIVE if is_there else Standing.AWAY
+        # A rank that is back is still being constructed where its group has not gone on; the calls of the others wait
+        # as well, but not these.
+        supervisor = members.supervisor
+        is_coming = members.is_held(rank) and supervisor is not None and rank in supervisor.away
+        return Standing.AWAY if is_coming else Standing.LIVE
 
     def _on_loss(self, facts: dict[str, Any]) -> None:
         self.look()

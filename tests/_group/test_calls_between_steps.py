@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rlinf_async._cluster.supervision import Supervision
 from rlinf_async._core import codec, frames
 from rlinf_async._core.frames import Status
 from rlinf_async._core.pending_calls import Tally
@@ -15,11 +17,12 @@ from rlinf_async._group import members as module
 from rlinf_async._group.members import Callee, Members
 from rlinf_async._group.pool_calls import PoolCalls
 from rlinf_async._group.rank_pool import Standing, Wish
-from rlinf_async.any_rank import _AnyCall
+from rlinf_async.any_rank import _AnyCall, _AnyStreamCall
 from rlinf_async.errors import ClosedError, DeadlineExceeded
 from rlinf_async.handle import Handle
 from rlinf_async.outcome import CallDeadline
 from rlinf_async.stream import StreamCall
+from rlinf_async.work import Work
 
 CallHandle = Handle[Any] | StreamCall
 
@@ -247,6 +250,50 @@ def test_the_last_look_at_the_ranks_is_the_one_that_counts(members: Members, mon
     pool.look()
     assert locked == [True, True]
     assert pool._state.standing == [Standing.LIVE, Standing.GONE]
+
+
+def test_a_pool_that_is_made_while_a_rank_is_away_calls_the_others(members: Members) -> None:
+    members.supervisor = SimpleNamespace(away={1})  # type: ignore[assignment]
+    members.hold()  # all of them: so it is by default
+    assert pool_of(members)._state.standing == [Standing.LIVE, Standing.AWAY]
+
+
+@pytest.mark.parametrize("comes_late", [False, True])
+def test_a_stream_whose_item_came_as_its_rank_was_given_up_for_stalled_is_watched_on(
+    members: Members, monkeypatch: pytest.MonkeyPatch, comes_late: bool
+) -> None:
+    members.release()
+    pool, asked = pool_of(members), Work[str]()
+    method: Any = SimpleNamespace(name="stream", streams=True, is_idempotent=False)
+    stream = _AnyStreamCall(pool, Wish((0,), stall_timeout=60.0), method)
+    monkeypatch.setattr(stream, "_far_side", lambda: asked)
+    pool.submit(stream, codec.encode(None))
+    attempt: Any = stream._attempt
+    assert isinstance(stream._next(), Work)
+    if comes_late:
+        stream._stall(attempt)  # daemons are asked where the rank is
+        stream._answer(0, Status.ITEM, codec.encode("item").to_bytes())
+    else:
+        stream._answer(0, Status.ITEM, codec.encode("item").to_bytes())
+        stream._stall(attempt)
+    asked._settle("in stream()")
+    assert stream._next() == (0, "item")
+    assert isinstance(stream._next(), Work)
+    assert (attempt.wish, attempt.since is not None) == (stream._wish, True)
+
+
+def test_a_death_that_is_told_at_the_moment_of_the_close_holds_no_call(client: Client, members: Members) -> None:
+    members.supervisor = SimpleNamespace(away={1}, end=lambda: None)  # type: ignore[assignment]
+    members.release()
+    members.close()
+    members.hold()
+    again: Any = SimpleNamespace(_call=7)
+    members._repeats.append((members.callee([0, 1]), again, 1))
+    answered: list[tuple[int, int, Status]] = []
+    client.answer_for = lambda call, slot, status, body: answered.append((call, slot, status))  # type: ignore[attr-defined]
+    supervision: Any = SimpleNamespace(_changed=asyncio.Event(), _away={1: {}}, _working=None, _members=members)
+    Supervision._look(supervision)
+    assert answered == [(7, 1, Status.UNKNOWN)]
 
 
 def test_an_endpoint_of_a_rank_that_is_back_is_forgotten(members: Members) -> None:

@@ -173,6 +173,22 @@ def test_the_close_of_a_launch_that_has_failed_leaves_the_next_group_of_its_name
     assert SimCluster(nodes=1, seed=1).run(main) == [4]
 
 
+def test_a_launch_that_finds_no_descriptor_leaves_its_name_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no descriptor is left")
+
+    def main() -> list[int]:
+        with Cluster(log_to_driver=False) as cluster:
+            place = NodePlacementStrategy([0])
+            with monkeypatch.context() as patch:
+                patch.setattr("rlinf_async._group.members.pack_body", refuse)
+                with pytest.raises(OSError, match="no descriptor"):
+                    Rollout.create_group().launch(cluster, place, name="rollout")
+            return Rollout.create_group().launch(cluster, place, name="rollout").double(2).wait()
+
+    assert SimCluster(nodes=1, seed=1).run(main) == [4]
+
+
 def test_each_process_has_an_environment_and_context_of_its_own() -> None:
     async def main() -> list[tuple[int, str | None]]:
         async with Cluster(log_to_driver=False) as cluster:
