@@ -627,7 +627,8 @@ class _Following(Whole[Any]):
         # The error of the first work counts as heard, for it has come to here.
         # tests/test_work.py::test_an_error_that_then_has_got_and_nobody_hears_of_is_logged
         error = self._error
-        if error is not None and not (self._was_heard or isinstance(error, ClosedError)):
+        is_told = self._was_heard or self._pid != process.pid or isinstance(error, ClosedError)
+        if error is not None and not is_told:
             logger.error("failed, and was not awaited: what then() has called", exc_info=error)
 
     def _open_parts(self) -> Sequence[Work[Any]]:

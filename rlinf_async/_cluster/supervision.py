@@ -15,6 +15,7 @@ from rlinf_async._client.tasks import Task
 from rlinf_async._cluster.launch import Plan, open_store, spawn
 from rlinf_async._cluster.launch_config import LaunchConfig
 from rlinf_async._core import clock, codec, frames, operations
+from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.root_cause import name_ranks
 from rlinf_async._group.failure_notices import Failure
@@ -179,6 +180,8 @@ class Supervision:
             if members.restarts[rank] == before[rank] or "reason" in members.deaths.get(rank, {}):
                 if members.closed:
                     raise ClosedError(f"group '{members.name}' was closed while it was restarted")
+                if self._client.closed is not None:  # nobody has told of a death
+                    raise copy_of(self._client.closed)
                 raise WorkerDied.from_exit_report(members.deaths[rank])
 
     async def _until(self, condition: Callable[[], bool]) -> None:

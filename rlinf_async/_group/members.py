@@ -215,7 +215,8 @@ class Members:
                 except OSError as error:  # no descriptor is left
                     if held and waiting.same:
                         close_fds(waiting.bodies[0][1])
-                    handler._fail(error)
+                    # Later, without the lock: what it calls back may make a call.
+                    self.client.later(0, functools.partial(handler._fail, error))
                     return True
             else:
                 for slot in set(waiting.slots).difference(held):
@@ -474,6 +475,8 @@ class Members:
         least: float | None = None
         for handler in handlers:
             if isinstance(handler, StreamCall) or handler.done() or handler._expired:
+                continue
+            if handler._method == "__init__":  # no call of the user's: the first one, and that of a rank that is back
                 continue
             begun = self.client.events.counts_from(max(handler._since, self._counts_from))
             left = begun + self.deadline.seconds - clock.monotonic()

@@ -18,7 +18,7 @@ from rlinf_async._group.members import Callee, Members
 from rlinf_async._group.pool_calls import PoolCalls
 from rlinf_async._group.rank_pool import Standing, Wish
 from rlinf_async.any_rank import _AnyCall, _AnyStreamCall
-from rlinf_async.errors import ClosedError, DeadlineExceeded
+from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost
 from rlinf_async.handle import Handle
 from rlinf_async.outcome import CallDeadline
 from rlinf_async.stream import StreamCall
@@ -294,6 +294,36 @@ def test_a_death_that_is_told_at_the_moment_of_the_close_holds_no_call(client: C
     supervision: Any = SimpleNamespace(_changed=asyncio.Event(), _away={1: {}}, _working=None, _members=members)
     Supervision._look(supervision)
     assert answered == [(7, 1, Status.UNKNOWN)]
+
+
+def test_what_follows_a_call_that_cannot_leave_may_make_calls(client: Client, members: Members) -> None:
+    def refuse(handler: Any) -> None:
+        raise OSError("no descriptor is left")
+
+    members.infos = []
+    handle: Any = _call(members, Handle)
+    locked: list[bool] = []
+    following = handle.outcomes().then(lambda: locked.append(members._lock.locked()))
+    client.meanwhile = refuse
+    members.release()
+    for callback in client.pending:
+        callback()
+    assert following.done()
+    assert locked == [False]
+
+
+async def test_a_restart_by_hand_that_loses_its_daemon_says_so() -> None:
+    async def end(*_: Any) -> None: ...
+
+    members: Any = SimpleNamespace(
+        launching=None, restarts=[0], deaths={}, closed=False, hold=lambda held: None, is_held=lambda rank: False
+    )
+    supervision: Any = SimpleNamespace(
+        _members=members, _client=SimpleNamespace(closed=NodeLost("its daemon is gone")), _kill=end, _until=end,
+        _look=lambda: None, _working=object(), _free=set(), _away={}, _held_with=lambda ranks: ranks,
+    )  # fmt: skip
+    with pytest.raises(NodeLost, match="its daemon is gone"):
+        await Supervision._restart(supervision, [0])
 
 
 def test_an_endpoint_of_a_rank_that_is_back_is_forgotten(members: Members) -> None:
