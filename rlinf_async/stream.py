@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic
 
 from rlinf_async import settings
+from rlinf_async._client.reply_handler import NOWHERE
 from rlinf_async._core import codec, process
 from rlinf_async._core.frames import Status
 from rlinf_async._core.own_logger import own_logger
@@ -149,10 +150,14 @@ class StreamCall:
         self._gives_up = True  # first, as for a handle
         if self._cancel_sent or not self._departed:
             return
-        targets = [self._callee.targets[slot] for slot in self._tally.unanswered()]
-        if targets:
+        slots = self._tally.unanswered()
+        if slots:
             self._cancel_sent = True
-            self._callee.client.cancel(self._call, targets)
+            client = self._callee.client
+            client.cancel(self._call, [self._callee.targets[slot] for slot in slots])
+            for slot in slots:
+                if self._targets[slot] == NOWHERE:  # its rank is away, and need not come back for that
+                    client.answer_for(self._call, slot, Status.CANCELLED, b"")
 
     def _next(self) -> tuple[int, Any] | Work[None] | None:
         """An item, or what to wait for, or None at the end.

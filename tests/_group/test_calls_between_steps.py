@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rlinf_async._client.reply_handler import NOWHERE
 from rlinf_async._cluster.supervision import Supervision
 from rlinf_async._core import codec, frames
 from rlinf_async._core.frames import Status
@@ -46,8 +47,9 @@ class Client:
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
         self.pending.append(callback)
 
-    def call(self, handler: Any, route: Any, method: str, *_: Any) -> None:
+    def call(self, handler: Any, route: Any, method: str, *rest: Any) -> None:
         handler._begin(7)
+        handler._targets = [NOWHERE if slot in rest[-1] else target for slot, target in enumerate(handler._targets)]
         self.meanwhile(handler)
         self.sent.append(method)
         handler._mark_departed()
@@ -105,6 +107,15 @@ def test_a_call_that_is_given_up_while_it_waits_for_its_group_never_leaves(
     _call(members, kind, "next")
     members.release()
     assert client.sent == ["next"]
+
+
+def test_the_close_of_a_stream_does_not_wait_for_a_rank_that_is_away(client: Client, members: Members) -> None:
+    members.release([0])
+    stream: Any = _call(members, StreamCall)
+    answered: list[tuple[int, int, Status]] = []
+    client.answer_for = lambda call, slot, status, body: answered.append((call, slot, status))  # type: ignore[attr-defined]
+    stream.close()
+    assert answered == [(7, 1, Status.CANCELLED)]
 
 
 @pytest.mark.parametrize("ends", ["cancel", "_expire"])
