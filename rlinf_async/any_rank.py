@@ -206,7 +206,7 @@ class _Pooled:
         elif self._is_over():
             attempt.detach()
         elif not self._may_move():
-            attempt.detach()
+            attempt.since = None  # until it waits again: what it waits for may come while daemons are asked
             self._stalled_s = limit
             self._give_up_stalled()
         elif client.hand_over(self._call, _Leftover(self._calls, attempt, self._method, self._targets)):
@@ -317,6 +317,7 @@ class _AnyStreamCall(_Pooled, StreamCall):
 
     def _answer(self, slot: int, status: int, body: Body) -> bool:
         if status == Status.ITEM:
+            self._stalled_s = 0.0
             if self._attempt is not None:
                 self._calls.heard(self._attempt)
             if self._came is not None:
@@ -368,11 +369,6 @@ class _AnyStreamCall(_Pooled, StreamCall):
     def _cancel_open(self) -> None:
         self._calls.withdraw(self)
         super()._cancel_open()
-
-    def close(self) -> None:
-        super().close()
-        if not self._call:
-            self._ended._settle()
 
     def _describe_next(self) -> str:
         if self._waits():

@@ -566,7 +566,12 @@ class Cluster:
                 self._client, members, plan, construct.to_bytes(), self._substitutes, self._residents,
                 functools.partial(setting_for, self._config), hook=hook,
             )  # fmt: skip
-        members.call(everyone, ready, "__init__", [construct], repeats=plan.policy.restarts)
+        try:
+            members.call(everyone, ready, "__init__", [construct], repeats=plan.policy.restarts)
+        except BaseException:
+            if reserved:  # nobody has a group whose close would give the name back
+                self._client.request(operations.ReleaseGroup(title), node=0)
+            raise
         members.limit_calls(deadline, ready)
         self._groups = [*(group for group in self._groups if not group.closed), members]
         members.launching = self._client.run(self._start_group(members, plan, reserved=reserved))

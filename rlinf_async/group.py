@@ -470,10 +470,11 @@ async def _find(
 
 def start_closing(members: Members, grace: float | None = None) -> Work[None]:
     """The work of closing a group; a second call gets the first one's."""
-    if members.closing is None or (members.closing.done() and not members.closed):
-        grace = members.close_grace if grace is None else grace
-        members.closing = members.client.run(_close(members, grace), what=f"the closing of group '{members.name}'")
-    return members.closing
+    with members._lock:  # a second closing would give the name back once more, which the next group may have by then
+        if members.closing is None or (members.closing.done() and not members.closed):
+            grace = members.close_grace if grace is None else grace
+            members.closing = members.client.run(_close(members, grace), what=f"the closing of group '{members.name}'")
+        return members.closing
 
 
 async def _close(members: Members, grace: float) -> None:
@@ -505,6 +506,7 @@ async def _close_in_order(members: Members, grace: float) -> None:
             await request.async_wait()
         except (NodeLost, ClosedError):
             continue
+    members.has_name = False
 
 
 def info_from(facts: dict[str, Any], pid: int) -> WorkerInfo:

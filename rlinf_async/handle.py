@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Literal, overload
 
@@ -83,6 +84,8 @@ class Handle(Work[list[R]]):
         """Parts, ticks and outcomes: who waits for one of them waits for this call."""
         self._keep_going = False
         self._cancelled = False
+        self._gives_up = False
+        """Its ranks are to be told so, once it has left."""
         self._cancel_sent = False
         self._retrieved = False
         self._iterated = 0
@@ -140,7 +143,7 @@ class Handle(Work[list[R]]):
     def _mark_departed(self) -> None:
         """The call has left."""
         self._departed = True
-        if self._cancelled:
+        if self._gives_up:
             self._cancel_open()
 
     def _unanswered(self) -> Sequence[int]:
@@ -191,8 +194,11 @@ class Handle(Work[list[R]]):
         return True
 
     def _fail(self, error: BaseException) -> None:
-        """The call could not even be sent."""
-        self._outcome = (None, error)
+        """The call could not even be sent; one that was given up before has its outcome."""
+        with self._lock:
+            if self._done:
+                return
+            self._outcome = (None, error)
         self._finish()
 
     def _finish(self) -> None:
@@ -285,9 +291,11 @@ class Handle(Work[list[R]]):
         )
         for node, numbers in frames.route_to(self._callee.targets, slots):
             request = self._callee.client.request(operations.FindStopped(numbers[::2]), node=node)
-            request.then(self._name_stopped, request)
+            request._follow(partial(self._name_stopped, request))
 
     def _name_stopped(self, request: Request[list[int]]) -> None:
+        if request._has_failed():
+            return  # its node is gone, which others tell of
         stopped = {frames.endpoint(request.node, number) for number in request.wait()}
         called = zip(self._callee.ranks, self._callee.targets, strict=True)
         ranks = [rank for rank, target in called if target in stopped]
@@ -333,7 +341,11 @@ class Handle(Work[list[R]]):
 
     def _cancel_open(self) -> None:
         """Tells the ranks once: a second word would interrupt the cleaning up that the first one caused."""
-        if self._cancel_sent or not self._call:
+        # Not while another thread sends it: a cancel that overtakes its call is dropped.  Who marks the departure at
+        # this moment sees the wish, or has its mark seen here.
+        # tests/_group/test_calls_between_steps.py::test_no_cancel_leaves_before_its_call
+        self._gives_up = True
+        if self._cancel_sent or not self._departed:
             return
         targets = [self._callee.targets[slot] for slot in self._tally.unanswered()]
         if targets:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic
 
 from rlinf_async import settings
+from rlinf_async._client.reply_handler import NOWHERE
 from rlinf_async._core import codec, process
 from rlinf_async._core.frames import Status
 from rlinf_async._core.own_logger import own_logger
@@ -53,6 +54,7 @@ class StreamCall:
         self._is_reported = False
         self._was_dropped = False
         """Closed before anybody asked for an item: its errors are told as those of calls that nothing awaits."""
+        self._gives_up = False
         self._cancel_sent = False
         self._departed = False
         self._ended: Work[None] = Work()
@@ -71,7 +73,7 @@ class StreamCall:
 
     def _mark_departed(self) -> None:
         self._departed = True
-        if self._closed:
+        if self._gives_up:
             self._cancel_open()
 
     def _unanswered(self) -> Sequence[int]:
@@ -105,7 +107,8 @@ class StreamCall:
             self._callee.client.unobserved.arrived(error)
 
     def _fail(self, error: BaseException) -> None:
-        self._error = error
+        if not self._closed:
+            self._error = error
         self._ended._settle()
         self._wake()
 
@@ -144,12 +147,17 @@ class StreamCall:
             tick._settle()
 
     def _cancel_open(self) -> None:
-        if self._cancel_sent or not self._call:
+        self._gives_up = True  # first, as for a handle
+        if self._cancel_sent or not self._departed:
             return
-        targets = [self._callee.targets[slot] for slot in self._tally.unanswered()]
-        if targets:
+        slots = self._tally.unanswered()
+        if slots:
             self._cancel_sent = True
-            self._callee.client.cancel(self._call, targets)
+            client = self._callee.client
+            client.cancel(self._call, [self._callee.targets[slot] for slot in slots])
+            for slot in slots:
+                if self._targets[slot] == NOWHERE:  # its rank is away, and need not come back for that
+                    client.answer_for(self._call, slot, Status.CANCELLED, b"")
 
     def _next(self) -> tuple[int, Any] | Work[None] | None:
         """An item, or what to wait for, or None at the end.
@@ -165,13 +173,15 @@ class StreamCall:
                 if self._error is not None:
                     self._callee.client.unobserved.observed(cause_of(self._error))
                     raise self._error
+                # First, for answers come in another thread: of a stream that has ended all failures are known.
+                has_ended = not self._tally.missing
                 failed = self._tally.failures()
                 if failed:
                     self._error = root_error(self._callee, failed)
                     raise self._error
-                if self._closed or (self._tally.whole and not self._tally.missing):
+                if self._closed or (has_ended and self._tally.whole):
                     return None
-                if not self._tally.missing:
+                if has_ended:
                     # A rank was cancelled, not by this side; the end of the loop would say that all items have come.
                     # tests/simulation/test_sim_streams.py::test_the_close_of_a_group_is_no_end_of_its_streams
                     self._error = ClosedError(f"{self._title()} was cancelled because its group was closed")
@@ -219,6 +229,8 @@ class StreamCall:
             return
         self._items.clear()
         self._cancel_open()
+        if not self._call:  # it waits for its group, or for a rank, and never begins
+            self._ended._settle()
         self._wake()
 
     def _close_later(self) -> None:

@@ -15,7 +15,7 @@ from rlinf_async._inspection.state.run_report import Target
 from rlinf_async._recorder import recording
 from rlinf_async._waits import loop_watch, slow_waits, unobserved_errors
 from rlinf_async._waits.thread_gate import Gate, check_ended, may_wait, new_gate
-from rlinf_async.errors import DeadlineExceeded, ForkedProcessError, UnobservedFailure
+from rlinf_async.errors import ClosedError, DeadlineExceeded, ForkedProcessError, UnobservedFailure
 
 logger = own_logger(__name__)
 
@@ -384,8 +384,6 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         An error of this work, or of the function, is the new work's error.
         """
         self._check_process()
-        following = _Following(self)
-        following._loop = self._user_loop()
 
         def follow() -> None:
             following.first = None  # its result is not kept for as long as this one
@@ -397,6 +395,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             else:
                 following._settle(value)
 
+        following = _Following(self, follow)
+        following._loop = self._user_loop()
         with self._lock:
             if not self._done:
                 self._waiters.append(follow)
@@ -600,10 +600,36 @@ class _Following(Whole[Any]):
         first: the work that has to end before; None once it has.
     """
 
-    def __init__(self, first: Work[Any]) -> None:
+    _was_heard = False
+    """Somebody has got its outcome."""
+
+    def __init__(self, first: Work[Any], follow: Callable[[], None]) -> None:
         super().__init__()
         self.first: Work[Any] | None = first
+        self._follow_first: Callable[[], None] | None = follow
         self._timeout = first._timeout
+
+    def _settle(self, value: Any = None, error: BaseException | None = None) -> bool:
+        self._follow_first = None  # a circle
+        return super()._settle(value, error)
+
+    def _abandon(self) -> None:
+        first, follow = self.first, self._follow_first
+        if first is not None and follow is not None and first._forget_waiter(follow):
+            first._lose_interest()
+            self._settle(error=ClosedError(f"the wait for {self._describe()} was given up"))
+
+    def _result(self) -> Any:
+        self._was_heard = True
+        return super()._result()
+
+    def __del__(self) -> None:
+        # The error of the first work counts as heard, for it has come to here.
+        # tests/test_work.py::test_an_error_that_then_has_got_and_nobody_hears_of_is_logged
+        error = self._error
+        is_told = self._was_heard or self._pid != process.pid or isinstance(error, ClosedError)
+        if error is not None and not is_told:
+            logger.error("failed, and was not awaited: what then() has called", exc_info=error)
 
     def _open_parts(self) -> Sequence[Work[Any]]:
         first = self.first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import signal
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_async.errors import DeadlineExceeded
+from rlinf_async.errors import ClosedError, DeadlineExceeded
 from rlinf_async.work import Work, blocking
 
 
@@ -137,6 +138,36 @@ async def test_then_follows_with_value_and_errors() -> None:
     broken._settle(error=ValueError("x"))
     with pytest.raises(ValueError, match="x"):
         await broken.then(lambda: 2)
+
+
+async def test_a_cancelled_wait_for_what_follows_abandons_what_it_follows() -> None:
+    work = Watched()
+    following = work.then(lambda: 2).then(lambda: 3)
+    task = asyncio.create_task(_wait(following))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert work.abandoned == 1
+    with pytest.raises(ClosedError, match="was given up"):
+        await following
+
+
+@pytest.mark.parametrize(
+    ("error", "is_heard", "is_logged"),
+    [(ValueError, False, True), (ValueError, True, False), (ClosedError, False, False)],
+)
+def test_an_error_that_then_has_got_and_nobody_hears_of_is_logged(
+    error: type[Exception], is_heard: bool, is_logged: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    work: Work[int] = Work()
+    following = work.then(lambda: None)
+    work._settle(error=error("lost"))
+    if is_heard:
+        with pytest.raises(error):
+            following.wait()
+    del following, work
+    gc.collect()
+    assert ("failed, and was not awaited" in caplog.text) is is_logged
 
 
 async def test_its_truth_is_an_error_until_it_is_done() -> None:

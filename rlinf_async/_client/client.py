@@ -179,7 +179,7 @@ class NodeClient:
                     route = frames.route_to(targets, rest)
                 self.send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds)
         except BaseException:
-            del self._calls[call]
+            self._calls.pop(call, None)  # the end of the client may have come first
             self._direct_calls.ended(call)
             raise
         self._departed(call, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from collections.abc import Callable
@@ -31,7 +32,8 @@ class Events:
         self._resumed_at = -math.inf
         """When the last of them has gone on, by ``clock.monotonic()``."""
         self._always: dict[str, list[Listener]] = {}
-        self._while_alive: dict[str, list[weakref.WeakMethod[Listener]]] = {}
+        self._while_alive: dict[str, dict[int, weakref.WeakMethod[Listener]]] = {}
+        self._numbers = itertools.count()
 
     def on(self, what: str, listener: Listener) -> None:
         """Calls it for every event of a kind, as long as the process lives."""
@@ -39,7 +41,9 @@ class Events:
 
     def listen(self, what: str, listener: Listener) -> None:
         """Calls a bound method for every event of a kind, as long as its object lives."""
-        self._while_alive.setdefault(what, []).append(weakref.WeakMethod(listener))
+        number, listening = next(self._numbers), self._while_alive.setdefault(what, {})
+        # By number: a list would look for the one that goes, and others may come and go in other threads meanwhile.
+        listening[number] = weakref.WeakMethod(listener, lambda _: listening.pop(number, None))
 
     def announce(self, what: str, facts: dict[str, Any]) -> None:
         if what == "rank_returned" and facts["entry"] is not None:
@@ -50,12 +54,8 @@ class Events:
             self._note_stop(facts["endpoint"], stands=bool(facts["where"]))
         for listener in list(self._always.get(what, ())):
             listener(facts)
-        listening = self._while_alive.get(what, [])
-        for reference in list(listening):
-            method = reference()
-            if method is None:
-                listening.remove(reference)
-            else:
+        for reference in list(self._while_alive.get(what, {}).values()):
+            if (method := reference()) is not None:
                 method(facts)
 
     def _note_stop(self, endpoint: int, *, stands: bool) -> None:

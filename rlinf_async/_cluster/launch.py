@@ -268,6 +268,7 @@ async def _undo(client: NodeClient, members: Members, plan: Plan) -> None:
             await request.async_wait()
         except (NodeLost, ClosedError):
             continue
+    members.has_name = False  # the next launch may have it, and the close of this group must not end that one
 
 
 def _cancelled(name: str) -> Exception:

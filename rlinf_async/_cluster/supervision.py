@@ -15,6 +15,7 @@ from rlinf_async._client.tasks import Task
 from rlinf_async._cluster.launch import Plan, open_store, spawn
 from rlinf_async._cluster.launch_config import LaunchConfig
 from rlinf_async._core import clock, codec, frames, operations
+from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.root_cause import name_ranks
 from rlinf_async._group.failure_notices import Failure
@@ -141,7 +142,9 @@ class Supervision:
 
     def _look(self) -> None:
         self._changed.set()
-        if self._away and self._working is None and not self._members.closed:
+        if self._away and self._members.closed:
+            self._members.close()  # once more: calls may wait for a death that was told at the moment of the first time
+        elif self._away and self._working is None:
             self._working = self._client.run(self._bring_all_back(), what=f"restarts of group '{self._plan.name}'")
 
     def end(self) -> None:
@@ -177,6 +180,8 @@ class Supervision:
             if members.restarts[rank] == before[rank] or "reason" in members.deaths.get(rank, {}):
                 if members.closed:
                     raise ClosedError(f"group '{members.name}' was closed while it was restarted")
+                if self._client.closed is not None:  # nobody has told of a death
+                    raise copy_of(self._client.closed)
                 raise WorkerDied.from_exit_report(members.deaths[rank])
 
     async def _until(self, condition: Callable[[], bool]) -> None:
@@ -467,11 +472,7 @@ class Supervision:
     def _announce(self, restart: Restart) -> None:
         """Tell the driver who is back."""
         members, ranks = self._members, restart.ranks
-        for callback in members.on_restart:
-            try:
-                callback(restart)
-            except Exception:
-                logger.exception("a callback of on_restart() of group '%s' failed", members.name)
+        members.call_back("on_restart", members.on_restart, restart)
         logger.warning("%s of group '%s' %s back", name_ranks(ranks), members.name, "is" if not ranks[1:] else "are")
 
     async def _call_hooks(self, living: list[int], restart: Restart) -> list[Outcome]:

@@ -58,12 +58,12 @@ class Tally:
         if self.answers[slot] is not None:
             return NOTHING
         self.answers[slot] = (status, body)
-        self.missing -= 1
         first_failure = False
         if status != OK:
             self.whole = False
             if status not in HARMLESS and not self.failed:
                 self.failed = first_failure = True
+        self.missing -= 1  # last: another thread that sees the end sees how it has ended
         if not self.missing:
             return FINISH
         return CANCEL_OTHERS if first_failure else WAIT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -116,7 +117,7 @@ class Members:
         on_restart: callbacks of the driver.
         on_death: the same, for deaths.
         by_rank: a rank that is away holds up no call of another one.
-        has_name: False if the launch was refused the name, which is another group's.
+        has_name: False if the name is, or may be, another group's: it was refused this one, or given back by it.
     """
 
     def __init__(self, client: NodeClient, name: str, size: int) -> None:
@@ -203,6 +204,9 @@ class Members:
     def _leave(self, waiting: Waiting) -> bool:
         """Send a call to those of its ranks that are not held; under the lock. True once it has left for all."""
         callee, handler = waiting.callee, waiting.handler
+        if handler._gives_up and not handler._call:  # a rank could begin it before it hears of the cancel
+            close_fds(fd for _, fds in waiting.bodies for fd in fds)
+            return True
         held = [slot for slot in waiting.slots if callee.ranks[slot] in self._held]
         if len(held) < len(waiting.slots):
             if not handler._call:
@@ -211,7 +215,8 @@ class Members:
                 except OSError as error:  # no descriptor is left
                     if held and waiting.same:
                         close_fds(waiting.bodies[0][1])
-                    handler._fail(error)
+                    # Later, without the lock: what it calls back may make a call.
+                    self.client.later(0, functools.partial(handler._fail, error))
                     return True
             else:
                 for slot in set(waiting.slots).difference(held):
@@ -258,14 +263,26 @@ class Members:
         told = (facts["pid"], bool(facts.get("returns")))
         if self.on_death and self._told.get(rank) != told:
             self._told[rank] = told
-            self.client.later(0, lambda: self._call_back(WorkerDied.from_exit_report(facts)))
+            died = WorkerDied.from_exit_report(facts)
+            self.client.later(0, lambda: self.call_back("on_death", self.on_death, died))
 
-    def _call_back(self, died: WorkerDied) -> None:
-        for callback in self.on_death:
+    def call_back(self, what: str, callbacks: Sequence[Callable[[Any], object]], fact: Any) -> None:
+        """Call back on the client's loop, each of those that are known now."""
+        for callback in tuple(callbacks):
             try:
-                callback(died)
+                callback(fact)
             except Exception:
-                logger.exception("a callback of on_death() of group '%s' failed", self.name)
+                logger.exception("a callback of %s() of group '%s' failed", what, self.name)
+            except (SystemExit, KeyboardInterrupt) as error:
+                # Raised here it would end the restart that calls back, and a loop's thread of the framework's own.
+                if self.client.user_loop is None:
+                    logger.exception(
+                        "%s in a callback of %s() of group '%s' ends no program: it runs on the thread of the "
+                        "cluster's loop; fix: have it set an event that the main thread looks at",
+                        type(error).__name__, what, self.name,
+                    )  # fmt: skip
+                else:
+                    self.client.later(0, functools.partial(_raise, error))
 
     def replace(self, rank: int, endpoint: int, info: WorkerInfo, log: str) -> None:
         """A rank is back, as another process."""
@@ -459,6 +476,8 @@ class Members:
         for handler in handlers:
             if isinstance(handler, StreamCall) or handler.done() or handler._expired:
                 continue
+            if handler._method == "__init__":  # no call of the user's: the first one, and that of a rank that is back
+                continue
             begun = self.client.events.counts_from(max(handler._since, self._counts_from))
             left = begun + self.deadline.seconds - clock.monotonic()
             if left <= 0:
@@ -509,6 +528,9 @@ class Members:
                     close_fds(fd for _, fds in bodies for fd in fds)
                     self.client.unobserved.observed(cause_of(self._failure))
                     raise copy_of(self._failure)
+                if self.closed:  # since this call was admitted: nothing sends any more what waits
+                    close_fds(fd for _, fds in bodies for fd in fds)
+                    raise self._is_closed(method)
                 if not self._held.isdisjoint(callee.ranks):
                     waiting = Waiting(callee, handler, method, bodies, same, list(range(len(callee.ranks))))
                     if not self._leave(waiting):
@@ -524,7 +546,7 @@ class Members:
             ClosedError: the group or its cluster is closed.
         """
         if self.closed:
-            raise ClosedError(f"group '{self.name}' is closed: {method}() cannot be called any more")
+            raise self._is_closed(method)
         end = self.client.closed
         if end is not None:
             if isinstance(end, ClosedError | ForkedProcessError):
@@ -536,6 +558,9 @@ class Members:
         if self.deadline is not None and isinstance(handler, Handle):
             handler._since = clock.monotonic()
         return True
+
+    def _is_closed(self, method: str) -> ClosedError:
+        return ClosedError(f"group '{self.name}' is closed: {method}() cannot be called any more")
 
     def record(self, handler: CallHandle, method: str, ranks: int) -> None:
         """Write the beginning of a call into the flight recorder and the trace."""
@@ -658,10 +683,12 @@ class Callee:
     def __init__(self, members: Members, ranks: Sequence[int]) -> None:
         self._members = members
         self.ranks = ranks
-        self._targets: list[int] | None = None
-        self._route: list[list[Any]] | None = None
-        self._version = 0
-        """Of the members, when these were made."""
+        # Each pair is replaced as one: threads that call, and the one that hears of restarts, are here at once.
+        # tests/_group/test_calls_between_steps.py::test_a_route_that_is_made_while_a_rank_is_replaced_is_not_kept
+        self._targets: tuple[int, Sequence[int]] = (-1, ())
+        """Version of the members, and the endpoints at that time."""
+        self._route: tuple[Sequence[int], list[list[Any]]] = ((), [])
+        """Endpoints, and the route to these."""
 
     @property
     def client(self) -> NodeClient:
@@ -677,21 +704,23 @@ class Callee:
 
     @property
     def targets(self) -> Sequence[int]:
-        if self._targets is None or self._version != self._members.version:
-            endpoints = self._members.endpoints
+        version, targets = self._targets
+        if version != self._members.version:
+            version, endpoints = self._members.version, self._members.endpoints
             if endpoints is None:
                 return ()
-            self._version = self._members.version
-            self._targets = [endpoints[rank] for rank in self.ranks]
-            self._route = None
-        return self._targets
+            targets = [endpoints[rank] for rank in self.ranks]
+            self._targets = version, targets
+        return targets
 
     @property
     def route(self) -> list[list[Any]]:
         targets = self.targets
-        if self._route is None:
-            self._route = frames.route_to(targets)
-        return self._route
+        of, route = self._route
+        if of is not targets:
+            route = frames.route_to(targets)
+            self._route = targets, route
+        return route
 
     def describe_slot(self, slot: int) -> str:
         rank = self.ranks[slot]
@@ -740,6 +769,10 @@ class Callee:
 
     def describe(self) -> str:
         return f"{name_ranks(self.ranks)} of '{self.name}'"
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 def _place_of(entry: dict[str, Any]) -> tuple[int, WorkerInfo, str]:

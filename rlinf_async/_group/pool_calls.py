@@ -73,8 +73,8 @@ class PoolCalls:
     def look(self) -> None:
         """See which ranks live, and begin the calls that may begin because of it."""
         if self.members.endpoints is not None:
-            standing = [self._standing_of(rank) for rank in range(self.members.size)]
-            with self._lock:
+            with self._lock:  # or another thread that has seen less would have the last word
+                standing = [self._standing_of(rank) for rank in range(self.members.size)]
                 begun = self._state.set_standing(standing, clock.monotonic())
             self._start(begun)
 
@@ -89,9 +89,11 @@ class PoolCalls:
             returns = members.supervisor is not None
         if returns is not None:
             return Standing.AWAY if returns else Standing.GONE
-        # A rank that is back is still being constructed where its group has not gone on.
-        is_there = not members.is_held(rank) or self._state.standing[rank] is Standing.LIVE
-        return Standing.LIVE if is_there else Standing.AWAY
+        # A rank that is back is still being constructed where its group has not gone on; the calls of the others wait
+        # as well, but not these.
+        supervisor = members.supervisor
+        is_coming = members.is_held(rank) and supervisor is not None and rank in supervisor.away
+        return Standing.AWAY if is_coming else Standing.LIVE
 
     def _on_loss(self, facts: dict[str, Any]) -> None:
         self.look()
@@ -100,6 +102,8 @@ class PoolCalls:
         if facts["group"] == self.members.name:
             if facts["entry"] is None:
                 self._gone[facts["was"]] = False
+            else:
+                self._gone.pop(facts["was"], None)
             self.look()
 
     def _on_closed(self, facts: dict[str, Any]) -> None:
@@ -134,6 +138,7 @@ class PoolCalls:
         try:
             call._start(attempt)
         except BaseException:
+            self._forget(id(call))  # its caller has the error now, and none when the deadline passes
             self._start(self._end(attempt))
             raise
 

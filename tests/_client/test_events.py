@@ -30,5 +30,6 @@ def test_a_bound_method_is_forgotten_with_its_object() -> None:
     events, listener = Events(), Listener(heard)
     events.listen("died", listener.hear)
     del listener
+    assert events._while_alive == {"died": {}}  # whether or not anything is announced
     events.announce("died", {"rank": 1})
     assert heard == []

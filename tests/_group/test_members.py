@@ -117,7 +117,7 @@ def test_the_next_deadline_is_the_earliest_where_a_call_has_waited_for_its_rank(
 
     def call(since: float) -> Any:
         return SimpleNamespace(
-            _since=since, _expired=False, done=lambda: False, _expire=lambda: expired.append(since)
+            _method="step", _since=since, _expired=False, done=lambda: False, _expire=lambda: expired.append(since)
         )  # fmt: skip
 
     members.deadline, members.by_rank = CallDeadline(30.0, "here"), True

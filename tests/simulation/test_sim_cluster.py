@@ -20,6 +20,7 @@ from rlinf_async import (
     Channel,
     Cluster,
     ConfigError,
+    LaunchError,
     NodePlacementStrategy,
     Worker,
     WorkerDied,
@@ -150,6 +151,42 @@ def test_a_launch_that_is_refused_a_name_leaves_the_group_that_has_it(is_cancell
             return [*await group.nest(), *await group.nest()]
 
     assert SimCluster(nodes=2, seed=1).run(main) == [[4], [4]]
+
+
+def test_the_close_of_a_launch_that_has_failed_leaves_the_next_group_of_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refuse(*_: object) -> int:
+        raise LaunchError("no port is free")
+
+    async def main() -> list[int]:
+        async with Cluster(log_to_driver=False) as cluster:
+            with monkeypatch.context() as patch:
+                patch.setattr("rlinf_async._cluster.launch.open_store", refuse)
+                failed = Rollout.create_group().launch(cluster, NodePlacementStrategy([0]), name="rollout")
+                with pytest.raises(LaunchError):
+                    await failed
+            group = await Rollout.create_group().launch(cluster, NodePlacementStrategy([0]), name="rollout")
+            await failed.close()
+            return await group.double(2)
+
+    assert SimCluster(nodes=1, seed=1).run(main) == [4]
+
+
+def test_a_launch_that_finds_no_descriptor_leaves_its_name_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no descriptor is left")
+
+    def main() -> list[int]:
+        with Cluster(log_to_driver=False) as cluster:
+            place = NodePlacementStrategy([0])
+            with monkeypatch.context() as patch:
+                patch.setattr("rlinf_async._group.members.pack_body", refuse)
+                with pytest.raises(OSError, match="no descriptor"):
+                    Rollout.create_group().launch(cluster, place, name="rollout")
+            return Rollout.create_group().launch(cluster, place, name="rollout").double(2).wait()
+
+    assert SimCluster(nodes=1, seed=1).run(main) == [4]
 
 
 def test_each_process_has_an_environment_and_context_of_its_own() -> None:

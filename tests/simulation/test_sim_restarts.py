@@ -158,6 +158,29 @@ def test_a_hook_has_the_deadline_of_the_groups_calls(caplog: pytest.LogCaptureFi
     assert "on_restart() of rank 0 of group 'ring' failed" in caplog.text
 
 
+class Loading(Worker):
+    def __init__(self) -> None:
+        super().__init__()
+        sleep(60)
+
+    async def who(self) -> int:
+        return self._rank
+
+
+def test_a_constructor_has_the_time_that_it_takes_at_a_restart_too() -> None:
+    sim = SimCluster(nodes=1, seed=1)
+
+    async def main() -> list[int]:
+        async with Cluster(log_to_driver=False) as cluster:
+            place = NodePlacementStrategy([0])
+            group = Loading.create_group().launch(cluster, place, name="l", restart="rank", call_timeout=10)
+            await group
+            await group.restart(0)
+            return await group.who()
+
+    assert sim.run(main) == [0]
+
+
 @pytest.mark.parametrize("seconds", [0.0, 0.001, 0.01, 0.2])
 def test_a_restart_ends_when_its_group_is_closed(seconds: float) -> None:
     """At moments before and after the rank's death is told, and while its hook runs."""
