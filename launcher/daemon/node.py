@@ -237,6 +237,9 @@ class Node:
         self._add_neighbour(await self._network.dial(peer["node"], peer["address"]))
 
     def _from_neighbour(self, neighbour: NodeLink, frame: list[Any], fds: list[int]) -> None:
+        if neighbour.lost is not None:  # one that is there, and is out of the run: its link is about to be closed
+            close_fds(fds)
+            return
         if frame[0] == frames.GONE:
             if frames.node_of(frame[3]) == neighbour.node:
                 self._service.drop_owner(frame[3], ended=bool(frame[4]))

@@ -165,7 +165,7 @@ class DaemonService:
         self.membership = Membership(router)
         self.call_check = CallCheck(loop, router)
         self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, answer, self.gone)
-        self.debugging = DebugRelay(router)
+        self.debugging = DebugRelay(router, self.gone)
         self.activity = Activity(
             router, templates, self.names, self.channels, self.channel_names, self.locks, self.debugging.stopped
         )
@@ -652,7 +652,9 @@ class DaemonService:
             self._abandon(group)
 
     def drop_node(self, node: int) -> None:
-        """Frees what the endpoints of a lost node owned here."""
+        """Frees what the endpoints of a lost node owned here, and does nothing more for any of them."""
+        # A request that came before is a task of its own, which begins after this, maybe.
+        self.gone.add_all(frames.endpoint(node, 0), frames.endpoint(node + 1, 0) - 1)
         owners = self.names.clients() | {owner for owner, _ in (*self._stores, *self.groups)}
         owners |= self.router.callers_on(node) | self.channels.clients_and_owners()
         owners |= self.channel_names.table.clients() | self.locks.holders() | self.ports.owners()
