@@ -187,6 +187,12 @@ class Node:
         return self._expected_links.setdefault(node, self._loop.create_future())
 
     def _add_neighbour(self, link: Any) -> None:
+        if self._stop.is_set():
+            # This node may have taken leave of the others already: the sender of this link's bodies would never end,
+            # and this node waits for all its tasks.
+            # tests/launcher/daemon/test_node.py::test_a_link_that_comes_while_the_node_ends_is_closed
+            self._start(link.close(), f"closing the link to node {link.peer}")
+            return
         name = self._names.get(link.peer, f"node {link.peer}")
         neighbour = NodeLink(link.peer, name, link, self._from_neighbour, self._on_link_over, self._bodies)
         self._router.neighbours[link.peer] = neighbour
