@@ -306,6 +306,7 @@ class DaemonService:
 
     async def _spawn_in(self, group: Group, op: operations.Spawn) -> list[list[Any]]:
         name, owner = group.name, group.owner
+        self._check_wanted(group)  # or a node that ends would start a template, and wait for its imports
         self._replace_dead(group, [worker["rank"] for worker in op.workers])
         place = prepare(self._site.environment, op.env, op.node_env, op.python, self._site.name, op.script_env)
         plain = self._templates.get({**place.own, **place.special}, place.python)

@@ -380,7 +380,7 @@ class PeerLink:
         except BaseException as error:
             # A connection may have come in this very moment: if nobody carries on with it, nobody ends it, and the
             # server waits for its handler for ever.
-            # tests/_wire/test_daemon_link.py::test_a_connection_that_comes_in_the_moment_of_a_close_is_over_with_the_link
+            # tests/_wire/test_daemon_link.py::test_a_connection_that_comes_in_the_moment_of_a_close_is_over
             resumed, is_late = self._resumption, isinstance(error, TimeoutError)
             if resumed.done() and resumed.exception() is None:
                 if is_late:

@@ -216,7 +216,7 @@ async def accepts_nothing_yet(address: str, timeout: float) -> None: ...
 
 
 @once
-async def test_a_connection_that_comes_in_the_moment_of_a_close_is_over_with_the_link():
+async def test_a_connection_that_comes_in_the_moment_of_a_close_is_over():
     """The server's handler of that connection waits for its end, and the server for its handlers."""
     wire, new = Wire(Stream(), Stream()), Wire(Stream(), Stream())
     wire.control.read = broken
