@@ -414,10 +414,13 @@ class DaemonService:
     async def _undo(self, group: Group, endpoint: Endpoint) -> None:
         """Ends a worker whose group does not come to be; returns once it is reaped."""
         assert endpoint.process is not None
+        if endpoint.exit_report is not None:
+            self.forget_endpoint(endpoint.id)  # it died by itself: its channels were to live on with the group
         endpoint.process.closing = True
         endpoint.process.kill()
         await asyncio.shield(endpoint.process.ended)
         self.router.endpoints.pop(endpoint.number, None)
+        self.sub_workers.forget(endpoint)
         if endpoint in group.workers:
             group.workers.remove(endpoint)
 
@@ -662,10 +665,8 @@ class DaemonService:
         for owner in owners:
             if frames.node_of(owner) == node:
                 self.drop_owner(owner)
-        self.channel_names.table.lose_node(node)
-        self.debugging.drop_node(node)
-        self.experiences.drop_node(node)
-        self.traces.look_again()
+        parts = (self.channel_names.table.lose_node, self.debugging.drop_node, self.experiences.drop_node)
+        run_all(f"node {node}", (*(functools.partial(part, node) for part in parts), self.traces.look_again))
 
     # -- errors that the script has not got -------------------------------------------------------------------------
 
