@@ -101,6 +101,9 @@ class Channels:
     def _put(
         self, hosted: HostedChannel, source: int, number: int, key: bytes, weight: int, mode: int, body: Any
     ) -> None:
+        if type(body) is str:
+            self._refuse_lost(hosted, source, number, body, is_sent=mode == frames.SENT)
+            return
         size = len(body) if type(body) is bytes else body.size if type(body) is Segment else -1
         if type(key) is not bytes or type(weight) is not int or weight < 0 or size < 0:
             self._turn_down(hosted, source, number, f"a put with key {key!r}, weight {weight!r} and {size} bytes")
@@ -130,6 +133,15 @@ class Channels:
         text = f"{hosted.noun} '{hosted.name}' can make nothing of {what}"
         self._replies.send(source, hosted.number, "failed", [number, "ValueError", text])
         raise TypeError(text)
+
+    def _refuse_lost(self, hosted: HostedChannel, source: int, number: int, why: str, *, is_sent: bool) -> None:
+        """Refuses a put whose content was lost on its way here, since no descriptor was free."""
+        self._follow(hosted, hosted.queue.skip(source, number))
+        if is_sent:
+            logger.warning("an item of %s '%s' is lost: %s", hosted.noun, hosted.name, why)
+            self._replies.send(source, hosted.number, "lost", 1)
+        else:
+            self._replies.send(source, hosted.number, "failed", [number, "OSError", why])
 
     def _taken(self, hosted: HostedChannel, source: int, taken: Sequence[Sequence[int]]) -> None:
         for each in taken:  # all of them, before any of them counts

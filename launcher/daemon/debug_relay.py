@@ -6,6 +6,7 @@ do not run out meanwhile, wherever the clock is.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, Final
 
 from rlinf_async._core import frames, operations
@@ -20,12 +21,16 @@ _WORDS: Final = frozenset(("attach", "line", "detach"))
 class DebugRelay:
     """Handlers of one daemon.
 
+    Args:
+        gone: processes of the run that are no more.
+
     Attributes:
         stopped: by endpoint, of the whole run: where ranks stand in the debugger.
     """
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, gone: Container[int]) -> None:
         self._router = router
+        self._gone = gone
         self.stopped: dict[int, str] = {}
         self._operators: dict[int, int] = {}
         """By rank of this node, the operator that is attached."""
@@ -59,6 +64,11 @@ class DebugRelay:
         """Note that a rank stands in the debugger, or goes on; a rank tells its own daemon, and that all others."""
         if frames.number_of(requester.endpoint):
             op = operations.RankStopped(requester.endpoint, op.name, op.where, op.attached)
+        # A request is a task, which may begin when the rank has been dropped: it would hold up deadlines for ever.
+        # tests/launcher/daemon/test_debug_relay.py::test_a_stop_that_is_told_after_the_end_of_its_rank_is_none
+        if op.where and op.endpoint in self._gone:
+            return
+        if frames.number_of(requester.endpoint):
             for neighbour in self._router.neighbours.values():
                 if neighbour.over is None:
                     self._router.request(neighbour.node, op)

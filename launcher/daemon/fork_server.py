@@ -20,6 +20,7 @@ from typing import Any, Final
 from rlinf_async import settings
 from rlinf_async._core import frames
 from rlinf_async._core.descriptors import limit_met
+from rlinf_async._wire.send_buffer import PASSING, RETRY_S
 from rlinf_async.errors import LaunchError
 
 from .exit_status import reap
@@ -150,6 +151,8 @@ class ForkServer:
             except OSError as error:
                 if error.errno != errno.EMSGSIZE:
                     self._to_send.appendleft((packet, fds, answer))
+                    if error.errno in PASSING:
+                        self._loop.call_later(RETRY_S, self._write_again)
                     break  # it is dead; its pidfd says so
                 limit = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)  # as net.core.wmem_max allows
                 answer.set_exception(LaunchError(_too_large(frames.unpack(packet), len(packet), limit)))
@@ -157,6 +160,10 @@ class ForkServer:
                 continue
             self._waiting.append(answer)
         self._loop.remove_writer(self._socket.fileno())
+
+    def _write_again(self) -> None:
+        if self._death is None:
+            self._writable()
 
     def _readable(self) -> None:
         self._read()
@@ -249,9 +256,13 @@ class ForkServer:
     def _end_stray(self, pid: int) -> None:
         """Ends a worker whose start was given up while it was forked."""
         assert self._loop is not None
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)
-            pidfd = os.pidfd_open(pid)
+            try:
+                pidfd = os.pidfd_open(pid)
+            except OSError:  # no descriptor is free: it ends at once
+                os.waitpid(pid, 0)
+                return
             self._strays[pid] = pidfd
             self._loop.add_reader(pidfd, self._stray_ended, pid)
 

@@ -14,12 +14,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, Final
 
+from rlinf_async._core.own_logger import own_logger
+
 from .fork_server import MARKER, PARENT_SOCKET
 from .guardian import TRACKERS_S, children, is_tracker, remove_cuda_files
 from .process_state import start_of
 
+logger = own_logger(__name__)
+
 SESSIONS: Final = "sessions"
 """File in a node's folder with the sessions of its workers, one per line: number, start of its leader, boot."""
+
+_AGAIN_S: Final = 0.1
+"""Until a look for processes is repeated for which this daemon had no descriptors."""
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -71,6 +78,13 @@ class Leftovers:
         self._workers.discard(self._worker)
 
     def _sweep(self) -> None:
+        try:
+            self._end_those_left()
+        except OSError as error:  # no descriptor is free; else the group's end would wait for theirs for ever
+            logger.warning("the processes that worker %d has left cannot be watched yet: %s", self._worker, error)
+            self._loop.call_later(_AGAIN_S, self._sweep)
+
+    def _end_those_left(self) -> None:
         left = [pid for pid in children() if pid not in self._ending and self._is_left(pid)]
         for pid in left:
             if not is_tracker(pid) and self._watch(pid):

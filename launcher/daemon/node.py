@@ -187,6 +187,12 @@ class Node:
         return self._expected_links.setdefault(node, self._loop.create_future())
 
     def _add_neighbour(self, link: Any) -> None:
+        if self._stop.is_set():
+            # This node may have taken leave of the others already: the sender of this link's bodies would never end,
+            # and this node waits for all its tasks.
+            # tests/launcher/daemon/test_node.py::test_a_link_that_comes_while_the_node_ends_is_closed
+            self._start(link.close(), f"closing the link to node {link.peer}")
+            return
         name = self._names.get(link.peer, f"node {link.peer}")
         neighbour = NodeLink(link.peer, name, link, self._from_neighbour, self._on_link_over, self._bodies)
         self._router.neighbours[link.peer] = neighbour
@@ -237,6 +243,9 @@ class Node:
         self._add_neighbour(await self._network.dial(peer["node"], peer["address"]))
 
     def _from_neighbour(self, neighbour: NodeLink, frame: list[Any], fds: list[int]) -> None:
+        if neighbour.lost is not None:  # one that is there, and is out of the run: its link is about to be closed
+            close_fds(fds)
+            return
         if frame[0] == frames.GONE:
             if frames.node_of(frame[3]) == neighbour.node:
                 self._service.drop_owner(frame[3], ended=bool(frame[4]))

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from rlinf_async import settings
 from rlinf_async._core import frames
+from rlinf_async._core.descriptors import limit_met
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.pool import Pool, Segment
 from rlinf_async._core.segment import close_fds
@@ -89,9 +90,9 @@ class NodeLink:
         self._transfers = 0
         self._outgoing: deque[tuple[int, int, int]] = deque()
         self._bulk_ready = asyncio.Event()
-        self._incoming: dict[int, tuple[Segment, int, int]] = {}
-        """By transfer: memory, bytes in all, bytes that have come."""
-        self._complete: dict[int, int] = {}
+        self._incoming: dict[int, tuple[Segment | str, int, int]] = {}
+        """By transfer: memory, or why there is none; bytes in all, bytes that have come."""
+        self._complete: dict[int, int | str] = {}
 
     def __repr__(self) -> str:
         return f"<NodeLink {self.node} {self.name} {self.over or 'connected'} [{len(self._outgoing)} bodies to send]>"
@@ -177,39 +178,51 @@ class NodeLink:
             body = frame[-1]
             if isinstance(body, list) and frame[0] in _WITH_BODY:
                 transfer, size = body
-                fds = [self._complete.pop(transfer)]
-                frame[1], frame[-1] = 1, size
+                content = self._complete.pop(transfer)
+                if isinstance(content, str):
+                    frame[-1] = content
+                else:
+                    fds = [content]
+                    frame[1], frame[-1] = 1, size
             self._on_frame(self, frame, fds)
 
     def _bulk(self, data: bytes) -> None:
         if self.over is not None:
             return
         transfer, size, offset = _HEADER.unpack_from(data)
-        known = self._incoming.get(transfer)
-        if known is None:
-            try:
-                known = (self._pool.borrow(size), size, 0)
-            except (OSError, MemoryError) as error:
-                self._gone(f"a body of {size} bytes does not fit into this node's memory: {error}")
-                return
-        segment, size, received = known
         piece = memoryview(data)[_HEADER.size :]
-        self._incoming[transfer] = known
+        segment, size, received = self._incoming.pop(transfer, None) or (self._segment_for(size), size, 0)
+        received += len(piece)
         if offset + len(piece) > size:
             self._gone("a piece of a body lies outside the body")
             return
-        try:
+        if isinstance(segment, Segment):
             segment.write_at(piece, offset)
-            received += len(piece)
-            if received < size:
-                self._incoming[transfer] = (segment, size, received)
-                return
-            del self._incoming[transfer]
-            self._complete[transfer] = self._pool.give_back(segment)
-        except OSError as error:
-            self._gone(f"a body of {size} bytes could not be taken in: {error}")
+        if received < size:
+            self._incoming[transfer] = (segment, size, received)
             return
+        self._complete[transfer] = self._whole(segment, size)
         self._pass_on(self._holdback.arrived(transfer))
+
+    # A shortage here, of descriptors say, is no reason to give the other node up: the one body is dropped, and its
+    # frame says why, as where it comes from a process of this node.
+    # tests/launcher/daemon/test_node_link.py::test_a_body_for_which_nothing_is_free_is_told_and_ends_no_link
+
+    def _segment_for(self, size: int) -> Segment | str:
+        try:
+            return self._pool.borrow(size)
+        except (OSError, MemoryError) as error:
+            return self._shortage(size, error)
+
+    def _whole(self, segment: Segment | str, size: int) -> int | str:
+        """The descriptor of a body that has come, or why it was dropped."""
+        try:
+            return segment if isinstance(segment, str) else self._pool.give_back(segment)
+        except OSError as error:
+            return self._shortage(size, error)
+
+    def _shortage(self, size: int, error: Exception) -> str:
+        return f"{size} bytes from node {self.node} could not be taken in: {error}{limit_met(error)}"
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -247,8 +260,9 @@ class NodeLink:
         self._bulk_ready.set()
         self._holdback.drop()
         for segment, _, _ in self._incoming.values():
-            segment.close()
-        close_fds(self._complete.values())
+            if isinstance(segment, Segment):
+                segment.close()
+        close_fds([content for content in self._complete.values() if isinstance(content, int)])
         self._complete.clear()
         close_fds([fd for _, fd, _ in self._outgoing])
         self._outgoing.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import random
 import socket
 from collections.abc import Sequence
@@ -56,6 +57,7 @@ class Ports:
 
         Raises:
             RuntimeError: there is none; ValueError: there can be none.
+            OSError: no descriptor is free to look for one.
         """
         ports: Sequence[int] = port_range(_ephemeral(), op.max_port)
         if self._ports is not None:
@@ -67,11 +69,13 @@ class Ports:
             port = ports[(first + index) % len(ports)]
             if port in self._leases.owners or (mark := promise(port)) is None:
                 continue
-            if self._is_free(port):
-                self._leases.lease(port, requester.endpoint)
-                self._marks[port] = mark
-                return port
-            mark.close()
+            with contextlib.ExitStack() as undo:
+                undo.enter_context(mark)
+                if self._is_free(port):
+                    undo.pop_all()
+                    self._leases.lease(port, requester.endpoint)
+                    self._marks[port] = mark
+                    return port
         raise RuntimeError(
             f"no port of {ports[0]}-{ports[-1]} is free on {self._address} ({len(self._leases.owners)} are promised to "
             "workers): give a higher max_port_num, or none, or a wider --port-range"
@@ -95,7 +99,9 @@ class Ports:
             for address in {self._address, loopback}:
                 with contextlib.closing(socket.socket(family(address))) as probe:
                     probe.bind((address, port))
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise  # it says nothing of the port, nor of the thousands that would be tried next
             return False
         return True
 

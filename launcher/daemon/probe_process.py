@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,14 @@ class ProbeProcess:
     """
 
     def __init__(self, program: Sequence[str], question: str, environment: Mapping[str, str]) -> None:
-        files = [os.memfd_create(name) for name in ("question", "answer", "complaints")]
-        self._files = files
-        os.write(files[0], question.encode())
-        os.lseek(files[0], 0, os.SEEK_SET)
-        try:
+        with contextlib.ExitStack() as undo:
+            files: list[int] = []
+            self._files = files
+            for name in ("question", "answer", "complaints"):
+                files.append(os.memfd_create(name))
+                undo.callback(os.close, files[-1])
+            os.write(files[0], question.encode())
+            os.lseek(files[0], 0, os.SEEK_SET)
             self._process = subprocess.Popen(
                 program,
                 stdin=files[0],
@@ -31,11 +35,10 @@ class ProbeProcess:
                 start_new_session=True,
                 env={**environment, MARKER: NO_TOKEN},
             )
+            undo.callback(self._process.wait)
+            undo.callback(self._process.kill)
             self._pidfd = os.pidfd_open(self._process.pid)
-        except BaseException:
-            for fd in files:
-                os.close(fd)
-            raise
+            undo.pop_all()
 
     async def answer(self) -> tuple[str, str, int]:
         """What it has written to stdout and to stderr when it has ended, and its exit code."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from rlinf_async import settings
 from rlinf_async._core import operations
+from rlinf_async._core.descriptors import limit_met
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async.errors import ConfigError, LaunchError
 from rlinf_async.hardware import EXTENSION
@@ -116,7 +117,10 @@ class Probes:
             LaunchError: it does not answer, with the last lines that it wrote.
         """
         program = [python or sys.executable, "-P", "-m", f"rlinf_async.hardware.{module}", *words]
-        inquiry = ProbeProcess(program, json.dumps(question), {**self._environment, **(variables or {})})
+        try:
+            inquiry = ProbeProcess(program, json.dumps(question), {**self._environment, **(variables or {})})
+        except OSError as error:
+            raise LaunchError(f"the hardware of {self._node} is not known: {error}{limit_met(error)}") from error
         self._inquiries.add(inquiry)
         timeout = settings.HARDWARE_PROBE_TIMEOUT_S()
         try:

@@ -553,10 +553,13 @@ def _is_sound(frame: list[Any], fds: list[int]) -> bool:
 
 
 def _may_be_queued(frame: list[Any], fds: list[int]) -> bool:
-    """Whether what is said to a queue may go to other processes; a list in the place of a body means another node's."""
+    """Whether what is said to a queue may go to other processes; a list in the place of a body means another node's.
+
+    A text in the place of a body says why an item's content was lost.
+    """
     if frame[0] != frames.PUT:
         return not fds
-    return _is_sealed(frame[-1], fds) if fds else type(frame[-1]) in (bytes, int)
+    return _is_sealed(frame[-1], fds) if fds else type(frame[-1]) in (bytes, int, str)
 
 
 def _is_sealed(body: Any, fds: list[int]) -> bool:

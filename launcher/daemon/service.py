@@ -84,6 +84,8 @@ class Group:
         supervised: its owner starts workers again that have died.
         close_grace: seconds that its workers have for their end, where the owner does not say.
         former: workers that have died, and in whose place others are.
+        past: endpoints of those that have died longest ago, which own channels of the group maybe.
+        spawning: requests that start workers of it now.
         store: the socket of the store at MASTER_PORT, for the next one of rank 0.
     """
 
@@ -93,6 +95,8 @@ class Group:
     supervised: bool = False
     close_grace: float = 0.0
     former: list[Endpoint] = field(default_factory=list)
+    past: list[int] = field(default_factory=list)
+    spawning: int = 0
     store: socket.socket | None = None
     closed: asyncio.Future[None] | None = None
 
@@ -161,7 +165,7 @@ class DaemonService:
         self.membership = Membership(router)
         self.call_check = CallCheck(loop, router)
         self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, answer, self.gone)
-        self.debugging = DebugRelay(router)
+        self.debugging = DebugRelay(router, self.gone)
         self.activity = Activity(
             router, templates, self.names, self.channels, self.channel_names, self.locks, self.debugging.stopped
         )
@@ -288,6 +292,21 @@ class DaemonService:
         while (group := self.groups.setdefault((owner, name), Group(name, owner))).closed is not None:
             await asyncio.shield(group.closed)  # an earlier one of this name, on its way out
         group.supervised, group.close_grace = op.supervised, op.close_grace
+        group.spawning += 1
+        try:
+            return await self._spawn_in(group, op)
+        finally:
+            group.spawning -= 1
+            # Another request may be starting workers of this group, which nobody would find in order to end them; the
+            # group of ranks that are away has their channels, and the store.
+            # tests/launcher/daemon/test_group_spawns.py::test_a_spawn_that_fails_leaves_what_others_have_in_the_group
+            if not (group.spawning or group.workers or group.former) and group.closed is None:
+                self.groups.pop((owner, name), None)
+                self._close_stores_of(group)
+
+    async def _spawn_in(self, group: Group, op: operations.Spawn) -> list[list[Any]]:
+        name, owner = group.name, group.owner
+        self._check_wanted(group)  # or a node that ends would start a template, and wait for its imports
         self._replace_dead(group, [worker["rank"] for worker in op.workers])
         place = prepare(self._site.environment, op.env, op.node_env, op.python, self._site.name, op.script_env)
         plain = self._templates.get({**place.own, **place.special}, place.python)
@@ -307,8 +326,6 @@ class DaemonService:
         for result in results:
             if isinstance(result, BaseException):
                 await asyncio.gather(*(self._undo(group, endpoint) for endpoint in started))
-                if not group.workers and group.closed is None:
-                    self.groups.pop((owner, name), None)
                 raise result
         return [[endpoint.number, endpoint.process.pid, endpoint.process.log_path] for endpoint in started]  # type: ignore[union-attr]
 
@@ -340,7 +357,8 @@ class DaemonService:
                 self.sub_workers.forget(endpoint)
         for endpoint in group.former[:-_MAX_FORMER]:
             self.router.replaced.pop(endpoint.number, None)
-            endpoint.journal = None
+            group.past.append(endpoint.id)
+        del group.former[:-_MAX_FORMER]
 
     async def rank_returned(self, requester: Requester, op: operations.RankReturned) -> None:
         """Tells every process of the run that a rank is back, or will not be.
@@ -396,10 +414,13 @@ class DaemonService:
     async def _undo(self, group: Group, endpoint: Endpoint) -> None:
         """Ends a worker whose group does not come to be; returns once it is reaped."""
         assert endpoint.process is not None
+        if endpoint.exit_report is not None:
+            self.forget_endpoint(endpoint.id)  # it died by itself: its channels were to live on with the group
         endpoint.process.closing = True
         endpoint.process.kill()
         await asyncio.shield(endpoint.process.ended)
         self.router.endpoints.pop(endpoint.number, None)
+        self.sub_workers.forget(endpoint)
         if endpoint in group.workers:
             group.workers.remove(endpoint)
 
@@ -408,6 +429,9 @@ class DaemonService:
     ) -> Endpoint:
         site = self._site
         environment = place.variables(await self.probes.rendering(worker["env"], place.variables(worker["env"])))
+        # The template may have been imported for long.  A worker of a group that was closed meanwhile would take the
+        # store of the next group of that name.
+        self._check_wanted(group)
         threads = self._threads(op, worker["env"], environment)
         environment = self._shared_variables(environment, threads)
         endpoint = self.router.new_endpoint("worker")
@@ -430,7 +454,6 @@ class DaemonService:
             "config": op.config,
             "script_env": op.script_env,
         }
-        store = self._store_for(group) if worker["rank"] == 0 else None
         on_lines = None
         if not op.quiet and site.tee != "none" and _teed(site.tee, worker["rank"]):
             prefix = f"{group.name}:{worker['rank']}@{site.name}"
@@ -439,19 +462,23 @@ class DaemonService:
                 facts = {"who": prefix, "stream": stream, "lines": lines, "log": process.log_of(stream)}
                 self.router.tell(group.owner, "output", facts)
 
-        setup = WorkerSetup(group.name, worker["rank"], worker["address"], spec, store, on_lines)
+        setup = WorkerSetup(group.name, worker["rank"], worker["address"], spec, None, on_lines)
         process = self._new_process(self._loop, setup, site.name, site.log_dir)
         endpoint.process = process
         try:
             nursery = self._profiled(worker.get("profiler"), place, spec) or template
+            if worker["rank"] == 0:
+                setup.store = self._store_for(group)
             sock = await process.start(nursery, lambda: self._died(endpoint))
         except BaseException:
             self.router.endpoints.pop(endpoint.number, None)
             raise
-        if group.closed is not None or group.owner in self.gone or self.closing:
+        try:
+            self._check_wanted(group)
+        except LaunchError:
             sock.close()
             await self._undo(group, endpoint)
-            raise LaunchError(f"group '{group.name}' was closed while its workers were started")
+            raise
         endpoint.connection = Connection(
             sock,
             self._loop,
@@ -462,6 +489,13 @@ class DaemonService:
         endpoint.connection.open()
         group.workers.append(endpoint)
         return endpoint
+
+    def _check_wanted(self, group: Group) -> None:
+        """Raises:
+        LaunchError: nobody waits for the group's workers any more.
+        """
+        if group.closed is not None or group.owner in self.gone or self.closing:
+            raise LaunchError(f"group '{group.name}' was closed while its workers were started")
 
     def _store_for(self, group: Group) -> socket.socket | None:
         """The listening socket for rank 0; of a supervised group one stays here, so that the port stays the group's."""
@@ -531,8 +565,8 @@ class DaemonService:
     async def close(self, requester: Requester, op: operations.CloseGroup) -> None:
         """Ends the workers of a group on this node, in order if they can within ``grace`` seconds."""
         group = self.groups.get((requester.endpoint, op.group))
-        if group is not None:
-            await self.close_group(group, op.grace)
+        # A launch that was given up before its workers were asked for has a store, and no group.
+        await self.close_group(group or Group(op.group, requester.endpoint), op.grace)
 
     async def close_group(self, group: Group, grace: float) -> None:
         """Returns once every worker of the group, and what it left behind, is gone."""
@@ -541,12 +575,12 @@ class DaemonService:
             return
         group.closed = self._loop.create_future()
         try:
-            for store in (self._stores.pop((group.owner, group.name), None), group.store):
-                if store is not None:
-                    store.close()
+            self._close_stores_of(group)
             for endpoint in group.former:
-                self.forget_endpoint(endpoint.id)
+                group.past.append(endpoint.id)
                 self.router.replaced.pop(endpoint.number, None)
+            for past in group.past:
+                self.forget_endpoint(past)
             processes = []
             me = frames.endpoint(self._site.node, 0)
             for endpoint in group.workers:
@@ -563,6 +597,11 @@ class DaemonService:
         finally:
             self.groups.pop((group.owner, group.name), None)
             group.closed.set_result(None)
+
+    def _close_stores_of(self, group: Group) -> None:
+        for store in (self._stores.pop((group.owner, group.name), None), group.store):
+            if store is not None:
+                store.close()
 
     # -- those who are gone -------------------------------------------------------------------------------------
 
@@ -617,17 +656,17 @@ class DaemonService:
             self._abandon(group)
 
     def drop_node(self, node: int) -> None:
-        """Frees what the endpoints of a lost node owned here."""
+        """Frees what the endpoints of a lost node owned here, and does nothing more for any of them."""
+        # A request that came before is a task of its own, which begins after this, maybe.
+        self.gone.add_all(frames.endpoint(node, 0), frames.endpoint(node + 1, 0) - 1)
         owners = self.names.clients() | {owner for owner, _ in (*self._stores, *self.groups)}
         owners |= self.router.callers_on(node) | self.channels.clients_and_owners()
         owners |= self.channel_names.table.clients() | self.locks.holders() | self.ports.owners()
         for owner in owners:
             if frames.node_of(owner) == node:
                 self.drop_owner(owner)
-        self.channel_names.table.lose_node(node)
-        self.debugging.drop_node(node)
-        self.experiences.drop_node(node)
-        self.traces.look_again()
+        parts = (self.channel_names.table.lose_node, self.debugging.drop_node, self.experiences.drop_node)
+        run_all(f"node {node}", (*(functools.partial(part, node) for part in parts), self.traces.look_again))
 
     # -- errors that the script has not got -------------------------------------------------------------------------
 

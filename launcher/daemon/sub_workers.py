@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rlinf_async.errors import AuthError
 
@@ -13,6 +13,9 @@ from .exit_status import exit_status_of
 from .leftovers import note_session, session_of
 from .process_state import stat_of
 from .router import Router
+
+_MAX_ENDED: Final = 64
+"""Subprocesses of a worker that have ended, and whose ends are still told."""
 
 
 class SubWorkers:
@@ -90,7 +93,16 @@ class SubWorkers:
             "when": time.time(),
         }
         self._router.fail_pending_calls(endpoint, report, expected=root.closing)
+        self._forget_oldest(endpoint.root.number, endpoint)
         return None if root.closing else report
+
+    def _forget_oldest(self, root: int, ended: Endpoint) -> None:
+        """Keep the latest ends below a worker, and of one that is forgotten none."""
+        below = self._of.get(root, [ended])
+        past = [each for each in below if each.exit_report is not None]
+        for endpoint in past[: -_MAX_ENDED if root in self._of else None]:
+            below.remove(endpoint)
+            self._router.endpoints.pop(endpoint.number, None)
 
     def forget(self, root: Endpoint) -> None:
         """A worker's group is closed: nobody asks for what became of its subprocesses any more."""

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 from rlinf_async._core.descriptors import limit_met
 from rlinf_async.errors import LaunchError
 
+from .cleanup import run_all
 from .exit_status import ExitStatus, reap
 from .fork_server import ForkServer
 from .leftovers import Leftovers, note_session
@@ -145,10 +146,9 @@ class WorkerProcess:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self.exit_status = exit_status
-        self._leftovers.end()  # first of all: what is left may write into the outputs for ever
-        for output in self._outputs:
-            output.close()
-        on_death()
+        # What is left first of all: it may write into the outputs for ever.
+        closes = (output.close for output in self._outputs)
+        run_all(f"worker {self.setup.name}", (self._leftovers.end, *closes, on_death))
 
     def _all_gone(self) -> None:
         if not self.ended.done():

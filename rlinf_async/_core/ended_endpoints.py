@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 
 
 class EndedEndpoints:
@@ -35,19 +35,13 @@ class EndedEndpoints:
 
     def add(self, endpoint: int) -> None:
         """Takes an id in, also one that is there."""
+        self.add_all(endpoint, endpoint)
+
+    def add_all(self, first: int, last: int) -> None:
+        """Takes in a stretch of ids: those of a node that is lost, say."""
         firsts, lasts = self._firsts, self._lasts
-        at = bisect_right(firsts, endpoint)  # of the first stretch behind it
-        if at and endpoint <= lasts[at - 1]:
-            return
-        joins_before = at > 0 and lasts[at - 1] == endpoint - 1
-        joins_behind = at < len(firsts) and firsts[at] == endpoint + 1
-        if joins_before and joins_behind:
-            lasts[at - 1] = lasts[at]
-            del firsts[at], lasts[at]
-        elif joins_before:
-            lasts[at - 1] = endpoint
-        elif joins_behind:
-            firsts[at] = endpoint
-        else:
-            firsts.insert(at, endpoint)
-            lasts.insert(at, endpoint)
+        begin = bisect_left(lasts, first - 1)  # the first stretch that it meets, and the one behind the last
+        end = bisect_right(firsts, last + 1)
+        if begin < end:
+            first, last = min(first, firsts[begin]), max(last, lasts[end - 1])
+        firsts[begin:end], lasts[begin:end] = [first], [last]

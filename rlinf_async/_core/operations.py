@@ -79,7 +79,7 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     NodeDetails         devices                                     dict[str, Any]  an operator: logs, devices, commands
     KillRanks           numbers reason                              list[int]       an operator; a group's owner
     RestartRanks        numbers                                     list[int]       an operator
-    DebugRank           number what line                            None            an operator: a line for a debugger
+    DebugRank *         number what line                            None            an operator: a line for a debugger
     DebugSaid           operator state text                         None            a rank: its debugger's words
     RankStopped         endpoint name where attached                None            a rank in the debugger, or out of it
     ListRunFiles                                                    list[list[Any]] an operator: logs, flight recorders
@@ -231,7 +231,7 @@ class Inspected(Operation[None]): round: int; activities: list[Any]
 class NodeDetails(Operation[dict[str, Any]]): devices: bool
 class KillRanks(Operation[list[int]]): numbers: list[int]; reason: str
 class RestartRanks(Operation[list[int]]): numbers: list[int]
-class DebugRank(Operation[None]): number: int; what: str; line: str
+class DebugRank(WaitingOperation[None]): number: int; what: str; line: str
 class DebugSaid(Operation[None]): operator: int; state: str; text: str
 class RankStopped(Operation[None]): endpoint: int; name: str; where: str; attached: bool
 class ListRunFiles(Operation[list[list[Any]]]): pass

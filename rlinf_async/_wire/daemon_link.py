@@ -284,6 +284,9 @@ class PeerLink:
                     wire = await self._replace(wire, str(broken))
         except Broken as broken:
             self._reason = str(broken)
+        except Exception as error:  # the owner would never hear of it, and take the node for one that is there
+            report_failure(f"the link to node {self.peer} failed", error)
+            self._reason = repr(error)
         finally:
             self._beat.cancel()
             if self._ack_timer is not None:
@@ -374,8 +377,18 @@ class PeerLink:
         try:
             async with asyncio.timeout(max(0.0, left)):
                 return await (self._await_resumption(why) if self._redial is None else self._dial_again(why))
-        except TimeoutError:
-            raise LinkEnded(f"{self._silence()}: {why}") from None
+        except BaseException as error:
+            # A connection may have come in this very moment: if nobody carries on with it, nobody ends it, and the
+            # server waits for its handler for ever.
+            # tests/_wire/test_daemon_link.py::test_a_connection_that_comes_in_the_moment_of_a_close_is_over
+            resumed, is_late = self._resumption, isinstance(error, TimeoutError)
+            if resumed.done() and resumed.exception() is None:
+                if is_late:
+                    return resumed.result()
+                resumed.result().over.set()
+            if is_late:
+                raise LinkEnded(f"{self._silence()}: {why}") from None
+            raise
 
     async def _dial_again(self, why: str) -> Wire:
         assert self._redial is not None

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from rlinf_async._core.descriptors import limit_met
 from rlinf_async._core.process import is_in_editor
 from rlinf_async._wire.marked_lines import MAX_LINE_CHARS, MAX_LINES, MarkedLines
 from rlinf_async._wire.remote_exit import RemoteExit, describe_exit
@@ -115,7 +116,7 @@ class Lifeline:
             explain: makes the text of a ``LaunchError`` from what is left when the far side has gone.
 
         Raises:
-            LaunchError: ``argv[0]`` cannot be run.
+            LaunchError: ``argv[0]`` cannot be run, or not watched.
         """
         global _fork_hook_set
         if not _fork_hook_set:
@@ -123,7 +124,15 @@ class Lifeline:
             _fork_hook_set = True
         process, near = _spawn(argv, env, cwd)
         near.setblocking(False)
-        lifeline = cls(process, near, name=name, marker=marker or fresh_marker(), explain=explain)
+        try:
+            lifeline = cls(process, near, name=name, marker=marker or fresh_marker(), explain=explain)
+        except OSError as error:
+            assert process.stderr is not None
+            near.close()
+            process.stderr.close()
+            process.kill()
+            process.wait()
+            raise LaunchError(f"{argv[0]} cannot be watched: {error}{limit_met(error)}") from error
         _open_here.add(lifeline)
         try:
             for piece in prelude:

@@ -31,8 +31,11 @@ _RESTART: Final = frames.pack((frames.RESTART, 0))
 # As a plain number: the enum members of `socket` cost microseconds in arithmetic.
 _NOSIGNAL: Final = int(socket.MSG_NOSIGNAL)
 
-_PASSING: Final = frozenset((errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM))
+PASSING: Final = frozenset((errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM))
 """What a socket says that will take the same bytes a moment later: too many descriptors under way, no memory."""
+
+RETRY_S: Final = 0.005
+"""After which a kernel that was short of something is asked again."""
 
 
 class State(Enum):
@@ -124,7 +127,7 @@ class SendBuffer:
                 return State.FULL
             except OSError as error:
                 queue.appendleft((data, fds, 0))
-                return State.SHORT if error.errno in _PASSING else State.GONE
+                return State.SHORT if error.errno in PASSING else State.GONE
             self.nbytes -= written
             self._sent_bytes += written
             if written < len(data):

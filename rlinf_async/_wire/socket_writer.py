@@ -18,7 +18,7 @@ from rlinf_async._core.frames import Frame, FrameError, new_packer, pack
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.resend import Incoming, content_bytes
 from rlinf_async._wire.owned_socket import OwnedSocket
-from rlinf_async._wire.send_buffer import SendBuffer, State, close_all
+from rlinf_async._wire.send_buffer import RETRY_S, SendBuffer, State, close_all
 
 logger = own_logger(__name__)
 
@@ -28,9 +28,6 @@ MAX_FRAME_BYTES: Final = 8 << 20
 _EMPTY: Final = State.EMPTY
 _BURST_S: Final = 50e-6
 """A frame that follows another one sooner than this waits for the end of the loop's turn."""
-
-_RETRY_S: Final = 0.005
-"""After which a kernel that was short of something is asked again."""
 
 Relay = Callable[[list[Any], Sequence[int]], None]
 
@@ -257,7 +254,7 @@ class SocketWriter:
     def _await_relief(self) -> None:
         if not self.is_closed:
             logger.info("the kernel has too many descriptors under way, or no memory: asking again")
-            self._loop.call_later(_RETRY_S, self._resume)
+            self._loop.call_later(RETRY_S, self._resume)
 
     def _writable(self) -> None:
         self._loop.remove_writer(self._sock.fileno())

@@ -34,3 +34,14 @@ def test_a_hundred_thousand_that_ended_beside_ten_that_live_are_eleven_stretches
 
 def test_what_is_no_id_is_not_in_it() -> None:
     assert None not in EndedEndpoints()
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), max_size=20))
+def test_stretches_are_taken_in_as_their_ids_one_by_one_are(stretches: list[tuple[int, int]]) -> None:
+    ended, expected = EndedEndpoints(), EndedEndpoints()
+    for first, more in stretches:
+        ended.add_all(first, first + more)
+        for endpoint in range(first, first + more + 1):
+            expected.add(endpoint)
+    assert repr(ended) == repr(expected)
+    assert all((each in ended) == (each in expected) for each in range(-1, 50))

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from rlinf_async._wire import daemon_link
-from rlinf_async._wire.daemon_link import CLOSED, MAX_MESSAGE_BYTES, Over, PeerLink, Received, Wire
+from rlinf_async._wire.daemon_link import CLOSED, MAX_MESSAGE_BYTES, Broken, Over, PeerLink, Received, Wire
 from rlinf_async.errors import AuthError
 from tests._support.daemon_link_pairs import (
     PIECE,
@@ -206,3 +206,39 @@ async def test_who_is_heard_and_hears_nothing_gets_another_connection():
     owner = Owner(PeerLink(1, Wire(deaf, Stream()), lease=1, accepts=accepts, redial=redial))
     await owner.until(lambda: owner.lost, timeout=5)
     assert owner.lost == ["what is sent does not arrive, and it does not go on with this link: it was meant to"]
+
+
+async def broken() -> bytes:
+    raise Broken("it broke")
+
+
+async def accepts_nothing_yet(address: str, timeout: float) -> None: ...
+
+
+@once
+async def test_a_connection_that_comes_in_the_moment_of_a_close_is_over():
+    """The server's handler of that connection waits for its end, and the server for its handlers."""
+    wire, new = Wire(Stream(), Stream()), Wire(Stream(), Stream())
+    wire.control.read = broken
+    owner = Owner(PeerLink(1, wire, accepts=accepts_nothing_yet))
+    async with asyncio.timeout(5):
+        await wire.over.wait()
+        owner.link.resume(new, (0, 0))
+        owner.link._task.cancel()
+        await asyncio.wait([owner.link._task])
+        await new.over.wait()
+
+
+@once
+async def test_whatever_ends_a_link_its_owner_hears_of_it():
+    async def redial(received: Received, seconds: float) -> tuple[Wire, Received]:
+        raise OSError("no descriptor is free")
+
+    wire = Wire(Stream(), Stream())
+    wire.control.read = broken
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(repr(context["exception"])))
+    owner = Owner(PeerLink(1, wire, accepts=accepts_nothing_yet, redial=redial))
+    await owner.until(lambda: owner.lost, timeout=5)
+    assert owner.lost == ["OSError('no descriptor is free')"]
+    assert told == owner.lost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -13,7 +14,9 @@ import time
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from unittest.mock import Mock
 
+import psutil
 import pytest
 import uvloop
 
@@ -283,6 +286,20 @@ def test_a_program_that_does_not_exist_is_a_launch_error(run: Callable[[Body], N
     async def body() -> None:
         with pytest.raises(LaunchError, match="/no/such/python cannot be started: No such file"):
             await Lifeline.start(["/no/such/python"], name="node7")
+
+    run(body)
+
+
+def test_of_a_process_that_cannot_be_watched_nothing_is_left(
+    run: Callable[[Body], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        with monkeypatch.context() as short:
+            short.setattr(os, "pidfd_open", Mock(side_effect=OSError(errno.EMFILE, "no descriptor is free")))
+            before = os.listdir("/proc/self/fd"), psutil.Process().children()
+            with pytest.raises(LaunchError, match=r"sleep cannot be watched: .*no descriptor is free \(it may open "):
+                await Lifeline.start(["sleep", "600"], name="far")
+            assert (os.listdir("/proc/self/fd"), psutil.Process().children()) == before
 
     run(body)
 

@@ -18,7 +18,7 @@ from rlinf_async._core import frames, operations
 from rlinf_async._core.frames import FrameError
 from rlinf_async._core.segment import write_segment
 from rlinf_async._inspection.state.run_report import QueueReport
-from rlinf_launcher.daemon import channel_replies
+from rlinf_launcher.daemon import channel_replies, router as routers
 from rlinf_launcher.daemon.channels import Channels
 from rlinf_launcher.daemon.endpoint import Endpoint
 from rlinf_launcher.daemon.handlers import Requester
@@ -548,6 +548,24 @@ async def test_whoever_asks_nonsense_hears_so_and_what_it_asks_next_is_done(daem
         assert (word, refused, kind) == ("failed", number, "ValueError")
         assert text.startswith("channel 'obs' can make nothing of a ")
     assert news == ("replies", [[3], [(4, False, False, b"x")]])
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"), [(frames.WAIT, ("failed", "[1, 'OSError', ")), (frames.SENT, ("lost", "1"))], ids=str
+)
+async def test_a_put_whose_content_was_lost_for_want_of_descriptors_is_refused_and_its_producer_goes_on(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, mode: int, told: tuple[str, str]
+) -> None:
+    monkeypatch.setattr(routers, "write_segment", Mock(side_effect=OSError(errno.EMFILE, "no descriptor is free")))
+    monkeypatch.setattr(routers, "_MAX_INLINE_BYTES", 8)
+    process = Process(daemon)
+    await daemon.host(process.id)
+    process.put(memoryview(bytes(9)), mode)
+    process.put(b"x")
+    await turn()
+    (word, facts), news = process.heard()
+    assert (word, str(facts)[: len(told[1])]) == told
+    assert news == ("replies", [[2], []])
 
 
 async def test_of_what_is_asked_together_only_the_nonsense_is_refused(daemon: Daemon) -> None:

@@ -351,3 +351,14 @@ async def test_whatever_a_process_says_nothing_is_left_of_it(tmp_path: Path, cap
             assert daemon.left_of(client) == [], f"seed {seed}"
         daemon.service.close_stores()
     assert "cleaning up" not in caplog.text
+
+
+async def test_nothing_is_kept_for_a_process_whose_request_is_read_just_before_its_node_is_lost(daemon: Daemon) -> None:
+    far = frames.endpoint(7, 4)
+    for number, operation in enumerate(
+        (operations.ReserveGroup("g"), operations.LockDevices("actor:0", [1]), operations.LeasePort(None))
+    ):
+        daemon._on_request(far, number, type(operation).__name__, vars(operation))
+    daemon.service.drop_node(7)
+    await daemon.settle()
+    assert daemon.service.names.clients() == daemon.service.locks.holders() == daemon.service.ports.owners() == set()

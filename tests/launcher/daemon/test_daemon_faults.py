@@ -450,7 +450,8 @@ async def test_workers_that_are_born_after_their_groups_end_are_killed_and_reape
     service = new_service(tmp_path, to, forker)
     owner, _ = attach(to)
     start = asyncio.ensure_future(service.spawn(Requester(owner.id, 1), request()))
-    await asyncio.sleep(0)
+    while len(forker.specs) < 3:
+        await asyncio.sleep(0)
     if end == "close":
         await service.close(Requester(owner.id, 2), operations.CloseGroup("g", 0.0))
     else:

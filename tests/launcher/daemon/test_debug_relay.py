@@ -24,7 +24,8 @@ class Relay:
         self.router = Router(loop, 0, lambda source, ask, operation, arguments: None)
         self.told: list[tuple[int, str, dict[str, Any]]] = []
         self.router.tell = lambda *event: self.told.append(event)  # type: ignore[method-assign]
-        self.relay = DebugRelay(self.router)
+        self.gone: set[int] = set()
+        self.relay = DebugRelay(self.router, self.gone)
         self.rank = self.router.new_endpoint("worker")
         self.rank.process = SimpleNamespace()  # type: ignore[assignment]
 
@@ -89,6 +90,14 @@ async def test_ranks_of_a_node_that_is_lost_hold_up_no_deadline(relay: Relay) ->
     assert far in relay.relay.stopped
     relay.relay.drop_node(3)
     assert relay.relay.stopped == {}
+
+
+@pytest.mark.parametrize("teller", ["itself", "its daemon"])
+async def test_a_stop_that_is_told_after_the_end_of_its_rank_is_none(relay: Relay, teller: str) -> None:
+    relay.gone.add(relay.rank.id)
+    await relay.stop("t.py:4 in f()", None if teller == "itself" else frames.endpoint(3, 0))
+    assert relay.relay.stopped == {}
+    assert relay.heard() == []
 
 
 async def test_a_rank_that_is_not_there_and_a_word_that_is_none_are_refused(relay: Relay) -> None:

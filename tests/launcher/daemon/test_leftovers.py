@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
+from rlinf_launcher.daemon import leftovers as leftovers_module
 from rlinf_launcher.daemon.fork_server import MARKER
 from rlinf_launcher.daemon.leftovers import Leftovers
 
@@ -47,3 +49,25 @@ async def test_a_process_of_the_workers_session_is_left_whatever_its_environment
         (child,) = psutil.Process(worker).children()
         assert leftovers._is_left(child.pid)
         leftovers.release()
+
+
+async def test_processes_that_cannot_be_watched_for_want_of_descriptors_are_ended_a_moment_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone = asyncio.Event()
+    with started({MARKER: "mine"}) as worker:
+        leftovers = Leftovers(asyncio.get_running_loop(), worker, "mine", gone.set)
+    open_pidfd, short = os.pidfd_open, [OSError(errno.EMFILE, "no descriptor is free")]
+
+    def pidfd_open(pid: int) -> int:
+        if short:
+            raise short.pop()
+        return open_pidfd(pid)
+
+    with started({MARKER: "mine"}) as left:
+        monkeypatch.setattr(leftovers_module, "children", lambda: [left] if psutil.pid_exists(left) else [])
+        monkeypatch.setattr(os, "pidfd_open", pidfd_open)
+        leftovers.end()
+        async with asyncio.timeout(5):
+            await gone.wait()
+        assert not psutil.pid_exists(left)

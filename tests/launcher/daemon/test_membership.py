@@ -185,3 +185,13 @@ async def test_what_is_asked_about_the_present_of_a_node_that_is_out_of_reach_is
     with pytest.raises(Exception, match="the link to n1 is down for 6 s"):
         await answer
     del one
+
+
+async def test_a_report_that_comes_while_node_0_ends_is_not_waited_for() -> None:
+    first, second, third = await run_of(3)
+    first.membership.close()
+    cut(first, third)
+    end(second, third)
+    async with asyncio.timeout(5):
+        await asyncio.gather(*first.tasks)
+    assert first.lost == []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import psutil
 import pytest
 
 from rlinf_async import settings
@@ -120,3 +122,24 @@ async def test_a_probe_has_its_own_session_so_that_signals_of_a_terminal_do_not_
         assert await probe.answer() == ("True\n", "", 0)
     finally:
         probe.close()
+
+
+@pytest.mark.parametrize(("call", "before"), [("memfd_create", 2), ("pidfd_open", 0)])
+async def test_a_probe_that_finds_no_descriptor_free_keeps_none_and_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, before: int
+) -> None:
+    probes = answering(tmp_path, "{}")
+    probes._gpus = ["0"]
+    real, left = getattr(os, call), [None] * before
+
+    def limited(*words: Any) -> int:
+        if not left:
+            raise OSError(errno.EMFILE, "Too many open files")
+        left.pop()
+        return int(real(*words))
+
+    monkeypatch.setattr(os, call, limited)
+    descriptors, children = os.listdir("/proc/self/fd"), psutil.Process().children()
+    assert await probes.device_use(5) == {}
+    assert os.listdir("/proc/self/fd") == descriptors
+    assert psutil.Process().children() == children

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 import subprocess
 import sys
@@ -8,7 +10,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import psutil
 import pytest
 
 from rlinf_async import settings
@@ -95,6 +99,49 @@ async def test_an_order_that_nobody_awaits_any_more_is_not_sent_and_holds_up_no_
     outcomes = await asyncio.gather(*asked, return_exceptions=True)
     assert orders == [0, 1, 2, 4]
     assert [type(outcome) for outcome in outcomes] == [LaunchError] * 3 + [asyncio.CancelledError, LaunchError]
+
+
+class Short:
+    """A socket for which the kernel has no memory at first."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._is_short = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def sendmsg(self, *what: Any) -> int:
+        if self._is_short:
+            self._is_short = False
+            raise OSError(errno.ENOBUFS, "no memory")
+        return self._sock.sendmsg(*what)
+
+
+async def test_an_order_for_which_the_kernel_is_short_of_memory_is_sent_a_moment_later() -> None:
+    near, far = control_pair()
+    sleeper = subprocess.Popen(["sleep", "600"])
+    with closing(far), closing(ForkServer("python", near, sleeper.pid, 1024, None)) as server:
+        server.watch(asyncio.get_running_loop())
+        server._socket = Short(near)  # type: ignore[assignment]
+        asked = asyncio.ensure_future(server.ask({"order": 1}))
+        far.settimeout(5)
+        assert frames.unpack(await asyncio.to_thread(far.recv, PACKET_BYTES)) == {"order": 1}
+        far.send(frames.pack({"pid": 7}))
+        assert await asked == {"pid": 7}
+    sleeper.returncode = 0  # reaped above
+
+
+async def test_a_worker_that_nobody_waits_for_any_more_is_reaped_where_it_cannot_be_watched(
+    idle: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stray = subprocess.Popen(["sleep", "600"])
+    idle.watch(asyncio.get_running_loop())
+    with monkeypatch.context() as short:
+        short.setattr(os, "pidfd_open", Mock(side_effect=OSError(errno.EMFILE, "no descriptor is free")))
+        idle._end_stray(stray.pid)
+    stray.returncode = 0  # reaped above
+    assert not psutil.pid_exists(stray.pid)
 
 
 def test_an_isolated_interpreter_finds_this_package() -> None:

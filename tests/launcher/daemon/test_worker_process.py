@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -66,3 +67,21 @@ async def test_a_worker_has_ended_once_it_is_dead_and_not_before(tmp_path: Path)
         near.close()
     assert exit_status.signal == "SIGKILL"
     assert deaths == [str(exit_status)]
+
+
+async def test_a_death_is_told_whatever_of_its_cleanup_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = {"env": {MARKER: "token"}, "token": "token"}
+    process = WorkerProcess(asyncio.get_running_loop(), WorkerSetup("g", 0, "g:0", spec), "here", tmp_path)
+    died = asyncio.Event()
+    near = await process.start(Sleeper(), died.set)
+    end, first = process._leftovers.end, process._outputs[0]
+    monkeypatch.setattr(process._leftovers, "end", Mock(side_effect=OSError("unreadable")))
+    monkeypatch.setattr(first, "_write_log", Mock(side_effect=OSError("unwritable")))
+    process.kill()
+    try:
+        async with asyncio.timeout(5):
+            await died.wait()
+        assert not process._outputs[1]._open
+    finally:
+        end()
+        near.close()

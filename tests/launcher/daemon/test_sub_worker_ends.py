@@ -1,0 +1,36 @@
+"""Ends of workers' subprocesses, as far as a daemon keeps them."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from rlinf_launcher.daemon import sub_workers as module
+from rlinf_launcher.daemon.endpoint import Endpoint
+from rlinf_launcher.daemon.router import Router
+from rlinf_launcher.daemon.sub_workers import SubWorkers
+
+
+def attached(router: Router, sub_workers: SubWorkers, root: Endpoint) -> Endpoint:
+    endpoint = router.new_endpoint("driver")
+    endpoint.root, endpoint.name, endpoint.pid = root, "g:0:1", 1 << 30
+    sub_workers._of.setdefault(root.number, []).append(endpoint)
+    return endpoint
+
+
+async def test_the_latest_ends_are_kept_and_none_below_a_worker_that_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_MAX_ENDED", 2)
+    router = Router(asyncio.get_running_loop(), 0, lambda *_: None)
+    sub_workers, root = SubWorkers(router, "here"), router.new_endpoint("worker")
+    root.process = SimpleNamespace(closing=False, stderr_tail=list, log_path="")  # type: ignore[assignment]
+    living, late, *ended = [attached(router, sub_workers, root) for _ in range(6)]
+    for each in ended:
+        sub_workers.end(each)
+    assert list(router.endpoints.values()) == [root, living, late, *ended[-2:]]
+    sub_workers.forget(root)
+    sub_workers.end(late)
+    assert list(router.endpoints.values()) == [root, living]
