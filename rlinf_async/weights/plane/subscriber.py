@@ -26,6 +26,7 @@ from rlinf_async.weights.plane.applying import Applying, give_back
 from rlinf_async.weights.plane.destination import Destination
 from rlinf_async.weights.plane.host_memory import HostMemory
 from rlinf_async.weights.state import words as say
+from rlinf_async.weights.waiting.aside import ProcessEnds
 from rlinf_async.weights.waiting.changes import Changes
 from rlinf_async.weights.waiting.dropped import on_drop
 from rlinf_async.weights.waiting.gate import Reading
@@ -491,7 +492,7 @@ class Subscriber:
                     await self._receive(None)
                 except Exception as error:
                     # The model may raise what a link ends with, and a link may end with any error.
-                    if self._is_closed or error is self._end:
+                    if self._is_closed or error is self._end or isinstance(error, ProcessEnds):
                         logger.info("%r: nothing more will come: %s", self, error)
                         return
                     logger.exception("an update of '%s' could not be applied", self._model_id)

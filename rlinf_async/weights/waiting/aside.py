@@ -9,10 +9,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
+from rlinf_async.errors import ClosedError
+
 _AT_ONCE: Final = 1 << 20
 """Bytes that are copied sooner than a thread is asked to."""
 
 T = TypeVar("T")
+
+
+class ProcessEnds(ClosedError):
+    """This process is ending, and starts nothing any more."""
 
 
 class Aside:
@@ -39,11 +45,15 @@ class Aside:
 
         Raises:
             asyncio.CancelledError: with what the function raised, if it did, as its cause.
+            ProcessEnds: the interpreter starts nothing in a thread any more.
         """
         if nbytes is not None and nbytes <= _AT_ONCE:
             return function(*args)
         with self._locked():  # whoever closes it closes it behind this
-            future = asyncio.get_running_loop().run_in_executor(self._thread(), function, *args)
+            try:
+                future = asyncio.get_running_loop().run_in_executor(self._thread(), function, *args)
+            except RuntimeError as error:
+                raise ProcessEnds(f"{self.label}: this process ends") from error
         return await finish_in_thread(future)
 
     async def wait(self) -> None:

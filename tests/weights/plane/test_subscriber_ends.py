@@ -9,6 +9,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -291,3 +292,21 @@ async def test_serving_goes_on_after_an_error_of_the_model_itself(failure: type[
             await (await publisher.publish(large(1.0)))
         await asyncio.wait_for((await publisher.publish(large(2.0))).async_wait(), 5)
         assert (seen, subscriber.version) == ([1.0, 2.0], 2)
+
+
+async def test_serving_ends_in_silence_where_the_process_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with pair(large(0.0), large(0.0)) as (publisher, (subscriber,)):
+        await (await publisher.publish(large(1.0)))
+        serving = subscriber._serving
+        assert serving is not None
+        at_its_end = ThreadPoolExecutor(1)
+        at_its_end.shutdown()  # as all of them are at the end of the interpreter
+        with monkeypatch.context() as patch:
+            patch.setattr(subscriber._applying._aside, "_thread", lambda: at_its_end)
+            pending = await publisher.publish(large(2.0))
+            await asyncio.wait_for(asyncio.shield(serving), 5)
+        with pytest.raises(ClosedError, match="this process ends"):
+            await pending
+    assert "could not be applied" not in caplog.text
