@@ -165,6 +165,25 @@ UNREACHED: Final[tuple[tuple[str, str], ...]] = (
     (r"# else it was lost before its link was up", "faults of a simulation begin once all links are up"),
     (r"was closed, or has left", "subprocesses of workers, which join a group, are no simulated processes"),
     (
+        r"isinstance\(content, str\)|if isinstance\(segment, Segment\):|if not self\._send\(stream, in_flight\):",
+        "neither memory nor descriptors run out, and what is packed once can be packed again",
+    ),
+    (
+        r"if callee\.ranks\[slot\] in self\._held:|# added meanwhile, by it"
+        r"|# since this call was admitted|# meanwhile, maybe",
+        "threads of a simulation take turns where they wait, and nothing else happens in between",
+    ),
+    (
+        r"if resumed\.done\(\) and resumed\.exception|if self\._ending or self\._verdict:|startswith\(_BREAK_OFF\)",
+        "a connection does not come in the moment of a close; tests/_wire/test_daemon_link.py drives these moments",
+    ),
+    (r"if self\.client\.user_loop is None:", "callbacks of a simulated program do not end it"),
+    (r"in_flight\.attempts > _MAX_ATTEMPTS", "what has left for a process that lives has come: no link fails for good"),
+    (
+        r"if producer\.process is None:|> _MAX_GONE_GROUPS:|== _MAX_ITEMS:",
+        "a program has one driver, which ends with it, and fewer groups and items",
+    ),
+    (
         r"def (packed|abandon)\(self, number|def (catch_up|lost)\(self, rec",
         "only versions of weights are packed while they leave, or come late; tests/_messaging/state drive these events",
     ),
