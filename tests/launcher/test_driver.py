@@ -77,7 +77,7 @@ def test_orphans_of_the_run_are_ended_and_nobody_else() -> None:
         orphans = Orphans("0a1b2c3d")
         left = [
             int(subprocess.run(leave_one, env=os.environ | {"RLINF_RUN_ID": run}, stdout=subprocess.PIPE).stdout)
-            for run in ("0a1b2c3d", "ffffffff")
+            for run in ("0a1b2c3d", "0a1b2c3e")
         ]
         orphans.end()
         assert [Path(f"/proc/{pid}").exists() for pid in left] == [False, True]
