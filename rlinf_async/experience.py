@@ -311,6 +311,8 @@ class Experience:
 
     async def _opened(self) -> registration.Roster:
         await self._channel
+        assert self._channel._replicas is not None
+        self._channel._replicas.check()  # one that was passed on before it existed may be closed
         return self._known()
 
     def _known(self) -> registration.Roster:

@@ -132,7 +132,7 @@ class Replicas:
     def check(self) -> None:
         """Raises the error of a channel of which it will never be known where it is."""
         if self._end is not None:
-            raise copy_of(self._end.get)
+            raise copy_of(self._end.put)
 
     def start(self, request: QueueRequest[Any]) -> None:
         """Sends it where its key lives, as soon as that is known."""
