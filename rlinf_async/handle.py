@@ -341,8 +341,8 @@ class Handle(Work[list[R]]):
 
     def _cancel_open(self) -> None:
         """Tells the ranks once: a second word would interrupt the cleaning up that the first one caused."""
-        # Not while another thread sends it: a cancel that overtakes its call is dropped.  Who marks the departure at
-        # this moment sees the wish, or has its mark seen here.
+        # A cancel that overtakes its call is dropped, so none leaves while another thread still sends the call: either
+        # that thread sees the wish when it marks the departure, or this one sees the mark.
         # tests/_group/test_calls_between_steps.py::test_no_cancel_leaves_before_its_call
         self._gives_up = True
         if self._cancel_sent or not self._departed:

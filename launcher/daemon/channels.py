@@ -345,8 +345,11 @@ class Channels:
             self._closing.append((hosted, drained))
             await drained
         if not (hosted.is_bounded or hosted.queue.closed or op.discard):
-            # From now on each of their puts waits for its answer.  Whoever hears of the close later loses nothing.
-            self._replies.flush_all()  # which notes those whose first put has been accepted in this turn
+            # Each put of these producers waits for its answer from now on, so one that hears of the close later loses
+            # nothing.  The flush notes producers whose first put has been accepted in this turn.
+            # tests/launcher/daemon/test_channels.py::
+            # test_a_producer_whose_first_put_is_accepted_in_the_turn_of_the_close_hears_of_it
+            self._replies.flush_all()
             for who, client in hosted.queue.clients.items():
                 if client.has_put:
                     self._replies.send(who, hosted.number, "answer_puts", None)
