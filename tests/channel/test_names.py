@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_async import Channel, ClosedError, Cluster, ConfigError, DeadlineExceeded, EndOfChannel, settings
+from rlinf_async import Channel, ClosedError, Cluster, ConfigError, DeadlineExceeded, EndOfChannel, Experience, settings
 from tests._support.channel_workers import launch_mortal
 
 pytestmark = pytest.mark.shared_cluster
@@ -114,14 +114,14 @@ def test_a_key_of_a_distributed_channel_lives_where_it_was_first_touched(cluster
         channel.put("x", key="far")
 
 
-async def test_a_channel_that_was_closed_before_it_is_used_here_says_so_of_its_counts(cluster: Cluster) -> None:
-    channel = Channel.create("early")
-    passed = pickle.loads(pickle.dumps(channel))  # before it is known where the channel lives
-    await channel
-    await channel.aclose()
-    for question in (passed.stats, passed.get):
-        with pytest.raises(ClosedError, match="channel 'early'"):
-            await question()
+@pytest.mark.parametrize("kind", [Channel, Experience])
+async def test_one_that_was_closed_before_it_is_used_here_says_so_of_its_counts(cluster: Cluster, kind: Any) -> None:
+    made = kind.create("early")
+    passed = pickle.loads(pickle.dumps(made))  # before it is known where it lives
+    await made.stats()
+    await made.aclose()
+    with pytest.raises(ClosedError, match=f"{kind.__name__.lower()} 'early'"):
+        await passed.stats()
 
 
 def test_a_local_channel_is_a_queue_of_each_process(users: Any) -> None:
