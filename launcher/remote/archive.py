@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rlinf_async.errors import ConfigError
 
@@ -66,8 +66,10 @@ def pack(folder: Path) -> Archive:
         # Level 1: the network is what the rest would wait for, and code is small.
         with tarfile.open(fileobj=sink, mode="w:gz", compresslevel=1, format=tarfile.PAX_FORMAT) as tar:
             for name in _names(folder):
-                member = tar.gettarinfo(folder / name, name)
-                if member.isfile() or member.islnk():
+                member: Any = tar.gettarinfo(folder / name, name)
+                if member is None:  # a socket, for which typeshed has no word
+                    left_out.append(name)
+                elif member.isfile() or member.islnk():
                     _add_file(tar, member, folder / name)
                     sizes.append((member.size, name))
                 elif member.isdir() or (member.issym() and _stays_inside(name, member.linkname)):

@@ -21,7 +21,7 @@ def read(n):
  while len(b)<n:
   c=os.read(0,min(n-len(b),1<<20))
   if c==b"":
-   os._exit(3)
+   sys.exit(3)
   b+=c
  return b
 if sys.version_info<(3,6):

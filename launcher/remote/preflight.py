@@ -44,11 +44,11 @@ def main(read: Read) -> None:
     for number in _ENDING:
         signal.signal(number, lambda *_: survey.end())
     try:
-        survey.unpack(read)
-        survey.look()
-    except Exception as error:
-        survey.miss("preflight", f"{type(error).__name__}: {error}", "see the text; --check repeats this alone")
-    try:
+        try:
+            survey.unpack(read)
+            survey.look()
+        except Exception as error:
+            survey.miss("preflight", f"{type(error).__name__}: {error}", "see the text; --check repeats this alone")
         say(request["marker"], survey.answer())
         order = wait_for_order(request["patience"])
         if order.get("op") == "go":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import subprocess
 import tarfile
 from pathlib import Path
@@ -59,10 +60,12 @@ def test_what_cannot_travel_is_left_out_and_named(tmp_path: Path) -> None:
     (tmp_path / "outside").symlink_to("../elsewhere")
     (tmp_path / "absolute").symlink_to("/etc/passwd")
     os.mkfifo(tmp_path / "fifo")
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(tmp_path / "socket"))
     os.link(tmp_path / "a/file", tmp_path / "a/hard")
     packed = pack(tmp_path)
     assert names_of(packed) == {"a/file", "a/hard", "inside", "a/up"}
-    assert set(packed.left_out) == {"outside", "absolute", "fifo"}
+    assert set(packed.left_out) == {"outside", "absolute", "fifo", "socket"}
     assert packed.warning is not None
     assert "--sync leaves out" in packed.warning
     with tarfile.open(fileobj=io.BytesIO(packed.data)) as tar:

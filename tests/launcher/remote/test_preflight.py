@@ -176,6 +176,16 @@ def test_without_an_order_it_removes_what_it_made(farewell: bytes) -> None:
     assert not run_dir.exists()
 
 
+def test_an_archive_that_is_cut_off_leaves_nothing_behind() -> None:
+    archive = tar_of(("a/b.py", b"x"), ("large", os.urandom(3 << 20)))
+    with preflight(a_request(sync_dir="/near", archive_size=len(archive)), archive[:-1]) as far:
+        base = Path(os.environ["XDG_RUNTIME_DIR"])
+        while not (made := list(base.glob("rlinf-0a1b2c3d*/node-3/sync/large"))):
+            time.sleep(0.01)
+        assert far.ends() == (3, "")
+    assert not made[0].parents[2].exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_with_what_it_made(number: signal.Signals) -> None:
     with preflight(a_request()) as far:
