@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async.errors import AuthError
@@ -122,7 +121,7 @@ def _parent_of(pid: int) -> int:
 def _verdict_on(pid: int) -> dict[str, Any]:
     """How a process has ended that is somebody else's child; the kernel says it until its parent has asked."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = stat_of(pid)
         state, status = fields[0], int(fields[49])
     except (OSError, ValueError, IndexError):
         state, status = "", 0

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List
 
 _GRACE_S = 3.0
-_MAX_ROUNDS = 20
+_DEATH_S = 15.0
+"""From SIGKILL to the end of a process whose memory the kernel takes back."""
 _TRACKERS = (b"resource_tracker import main", b"torch_shm_manager")
 _TRACKERS_S = 3.0
 """As in ``launcher/daemon/guardian.py``."""
@@ -45,22 +46,22 @@ def main(read: Callable[[int], bytes]) -> None:
     leave_notes([Path(each).parent for each in alive], found, request["by"])
     send(found, signal.SIGTERM)
     wait(lambda: not processes_of(run, sessions), _GRACE_S)
-    for _ in range(_MAX_ROUNDS):
-        found = processes_of(run, sessions)
-        if not found:
-            break
+    deadline = time.monotonic() + _DEATH_S
+    found = processes_of(run, sessions)
+    while found and time.monotonic() < deadline:
         others = [pid for pid in found if not is_tracker(pid)]
         if not others:  # they remove shared memory once its users have ended, and end themselves
             wait(lambda: not processes_of(run, sessions), _TRACKERS_S)
         killed.update(found)
         send(others or found, signal.SIGKILL)
         time.sleep(0.02)
+        found = processes_of(run, sessions)
     removed = []
     for place in places:
         shutil.rmtree(str(place), ignore_errors=True)
         removed.append(str(place))
     remove_cuda_files(killed)
-    answer = {"event": "swept", "ended": ended, "removed": removed, "left": sorted(processes_of(run, sessions))}
+    answer = {"event": "swept", "ended": ended, "removed": removed, "left": sorted(found)}
     tell(request, answer)
 
 
@@ -145,7 +146,9 @@ def sessions_of(run: str, places: List[Path]) -> "Dict[int, int]":
     boot = (Path("/proc/sys/kernel/random") / "boot_id").read_text().strip()
     found = {}
     for path in [path for place in places for path in place.glob("node-*/sessions")]:
-        for line in path.read_text().splitlines():
+        for line in text_of(path).splitlines():
+            if len(line.split()) != 3:  # a full disk has cut it off
+                continue
             number, start, its_boot = line.split()
             leader = start_of(Path("/proc") / number)
             if its_boot == boot and leader in (0, int(start)):  # else the number is another process's now
@@ -169,10 +172,8 @@ def is_in(sessions: "Dict[int, int]", place: Path) -> bool:
 
 def start_of(place: Path) -> int:
     """When a process has started, in ticks; 0 where there is none."""
-    try:
-        return int((place / "stat").read_text(errors="replace").rpartition(")")[2].split()[19])
-    except OSError:
-        return 0
+    fields = text_of(place / "stat").rpartition(")")[2].split()
+    return int(fields[19]) if fields else 0
 
 
 def is_tracker(pid: int) -> bool:
@@ -184,7 +185,15 @@ def is_tracker(pid: int) -> bool:
 
 
 def is_dead(place: Path) -> bool:
-    return (place / "stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
+    return text_of(place / "stat").rpartition(")")[2].split()[:1] in ([], ["Z"], ["X"])
+
+
+def text_of(path: Path) -> str:
+    """Empty where it has just gone.  A process's name, which the kernel cuts at 15 bytes, may be no text."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def shown(pid: int) -> str:

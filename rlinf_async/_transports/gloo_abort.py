@@ -17,7 +17,7 @@ from typing import Final
 
 from rlinf_async._transports.tcp_connections import Connection, connection_at
 
-_THREAD: Final = "gloo_tcp_loop"
+_THREAD: Final = b"gloo_tcp_loop"
 
 _LOOK_S: Final = 1.0
 """For a thread that is in no system call at the moment: it looks around every 10 ms, and then may wait for a core."""
@@ -45,7 +45,7 @@ def _polls() -> Iterator[int]:
     """The epoll descriptor of each of Gloo's threads."""
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # the thread has just ended
-            if (task / "comm").read_text().strip() == _THREAD and (poll := _poll_of(task)) is not None:
+            if (task / "comm").read_bytes().strip() == _THREAD and (poll := _poll_of(task)) is not None:
                 yield poll
 
 

@@ -115,7 +115,11 @@ def _seen_reads() -> Iterator[set[str]]:
 
 
 def thread_names() -> list[str]:
-    return [(entry / "comm").read_text().strip() for entry in Path("/proc/self/task").iterdir()]
+    names = []
+    for entry in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread has just ended
+            names.append((entry / "comm").read_text(errors="replace").strip())
+    return names
 
 
 def _other_threads() -> list[str]:

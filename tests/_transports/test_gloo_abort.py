@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +40,24 @@ def test_an_operation_that_pends_ends_with_an_error(groups: Groups) -> None:
     assert end_connections() == 1  # the other end has ended with it
     with pytest.raises(RuntimeError, match="Connection closed by peer"):
         work.wait()
+
+
+def test_a_thread_whose_name_is_no_text_is_no_obstacle(groups: Groups) -> None:
+    named, over = threading.Event(), threading.Event()
+
+    def live() -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_bytes(b"\xd0")
+        named.set()
+        over.wait(20)
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    named.wait(20)
+    try:
+        assert end_connections() == 1
+    finally:
+        over.set()
+        thread.join()
 
 
 def test_other_connections_and_listeners_are_left_alone(groups: Groups) -> None:

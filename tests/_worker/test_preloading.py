@@ -12,6 +12,8 @@ from textwrap import dedent
 
 import pytest
 
+from rlinf_async._worker import preloading
+
 PROGRAM = """
     import json, os, sys
     import numpy.random, torch.distributed
@@ -41,6 +43,7 @@ MODULES = {
     "thread": "import threading; threading.Thread(target=threading.Event().wait, name='t', daemon=True).start()",
     "ended_thread": "import threading; t = threading.Thread(target=int); t.start(); t.join()",
     "device": "import os; FD = os.open('/dev/full', 2); n = os.fstat(FD).st_rdev; os.major = lambda d: 1 + (d == n)",
+    "odd_name": "open('/proc/self/comm', 'wb').write(bytes([208]))",  # which is no text
     "null": "import os; FD = os.open('/dev/null', os.O_RDWR)",
     "file": "FILE = open(__file__)",
     "child": "import os, time; os.fork() or (time.sleep(1), os._exit(0))",
@@ -97,3 +100,9 @@ def test_a_module_is_refused_whose_effects_a_fork_shares_or_loses(told: dict[str
     else:
         changed = [["HOME", "/x"], ["NEW", "1"], ["PATH", None]] if name == "variables" else []
         assert rest == [changed, [f"{name}.py"]]
+
+
+def test_a_thread_that_ends_meanwhile_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = [Path(f"/proc/self/task/{number}") for number in (os.getpid(), 1 << 30)]
+    monkeypatch.setattr(Path, "iterdir", lambda path: iter(tasks))
+    assert len(preloading.thread_names()) == 1

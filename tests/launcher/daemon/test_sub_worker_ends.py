@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +20,16 @@ def attached(router: Router, sub_workers: SubWorkers, root: Endpoint) -> Endpoin
     endpoint.root, endpoint.name, endpoint.pid = root, "g:0:1", 1 << 30
     sub_workers._of.setdefault(root.number, []).append(endpoint)
     return endpoint
+
+
+def test_the_end_of_a_process_whose_name_is_no_text_is_told() -> None:
+    pid = os.fork()
+    if pid == 0:
+        Path("/proc/self/comm").write_bytes(b"\xd0")
+        os._exit(3)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert module._verdict_on(pid) == {"verdict": "exited with code 3", "signal": None, "exit_code": 3}
+    os.waitpid(pid, 0)
 
 
 async def test_the_latest_ends_are_kept_and_none_below_a_worker_that_is_forgotten(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -9,8 +10,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +57,7 @@ def test_a_run_that_is_alive_is_swept_by_force_alone_and_its_launcher_says_by_wh
         ("{session} 1 {boot}", False),  # the number is another process's now
         ("{session} {start} another-boot", False),
         ("{ended} 1 {boot}", True),  # its first process has ended
+        ("12 34\n{session} {start} {boot}\n5", True),  # a full disk has cut lines off
     ],
 )
 def test_processes_without_environment_are_found_by_a_recorded_session(
@@ -73,6 +77,40 @@ def test_processes_without_environment_are_found_by_a_recorded_session(
         found = sweeper.processes_of("0badcafe", sweeper.sessions_of("0badcafe", [tmp_path]))
         os.killpg(process.pid, signal.SIGKILL)
         assert (member in found) is is_found
+
+
+def test_a_process_whose_name_is_no_text_is_found() -> None:
+    code = "import time; open('/proc/self/comm', 'wb').write(b'\\xd0'); print(flush=True); time.sleep(20)"
+    environment = {"RLINF_RUN_ID": "0badcafe"}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = sweeper.processes_of("0badcafe", {})
+        process.kill()
+    assert set(found) == {process.pid}
+
+
+def test_a_killed_process_has_time_to_give_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    killed: list[float] = []
+
+    def send(pids: Any, number: int) -> None:
+        if number == signal.SIGKILL:
+            killed.append(time.monotonic())
+
+    def processes_of(run: str, sessions: Any) -> dict[int, list[bytes]]:
+        return {} if killed and time.monotonic() > killed[0] + 1.0 else {os.getpid(): []}
+
+    request = json.dumps({"run": "0badcafe", "marker": "", "by": ""}).encode()
+    stdin = io.BytesIO(b"%010d%s\n" % (len(request), request))
+    monkeypatch.setattr(sweeper, "_GRACE_S", 0.0)
+    monkeypatch.setattr(sweeper, "processes_of", processes_of)
+    monkeypatch.setattr(sweeper, "run_dirs", lambda run: [])
+    monkeypatch.setattr(sweeper, "send", send)
+    monkeypatch.setattr(sweeper, "tell", lambda request, message: told.append(message))
+    sweeper.main(stdin.read)
+    assert told[-1]["event"] == "swept"
+    assert told[-1]["left"] == []
 
 
 def test_all_sweeps_know_the_same_trackers() -> None:
