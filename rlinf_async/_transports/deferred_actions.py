@@ -36,15 +36,21 @@ class DeferredActions:
         self._todo.append(do)
 
     def _act(self) -> None:
-        while True:
-            with self._lock:
-                if self._is_acting or not self._todo:
-                    return
-                self._is_acting = True
-                todo, self._todo = self._todo, []
-            try:
-                for do in todo:
+        failure: BaseException | None = None
+        while todo := self._take():
+            for do in todo:
+                try:
                     do()
-            finally:
-                with self._lock:
-                    self._is_acting = False
+                except BaseException as error:  # of a signal's handler: the peer still waits for what comes behind
+                    failure = failure or error
+            self._is_acting = False
+        if failure is not None:
+            raise failure
+
+    def _take(self) -> list[Callable[[], object]]:
+        with self._lock:
+            if self._is_acting:
+                return []
+            todo, self._todo = self._todo, []
+            self._is_acting = bool(todo)
+            return todo

@@ -9,6 +9,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from rlinf_async._core.own_logger import own_logger
+
+logger = own_logger(__name__)
+
 Job = Callable[[], None]
 
 
@@ -28,14 +32,17 @@ class LazyThread:
         self._is_running = False
 
     def submit(self, job: Job) -> None:
-        """``job`` does not raise.  May be called from any thread."""
+        """Run a job, whose error is logged; from any thread.
+
+        Raises:
+            RuntimeError: there is no thread for it; the next job tries again.
+        """
         with self._condition:
-            self._jobs.append(job)
-            if self._is_running:
-                self._condition.notify()
-                return
+            if not self._is_running:  # under the lock, which the thread waits for
+                threading.Thread(target=self._run, name=self._name, daemon=True).start()
             self._is_running = True
-        threading.Thread(target=self._run, name=self._name, daemon=True).start()
+            self._jobs.append(job)
+            self._condition.notify()
 
     def call(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Has a function called that may raise, or never return: a process that ends does not wait for it."""
@@ -52,7 +59,10 @@ class LazyThread:
                     self._is_running = False
                     return
                 job = self._jobs.popleft()
-            job()
+            try:
+                job()
+            except Exception:
+                logger.exception("a job of thread %r has failed", self._name)
             del job  # with what it holds, before the next one comes
 
 

@@ -275,9 +275,9 @@ class PairedLink(ABC, Generic[Buffer]):
         with self._about(pair) as is_current:
             if not is_current or receiving.number not in self._open_transfers.receivings:
                 return None
+            receiving.tries += 1  # first: what fails for another reason than a lack of memory fails each time
             if not receiving.chunks:
                 receiving.allocate()
-            receiving.tries += 1
             return receiving.arrived
 
     def ready(self, pair: Pair, receiving: Receiving[Any], tag: int, start: int) -> None:

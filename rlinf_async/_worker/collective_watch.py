@@ -183,7 +183,7 @@ class CollectiveWatch:
         since_abort = PythonProbe() if watched.call.task is None else None
         try:
             self._collectives.abort([each for _, each in self._stuck()])
-        except OSError as error:  # no descriptors are left
+        except Exception as error:  # no descriptors are left, or no threads
             logger.warning("the process groups could not be aborted: %s", error)
         # The grace begins after the abort, which may have waited for a core for as long as that.
         loop = self._client.loop

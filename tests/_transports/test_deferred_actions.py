@@ -59,3 +59,14 @@ def test_what_was_decided_before_an_error_is_done() -> None:
     with pytest.raises(ValueError, match="twice"):
         decide()
     assert done == [1]
+
+
+def test_what_stands_behind_an_action_that_is_interrupted_is_done_all_the_same() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    deferred, done = DeferredActions(), []
+    with pytest.raises(KeyboardInterrupt), deferred.locked():
+        deferred.add(interrupt)
+        deferred.add(lambda: done.append(1))
+    assert done == [1]

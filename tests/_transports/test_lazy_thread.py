@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from rlinf_async._transports.lazy_thread import LazyThread
 
 
@@ -35,3 +37,19 @@ def test_a_thread_that_lingers_takes_the_next_job_and_ends_when_none_comes() -> 
     first.join(5)
     assert not first.is_alive()
     assert lane.call(threading.current_thread).result(5) is not first
+
+
+def test_a_lane_that_could_not_get_a_thread_or_whose_job_has_raised_takes_the_next_job(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    lane, ran = LazyThread("test-lane"), []
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            lane.submit(lambda: ran.append("refused"))
+    lane.submit(lambda: ran.append(1 / 0))
+    assert lane.call(lambda: ran).result(5) == []
+    assert "division by zero" in caplog.text

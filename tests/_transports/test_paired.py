@@ -15,6 +15,7 @@ import torch
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
+from rlinf_async._transports.open_transfers import _MAX_TRIES
 from rlinf_async._transports.pair import Owner, Pair
 from rlinf_async._transports.paired import PairedLink
 from rlinf_async._transports.tcp_connections import Address
@@ -401,3 +402,26 @@ def test_the_error_of_a_transfer_is_its_own_and_keeps_no_buffers_of_another(keep
         two.network.clear()
     gc.collect()
     assert dropped() is None
+
+
+class NoRoom(WordReceiving):
+    def allocate(self) -> None:
+        raise RuntimeError("CUDA error: out of memory")  # of pinned memory, which is no MemoryError
+
+
+def test_a_transfer_for_which_no_room_can_be_made_is_given_up_and_the_peer_is_told() -> None:
+    told: list[Any] = []
+    link = WordLink(told.append, True, {})
+    receiving = NoRoom(7, [WORDS])
+    link._receive(receiving)
+    for _ in range(_MAX_TRIES):
+        half = link.half
+        assert half is not None
+        half.partner = "another half"
+        with pytest.raises(RuntimeError) as caught:
+            link.begins(half, receiving)
+        link.broke(half, caught.value)
+    with pytest.raises(TransferFailed, match="CUDA error: out of memory"):
+        receiving.wait(5)
+    assert told[-1][2] == [7]
+    assert link.half is None
