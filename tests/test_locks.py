@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -142,6 +143,35 @@ def test_a_wait_that_is_cancelled_leaves_nothing_behind(cluster: Cluster, owners
     third.wait()
     assert held(cluster) == {"owners:2": [0, 1]}
     owners.execute_on(2).do(release).wait()
+
+
+class Late(Exception):
+    pass
+
+
+def be_interrupted(worker: Owner, how: str) -> None:
+    def interrupt(*_: Any) -> None:
+        raise Late
+
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    with contextlib.suppress(Late):
+        if how == "with":
+            with worker.device_lock:
+                raise AssertionError("it was not to be had")
+        worker.device_lock.acquire()
+
+
+@pytest.mark.parametrize("how", ["with", "acquire"])
+def test_a_wait_that_a_signals_handler_interrupts_leaves_nothing_behind(
+    how: str, cluster: Cluster, owners: Any
+) -> None:
+    owners.execute_on(0).do(acquire).wait()
+    owners.execute_on(1).do(be_interrupted, how).wait()
+    owners.execute_on(0).do(release).wait()
+    owners.execute_on(2).do(acquire, 5.0).wait()
+    owners.execute_on(2).do(release).wait()
+    assert held(cluster) == {}
 
 
 def kill_me(worker: Owner) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from rlinf_async._client.client import NodeClient
@@ -59,7 +60,8 @@ class DeviceLock:
         Raises:
             DeadlineExceeded: the time is over; names those who hold the devices, or wait before this worker.
         """
-        return blocking(Acquisition(self, timeout))
+        with _undone_on_error(Acquisition(self, timeout)) as acquisition:
+            return blocking(acquisition)
 
     def release(self) -> None:
         """Undoes one ``acquire``.
@@ -76,7 +78,8 @@ class DeviceLock:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            Acquisition(self, None).wait()
+            with _undone_on_error(Acquisition(self, None)) as acquisition:
+                acquisition.wait()
             return self
         raise RuntimeError("`with device_lock` would block the event loop of this coroutine: use `async with`")
 
@@ -179,8 +182,15 @@ class Acquisition(Work[None]):
         giving_back._follow(explain)
 
     def __await__(self) -> Generator[Any, Any, None]:
-        try:
+        with _undone_on_error(self):
             yield from super().__await__()
-        except asyncio.CancelledError:
-            self.undo()  # it may have been granted in this very moment: nobody would ever release it
-            raise
+
+
+@contextlib.contextmanager
+def _undone_on_error(acquisition: Acquisition) -> Iterator[Acquisition]:
+    """Give back the devices, or the place in the line, where a wait ends with an error: nobody else would."""
+    try:
+        yield acquisition
+    except BaseException:  # it may have been granted in this very moment
+        acquisition.undo()
+        raise
