@@ -111,7 +111,10 @@ class Methods:
             return Kind.DEF, _no_object
         if method == MOVE_STORE:
             return Kind.DEF, self.worker._meet_at
-        function: Any = getattr(self.worker, method, None)
+        try:
+            function: Any = getattr(self.worker, method, None)
+        except BaseException as error:  # of a property, or of __getattr__: this call's, and no other's
+            return Kind.DEF, functools.partial(_fail, error)
         if method.startswith("_") or not callable(function):
             return Kind.DEF, _Missing(self.worker, method)
         if method in self.concurrent:
@@ -133,6 +136,10 @@ def _run_hook(hook: Callable[..., Any], *args: Any) -> Any:
     return hook(*args)
 
 
+def _fail(error: BaseException, *args: Any, **kwargs: Any) -> None:
+    raise error
+
+
 def _no_object(*args: Any, **kwargs: Any) -> None:
     raise RuntimeError("the worker has not been constructed")
 
@@ -144,8 +151,9 @@ class _Missing:
         self._worker, self._method = worker, method
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        names = [name for name in dir(self._worker) if not name.startswith("_")]
-        public = [name for name in names if callable(getattr(self._worker, name))]
+        kind = type(self._worker)  # whose properties are not asked
+        names = [name for name in dir(kind) if not name.startswith("_")]
+        public = [name for name in names if callable(getattr(kind, name))]
         raise AttributeError(
-            f"{type(self._worker).__name__} has no public method {self._method!r}; it has {', '.join(public)}"
+            f"{kind.__name__} has no public method {self._method!r}; it has {', '.join(public)}"
         )

@@ -66,7 +66,12 @@ def test_what_stands_behind_an_action_that_is_interrupted_is_done_all_the_same()
         raise KeyboardInterrupt
 
     deferred, done = DeferredActions(), []
-    with pytest.raises(KeyboardInterrupt), deferred.locked():
-        deferred.add(interrupt)
-        deferred.add(lambda: done.append(1))
+
+    def decide() -> None:
+        with deferred.locked():
+            deferred.add(interrupt)
+            deferred.add(lambda: done.append(1))
+
+    with pytest.raises(KeyboardInterrupt):
+        decide()
     assert done == [1]

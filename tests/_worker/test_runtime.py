@@ -12,11 +12,11 @@ from typing import Any, cast
 
 import pytest
 
-from rlinf_async._core import frames
+from rlinf_async._core import codec, frames
 from rlinf_async._core.frames import Status
 from rlinf_async._core.giving_back import GivingBack
 from rlinf_async._worker.context import Identity
-from rlinf_async._worker.methods import CONSTRUCT
+from rlinf_async._worker.methods import CONSTRUCT, Methods
 from rlinf_async._worker.runtime import Runtime
 from rlinf_async.address import WorkerAddress, WorkerInfo
 
@@ -89,3 +89,44 @@ def test_the_first_concurrent_call_does_not_begin_once_the_worker_ends(runtime: 
     assert "rlinf-concurrent" not in [thread.name for thread in threading.enumerate()]
     assert runtime._concurrent.ended is not None
     assert runtime._concurrent.ended.done()
+
+
+class Odd:
+    """Has names whose look-up raises, as a ``__getattr__`` that looks into a dict does."""
+
+    def step(self) -> str:
+        return "stepped"
+
+    @property
+    def loss(self) -> float:
+        raise ZeroDivisionError("no step yet")
+
+    def __getattr__(self, name: str) -> None:
+        raise KeyError(name)
+
+
+def test_a_name_whose_look_up_raises_is_the_error_of_its_call_alone(runtime: Runtime) -> None:
+    sent: list[Any] = []
+    runtime.client = cast(Any, a_client(sent))
+    runtime._early, runtime._methods.worker = None, Odd()
+    for number, method in enumerate(["loss", "stop", "step"]):
+        runtime.on_frame([frames.CALL, 0, 7, 0, number, method, 0, codec.encode(((), {})).to_bytes()], [])
+    runtime._loop.call_soon(runtime._pump)
+    runtime._loop.call_later(5, runtime._loop.stop)
+    runtime._loop.run_forever()  # as long as a coroutine could be at the head
+    runtime._run_blocking()
+    assert [frame[6] for frame in sent] == [Status.ERROR, Status.ERROR, Status.OK]
+    assert [text in sent[number][7] for number, text in enumerate([b"no step yet", b"KeyError"])] == [True, True]
+
+
+def test_a_method_that_is_not_there_is_told_with_those_that_are() -> None:
+    class Plain:
+        loss = Odd.loss
+
+        def step(self) -> None: ...
+
+    methods = Methods(lambda: None)
+    methods.worker = Plain()
+    kind, function = methods.find("stop")
+    with pytest.raises(AttributeError, match="Plain has no public method 'stop'; it has step"):
+        function()
