@@ -420,9 +420,16 @@ def test_the_last_answer_of_a_worker_that_dies_at_once_is_not_lost(cluster: Clus
         group.close()
 
 
-@pytest.mark.parametrize("breaks", ["asyncio.get_event_loop().close()", "os.closerange(3, 100)"])
+@pytest.mark.parametrize(
+    "breaks",
+    [
+        "asyncio.get_event_loop().close()",
+        "(t := __import__('threading')).Thread(target=t.Event().wait).start() or asyncio.get_event_loop().close()",
+        "os.closerange(3, 100)",
+    ],
+)
 def test_a_worker_that_breaks_its_own_loop_says_how(cluster: Cluster, breaks: str) -> None:
-    group = Plain.create_group().launch(cluster, name="breaks").wait_ready()
+    group = Plain.create_group().launch(cluster, name="breaks", env={"RLINF_CLOSE_GRACE_S": "0.5"}).wait_ready()
     call = group.run(breaks)
     with pytest.raises(WorkerDied) as caught:
         group.sleep(5).wait(10)

@@ -11,10 +11,12 @@ never run user code.  So what is to overtake a ``def`` method has a third thread
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from typing import Any
 
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._worker import broken_loop
@@ -105,5 +107,16 @@ class ConcurrentCalls:
             if call is not None:
                 call.cancelled = True
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await all_ended(tasks)
+
+
+async def all_ended(waited: Collection[asyncio.Future[Any]], seconds: float | None = None) -> None:
+    """Wait for the ends of tasks that were cancelled, one of which may cancel all tasks that it finds, this one too."""
+    loop = asyncio.get_running_loop()
+    until = None if seconds is None else loop.time() + seconds
+    while left := [each for each in waited if not each.done()]:
+        rest = None if until is None else max(0.0, until - loop.time())
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait(left, timeout=rest)
+        if rest == 0.0:
+            return

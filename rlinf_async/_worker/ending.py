@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from rlinf_async._core.closing import seconds_for_calls, seconds_until_kill
 from rlinf_async._core.own_logger import own_logger
-from rlinf_async._worker.concurrent_calls import ConcurrentCalls
+from rlinf_async._worker.concurrent_calls import ConcurrentCalls, all_ended
 from rlinf_async._worker.methods import Methods
 
 logger = own_logger(__name__)
@@ -83,8 +83,7 @@ class Ending:
             if not task.cancelling():
                 task.cancel()
         beside = [] if self._concurrent.ended is None else [asyncio.wrap_future(self._concurrent.ended)]
-        if tasks or beside:
-            await asyncio.wait([*tasks, *beside], timeout=seconds_for_calls(self._grace))
+        await all_ended([*tasks, *beside], seconds_for_calls(self._grace))
 
     def _complete(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine to its end, whatever else stops the loop or is raised in it."""

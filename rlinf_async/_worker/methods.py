@@ -154,6 +154,4 @@ class _Missing:
         kind = type(self._worker)  # whose properties are not asked
         names = [name for name in dir(kind) if not name.startswith("_")]
         public = [name for name in names if callable(getattr(kind, name))]
-        raise AttributeError(
-            f"{kind.__name__} has no public method {self._method!r}; it has {', '.join(public)}"
-        )
+        raise AttributeError(f"{kind.__name__} has no public method {self._method!r}; it has {', '.join(public)}")

@@ -82,6 +82,9 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
     except BaseException as error:
         code = broken_loop.EXIT_CODE
         broken_loop.report(error)
+        # Nothing else would end it where a thread or an exit function never does, and its calls would hang.
+        # tests/test_failures.py::test_a_worker_that_breaks_its_own_loop_says_how
+        runtime.client.later(settings.CLOSE_GRACE_S(), functools.partial(os._exit, code))
     with contextlib.suppress(BaseException):
         runtime.direct_callers.flush_blocking(0.5)
     _leave(runtime, code)

@@ -127,6 +127,6 @@ def test_a_method_that_is_not_there_is_told_with_those_that_are() -> None:
 
     methods = Methods(lambda: None)
     methods.worker = Plain()
-    kind, function = methods.find("stop")
+    _, function = methods.find("stop")
     with pytest.raises(AttributeError, match="Plain has no public method 'stop'; it has step"):
         function()
