@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from rlinf_async._client.client import NodeClient
-from rlinf_async._core import frames
+from rlinf_async._core import clock, frames
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._wire.direct_sockets import DirectSockets
 from rlinf_async._wire.unix import Connection
@@ -144,8 +144,9 @@ class DirectCallers:
         self._direct_sockets.forget()
 
     def flush_blocking(self, seconds: float) -> None:
-        """Writes what is queued before the process ends."""
+        """Write what is queued before the process ends, within these seconds for all callers together."""
         self._client.giving_back.forget()  # its end gives everything back; its answers would be lost
-        for connection in self._connections.values():
+        until = clock.monotonic() + seconds
+        for connection in list(self._connections.values()):  # another caller may come meanwhile
             if connection is not None:
-                connection.flush_blocking(seconds)
+                connection.flush_blocking(max(0.0, until - clock.monotonic()))

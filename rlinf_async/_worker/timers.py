@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -99,9 +100,11 @@ def timed(tag: str | None, trace: bool = True) -> Callable[[F], F]:
 
             @functools.wraps(method)
             async def stream(self: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+                # The items' own generator is closed with this one, and not by the collector some time later.
                 with self.worker_timer(name, trace):
-                    async for item in method(self, *args, **kwargs):
-                        yield item
+                    async with contextlib.aclosing(method(self, *args, **kwargs)) as items:
+                        async for item in items:
+                            yield item
 
             return cast(F, stream)
         if inspect.iscoroutinefunction(method):

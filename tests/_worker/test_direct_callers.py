@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from rlinf_async._core import frames
+from rlinf_async._core.giving_back import GivingBack
 from rlinf_async._wire.unix import Connection
 from rlinf_async._worker.direct_callers import DirectCallers
 
@@ -105,3 +107,30 @@ def test_without_leave_of_the_daemon_answers_go_by_way_of_it(loop: asyncio.Abstr
     direct_callers = DirectCallers(Client(loop), granted=False, inbox=Inbox())  # type: ignore[arg-type]
     assert direct_callers.to(CALLER) is None
     direct_callers.read_all_available()
+
+
+class Way:
+    """A connection that takes long to write out; meanwhile another caller comes."""
+
+    def __init__(self, connections: dict[int, Any], seconds: float) -> None:
+        self._connections, self._seconds = connections, seconds
+        self.given: list[float] = []
+
+    def flush_blocking(self, seconds: float) -> None:
+        self.given.append(seconds)
+        self._connections[len(self._connections) + 100] = None
+        time.sleep(min(seconds, self._seconds))
+
+
+def test_at_the_end_all_callers_together_have_the_time_and_one_that_comes_meanwhile_stops_none(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    client: Any = Client(loop)
+    client.giving_back = GivingBack()
+    callers = DirectCallers(client, True, Inbox())
+    ways = [Way(callers._connections, 0.2) for _ in range(3)]
+    callers._connections.update(enumerate(ways))  # type: ignore[arg-type]
+    callers.flush_blocking(0.3)
+    assert [len(way.given) for way in ways] == [1, 1, 1]
+    assert ways[0].given[0] > 0.2 > ways[1].given[0]
+    assert ways[2].given == [0.0]
