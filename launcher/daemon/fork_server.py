@@ -133,7 +133,12 @@ class ForkServer:
             self._arm_timeout()
         if len(self._to_send) == 1:
             self._writable()
-        return await answer
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if answer.done() and not (answer.cancelled() or answer.exception()):  # it has come in this very moment
+                self._end_unwanted(answer.result())
+            raise
 
     def _writable(self) -> None:
         assert self._loop is not None
@@ -185,8 +190,8 @@ class ForkServer:
             answer = self._waiting.popleft()
             if not answer.done():
                 answer.set_result(facts)
-            elif "pid" in facts:
-                self._end_stray(int(facts["pid"]))
+            else:
+                self._end_unwanted(facts)
         self._arm_timeout()
         return True
 
@@ -253,8 +258,12 @@ class ForkServer:
         self._pidfd = -1
         self._socket.close()
 
+    def _end_unwanted(self, facts: dict[str, Any]) -> None:
+        """End a worker, if it is one, whose start was given up while it was forked."""
+        if "pid" in facts:
+            self._end_stray(int(facts["pid"]))
+
     def _end_stray(self, pid: int) -> None:
-        """Ends a worker whose start was given up while it was forked."""
         assert self._loop is not None
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)

@@ -30,7 +30,7 @@ def load_extension(environ: Mapping[str, str]) -> str:
         if register is None:
             raise AttributeError("it has no function register()")
         register()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         problem = f"the extension module {name!r} ({EXTENSION}) is not loaded: {type(error).__name__}: {error}"
         own_logger("RLinf").warning(problem)
         return problem

@@ -38,7 +38,7 @@ def take_inventory(node_rank: int, sections: Sequence[Mapping[str, Any]]) -> tup
             continue
         try:
             resource = hardware.enumerate(node_rank, configs.get(name))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(f"the search for hardware {name!r} failed: {type(error).__name__}: {error}") from error
         if resource is not None and resource.count:
             found.append(resource)

@@ -79,6 +79,8 @@ def parse_rule(rule: str, num_resources: int) -> list[Segment]:
 def _parse_ranks(text: str, rule: str, num_resources: int | None) -> range:
     text = text.strip()
     if num_resources is not None and text.lower() == "all":
+        if not num_resources:
+            raise ConfigError("'all' names nothing here: there is none")
         return range(num_resources)
     return parse_range(text, rule)
 

@@ -271,12 +271,19 @@ def test_the_inventory_knows_what_an_extension_registers(tmp_path: Path, monkeyp
     assert (resource.type, resource.infos[0].model, resource.infos[0].watts) == ("Lamp", "desk", 40)
 
 
+def test_a_search_that_exits_is_an_error_that_names_its_kind(tmp_path: Path) -> None:
+    text = dedent(EXTENSION).replace('return HardwareResource("Lamp", (LampInfo("Lamp", "desk", 40),))', "exit(3)")
+    (tmp_path / "lamps.py").write_text(text)
+    assert ask(tmp_path, "lamps")["error"] == "the search for hardware 'Lamp' failed: SystemExit: 3"
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
         (None, "ModuleNotFoundError: No module named 'lamps'"),
         ("x = 1", "AttributeError: it has no function register()"),
         ("def register():\n    raise OSError('no bus')", "OSError: no bus"),
+        ("raise SystemExit('needs a bus')", "SystemExit: needs a bus"),
     ],
 )
 def test_an_extension_that_fails_is_a_warning_that_names_it(tmp_path: Path, text: str | None, error: str) -> None:

@@ -78,6 +78,11 @@ def rules(draw):
     return ",".join(parts), shares, process
 
 
+def test_all_of_nothing_is_refused():
+    with pytest.raises(ConfigError, match="'all' names nothing here: there is none"):
+        parse_rule("all", 0)
+
+
 @settings(deadline=None, derandomize=True)
 @given(rules())
 def test_every_process_is_placed_once_and_nothing_is_shared_unasked(case):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -142,6 +143,23 @@ async def test_a_worker_that_nobody_waits_for_any_more_is_reaped_where_it_cannot
         idle._end_stray(stray.pid)
     stray.returncode = 0  # reaped above
     assert not psutil.pid_exists(stray.pid)
+
+
+async def test_a_worker_whose_start_is_given_up_when_it_has_just_been_forked_is_ended() -> None:
+    near, far = control_pair()
+    sleeper, worker = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
+    with closing(far), closing(ForkServer("python", near, sleeper.pid, 1024, None)) as server:
+        server.watch(asyncio.get_running_loop())
+        asked = asyncio.ensure_future(server.ask({"order": 1}))
+        await asyncio.sleep(0)
+        far.send(frames.pack({"pid": worker.pid}))
+        server._readable()
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert list(server._strays) == [worker.pid]
+        assert worker.wait(5) == -signal.SIGKILL
+    sleeper.returncode = 0  # reaped above
 
 
 def test_an_isolated_interpreter_finds_this_package() -> None:
