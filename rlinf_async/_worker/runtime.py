@@ -369,6 +369,8 @@ class Runtime:
         if isinstance(value, Coroutine) and not call.credit:
             # A plain function that returns a coroutine: a decorator that forgot functools.wraps.
             self._watch(call, self._finish(call, value))
+            assert call.task is not None
+            call.task.add_done_callback(lambda task: value.close())  # one that was cancelled first has not begun it
             return
         if isinstance(value, Generator):
             value.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -130,3 +131,24 @@ def test_a_method_that_is_not_there_is_told_with_those_that_are() -> None:
     _, function = methods.find("stop")
     with pytest.raises(AttributeError, match="Plain has no public method 'stop'; it has step"):
         function()
+
+
+def test_a_coroutine_that_a_cancelled_method_returns_is_closed(
+    runtime: Runtime, recwarn: pytest.WarningsRecorder
+) -> None:
+    class Late:
+        def step(self) -> Any:  # as a decorator that forgot functools.wraps
+            runtime._cancel(7, 1)
+            return self.work()
+
+        async def work(self) -> None: ...
+
+    sent: list[Any] = []
+    runtime.client = cast(Any, a_client(sent))
+    runtime._early, runtime._methods.worker = None, Late()
+    runtime.on_frame([frames.CALL, 0, 7, 0, 1, "step", 0, codec.encode(((), {})).to_bytes()], [])
+    runtime._run_blocking()
+    runtime._loop.run_until_complete(asyncio.sleep(0))
+    gc.collect()
+    assert [frame[6] for frame in sent] == [Status.CANCELLED]
+    assert not recwarn.list
