@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -282,6 +283,37 @@ def test_a_process_that_no_worker_has_started_is_refused(brood: Any) -> None:
 
 def socket_path(worker: Worker) -> str:
     return os.environ["RLINF_PARENT_SOCKET"]
+
+
+class Late(Exception):
+    pass
+
+
+def join_at_the_second_try(parent: WorkerAddress, daemon: int) -> None:
+    def interrupt(*_: Any) -> None:
+        os.kill(daemon, signal.SIGCONT)
+        raise Late
+
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    os.kill(daemon, signal.SIGSTOP)  # of the node that knows all names
+    with contextlib.suppress(Late):
+        Sub(parent, "engine", 1, 0)
+        raise AssertionError("it has joined, and was to be interrupted")
+    Sub(parent, "engine", 1, 0)
+
+
+def breed_late(worker: Brood, daemon: int) -> int | None:
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=join_at_the_second_try, args=(worker.worker_address, daemon))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def test_a_process_whose_joining_is_interrupted_can_join_again(cluster: Cluster, brood: Any) -> None:
+    daemon = cluster.status(0)["pid"]
+    assert brood.execute_on(0).do(breed_late, daemon).wait(30) == [0]
 
 
 def test_a_worker_cannot_be_a_second_one(brood: Any) -> None:

@@ -31,6 +31,7 @@ from .handlers import Requester
 from .near_side import NearSide
 from .network import Network
 from .node_link import NodeLink
+from .process_state import is_exiting
 from .router import Router
 from .service import DaemonService, Group, NewProcess, Site
 from .sign_of_life import SignOfLife
@@ -376,8 +377,8 @@ class Node:
         self._service.greet(endpoint, parent)
 
     def _cut_off(self, endpoint: Endpoint) -> None:
-        """A driver that closes its socket has left; how a subprocess has ended, its pidfd tells soon."""
-        if endpoint.root is None:
+        """A driver that closes its socket has left, and so has a subprocess that lives; else its pidfd tells soon."""
+        if endpoint.root is None or not is_exiting(endpoint.pid):
             self._driver_gone(endpoint)
 
     def _driver_gone(self, endpoint: Endpoint) -> None:

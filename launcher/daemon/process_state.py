@@ -19,10 +19,14 @@ _STATES: Final = {
 
 _MAX_STAT_BYTES: Final = 4096
 _STATE: Final = 0
+_FLAGS: Final = 6
 _CPU_TIMES: Final = slice(11, 13)
 _START_TIME: Final = 19
 _START_STACK: Final = 25
 """Places in /proc/PID/stat behind the name of the program."""
+
+_PF_EXITING: Final = 0x4
+"""Flag of a process that runs no program any more, from before its descriptors are closed."""
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -65,6 +69,14 @@ def is_stopped(pid: int) -> bool:
         return stat_of(pid)[_STATE] in ("T", "t")
     except (OSError, IndexError):
         return False
+
+
+def is_exiting(pid: int) -> bool:
+    """True if a process has ended, or is about to."""
+    try:
+        return bool(int(stat_of(pid)[_FLAGS]) & _PF_EXITING)
+    except (OSError, IndexError):
+        return True
 
 
 def catches(pid: int, number: int) -> bool:

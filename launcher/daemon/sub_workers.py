@@ -10,7 +10,7 @@ from rlinf_async.errors import AuthError
 from .endpoint import Endpoint
 from .exit_status import exit_status_of
 from .leftovers import note_session, session_of
-from .process_state import stat_of
+from .process_state import is_exiting, stat_of
 from .router import Router
 
 _MAX_ENDED: Final = 64
@@ -127,6 +127,8 @@ def _verdict_on(pid: int) -> dict[str, Any]:
         state, status = "", 0
     if state != "Z":
         text = "has ended (it was a subprocess: how, only its parent knows)"
+        if state and not is_exiting(pid):
+            text = "has closed its connection to the daemon of its node, and lives on"
         return {"verdict": text, "signal": None, "exit_code": None}
     exit_status = exit_status_of(status)
     return {"verdict": exit_status.text, "signal": exit_status.signal, "exit_code": exit_status.exit_code}

@@ -25,6 +25,7 @@ from rlinf_async._messaging.exchange import Exchange
 from rlinf_async._trace import recorder
 from rlinf_async._wire.local_socket import connect
 from rlinf_async._worker import context, logs
+from rlinf_async._worker.concurrent_calls import all_ended
 from rlinf_async.address import WorkerAddress, WorkerInfo
 from rlinf_async.errors import LaunchError
 
@@ -89,17 +90,20 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
                 join = operations.JoinGroup(parent.get_name(), rank, world_size, entry)
                 await client.request(join, node=0).async_wait()
         except TimeoutError as error:
-            client.close()
             raise LaunchError(f"worker {address} cannot join: no answer within {timeout:g} s") from error
-        except BaseException:
-            client.close()
-            raise
         return info, exchange
+
+    async def give_up() -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}  # it may have been interrupted
+        for task in others:
+            task.cancel()
+        await all_ended(others)
+        client.close()  # the run may know this process as a worker already
 
     try:
         info, exchange = asyncio.run_coroutine_threadsafe(attach(), thread.loop).result()
     except BaseException:
-        thread.stop()
+        thread.stop(give_up)
         raise
     environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     identity = context.Identity(info, world_size, parent.get_name(), environment)

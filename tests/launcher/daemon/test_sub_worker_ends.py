@@ -30,6 +30,7 @@ def test_the_end_of_a_process_whose_name_is_no_text_is_told() -> None:
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert module._verdict_on(pid) == {"verdict": "exited with code 3", "signal": None, "exit_code": 3}
     os.waitpid(pid, 0)
+    assert "and lives on" in module._verdict_on(os.getpid())["verdict"]
 
 
 async def test_the_latest_ends_are_kept_and_none_below_a_worker_that_is_forgotten(
