@@ -16,7 +16,8 @@ One host, or one range of hosts, per line; the order is the order of node ranks,
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
@@ -60,9 +61,10 @@ def read_hosts(
         ConfigError: as `parse_hosts`; and for a file that is missing or cannot be read.
     """
     if argument == "-":
-        return parse_hosts(stdin.read(), "stdin", allow_duplicates)
+        return parse_hosts(_read_text(stdin.read, "stdin", "what stands before the |"), "stdin", allow_duplicates)
     path = Path(argument)
-    if path.exists() and not (path.is_dir() and _is_list(argument)):
+    is_there = os.path.exists(path)  # noqa: PTH110  # a path would raise for a list that is too long for a name
+    if is_there and not (path.is_dir() and _is_list(argument)):
         return read_file(path, allow_duplicates)
     if not _is_list(argument):
         raise Span(argument, source, 1, 0, argument).error(
@@ -89,12 +91,16 @@ def read_file(path: Path, allow_duplicates: bool = False, named_by: str = "the p
     Raises:
         ConfigError: as `parse_hosts`; and when the file, which ``named_by`` told us of, cannot be read.
     """
+    text = _read_text(lambda: path.read_text(encoding="utf-8-sig"), f"{path}:1:1", named_by)
+    return parse_hosts(text, str(path), allow_duplicates)
+
+
+def _read_text(read: Callable[[], str], where: str, named_by: str) -> str:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return read()
     except (OSError, UnicodeDecodeError) as error:
         reason = (error.strerror or str(error)) if isinstance(error, OSError) else f"not a text file: {error}"
-        raise ConfigError(f"{path}:1:1: cannot read the hosts: {reason}\n  fix: check {named_by}") from error
-    return parse_hosts(text, str(path), allow_duplicates)
+        raise ConfigError(f"{where}: cannot read the hosts: {reason}\n  fix: check {named_by}") from error
 
 
 def _is_list(argument: str) -> bool:

@@ -82,7 +82,7 @@ class ComponentPlacement:
 
     def get_strategy(self, component_name: str) -> PlacementStrategy:
         """The strategy to launch the component with.  Raises ConfigError for an unknown name, as all of these do."""
-        strategy = copy.copy(self._get(component_name).strategy)
+        strategy = copy.copy(self._find_strategy(component_name))
         object.__setattr__(strategy, "component", component_name)  # a frozen one, which its maker may still label
         return strategy
 
@@ -93,6 +93,9 @@ class ComponentPlacement:
     def get_hardware_ranks(self, component_name: str) -> list[int]:
         """The hardware of the component (nodes, where those are counted), counted in its groups, each once."""
         return list(self._get(component_name).resources)
+
+    def _find_strategy(self, component_name: str) -> PlacementStrategy:
+        return self._get(component_name).strategy
 
     def _get(self, component_name: str) -> _Component:
         try:

@@ -82,9 +82,9 @@ class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
     def placement_mode(self) -> PlacementMode:
         return self._placement_mode
 
-    def get_strategy(self, component_name: str) -> PlacementStrategy:
+    def _find_strategy(self, component_name: str) -> PlacementStrategy:
         known = self._strategies.get(_SYNONYMS.get(component_name, component_name))
-        return super().get_strategy(component_name) if known is None else known
+        return super()._find_strategy(component_name) if known is None else known
 
     def get_world_size(self, component_name: str) -> int:
         known = self._strategies.get(_SYNONYMS.get(component_name, component_name))

@@ -72,6 +72,11 @@ def test_the_stride_is_what_the_actor_has_more_of(make_cluster, actor, rollout, 
     assert placement.get_strategy("rollout") == PackedPlacementStrategy(0, 3, per_process, stride)
 
 
+def test_each_strategy_knows_whose_it_is(make_cluster):
+    placement = place(make_cluster(4, 4), {"actor,rollout,reward": "all"})
+    assert [placement.get_strategy(name).component for name in placement.components] == placement.components
+
+
 def test_each_on_its_own_accelerators_works_at_the_same_time(make_cluster):
     rules = {"rollout,reward": "0-3", "inference": "4-5", "actor": "6-7"}
 

@@ -316,6 +316,15 @@ def test_a_folder_named_like_this_machine_does_not_hide_it(tmp_path: Path, monke
     assert read_hosts("localhost", io.StringIO())[0].is_local
 
 
+def test_a_list_may_be_longer_than_any_files_name() -> None:
+    assert len(read_hosts(",".join(f"node{number}:8" for number in range(1000)), io.StringIO())) == 1000
+
+
+def test_a_stdin_that_is_no_text_is_a_mistake_of_the_users() -> None:
+    with pytest.raises(ConfigError, match="stdin: cannot read the hosts: not a text"):
+        read_hosts("-", io.TextIOWrapper(io.BytesIO(b"\xff\n"), encoding="utf-8"))
+
+
 def test_a_bare_word_is_taken_for_a_missing_file_and_the_list_is_offered() -> None:
     with pytest.raises(ConfigError, match=re.escape("there is no file 'node01'")) as caught:
         read_hosts("node01", io.StringIO())
