@@ -199,10 +199,7 @@ async def _sweep(nodes: Sequence[Node], options: Options) -> int:
 @contextmanager
 def _signals(job: Job, report: Report) -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP end the job in order; a second one ends it at once."""
-    loop = asyncio.get_running_loop()
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has said so
-        numbers.append(signal.SIGHUP)
+    loop, numbers = asyncio.get_running_loop(), _ending_signals()
 
     def on_signal(number: signal.Signals) -> None:
         if job.was_interrupted:
@@ -219,6 +216,13 @@ def _signals(job: Job, report: Report) -> Iterator[None]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+def _ending_signals() -> list[signal.Signals]:
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has said so
+        numbers.append(signal.SIGHUP)
+    return numbers
 
 
 class _TimeLimit:
@@ -250,7 +254,7 @@ async def _interruptible(work: Coroutine[Any, Any, int]) -> int:
     """``work``'s result; 130 when a signal ends it first."""
     loop = asyncio.get_running_loop()
     task: asyncio.Task[int] = asyncio.ensure_future(work)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _ending_signals():
         loop.add_signal_handler(number, task.cancel)
     try:
         return await task

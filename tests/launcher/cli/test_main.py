@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -371,6 +372,19 @@ def test_time_that_starting_takes_counts_too(stage: Stage) -> None:
 def test_a_run_that_is_done_in_time_keeps_its_exit_code(stage: Stage) -> None:
     stage.runs("raise SystemExit(3)")
     assert run(stage, "--timeout", "100", str(stage.script)).returncode == 3
+
+
+async def test_nohup_is_respected_where_hosts_are_only_looked_at() -> None:
+    async def look() -> int:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0.05)
+        return 0
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert await main._interruptible(look()) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_nohup_is_respected(stage: Stage) -> None:
