@@ -181,7 +181,10 @@ class Debugger:
             traceback = traceback.tb_next
         if not seconds or traceback is None or self._is_ending or isinstance(error, asyncio.CancelledError):
             return
-        self._pdb().look_at(traceback, f"{type(error).__name__}: {error}".partition("\n")[0], seconds)
+        try:
+            self._pdb().look_at(traceback, f"{type(error).__name__}: {error}".partition("\n")[0], seconds)
+        except Exception:  # of a command, or of an error that is no text: the caller waits for the answer
+            logger.exception("the debugger of %s has failed", self._name)
 
     def _interrupt(self, again: float = _AGAIN_S) -> None:
         """Ask the main thread until it stops; on the thread of the socket."""
