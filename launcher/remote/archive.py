@@ -29,17 +29,19 @@ class Archive:
         files: how many it holds.
         largest: the largest ones, ``(bytes, name)``, largest first.
         left_out: names of what cannot travel: links that lead out of the folder, sockets, devices.
+        unread: checkouts that git could not read, each with its words: all their files are in the archive.
     """
 
     data: bytes
     files: int
     largest: tuple[tuple[int, str], ...] = ()
     left_out: tuple[str, ...] = ()
+    unread: tuple[tuple[Path, str], ...] = ()
 
     @property
     def warning(self) -> str | None:
         """What to tell the user about it, if anything."""
-        words = []
+        words = [f"--sync ships all files of {each}, whatever .gitignore says: {why}" for each, why in self.unread]
         if len(self.data) > LARGE_BYTES:
             big = ", ".join(f"{name} ({size >> 20} MiB)" for size, name in self.largest[:3])
             words.append(
@@ -62,10 +64,11 @@ def pack(folder: Path) -> Archive:
     sink = io.BytesIO()
     sizes: list[tuple[int, str]] = []
     left_out: list[str] = []
+    unread: list[tuple[Path, str]] = []
     try:
         # Level 1: the network is what the rest would wait for, and code is small.
         with tarfile.open(fileobj=sink, mode="w:gz", compresslevel=1, format=tarfile.PAX_FORMAT) as tar:
-            for name in _names(folder):
+            for name in _names(folder, unread):
                 member: Any = tar.gettarinfo(folder / name, name)
                 if member is None:  # a socket, for which typeshed has no word
                     left_out.append(name)
@@ -86,7 +89,7 @@ def pack(folder: Path) -> Archive:
             "in .gitignore"
         ) from error
     largest = tuple(sorted(sizes, reverse=True)[:3])
-    return Archive(sink.getvalue(), len(sizes), largest, tuple(left_out))
+    return Archive(sink.getvalue(), len(sizes), largest, tuple(left_out), tuple(unread))
 
 
 def _is_our_checkout(folder: Path) -> bool:
@@ -106,9 +109,9 @@ def _stays_inside(name: str, target: str) -> bool:
     return not Path(target).is_absolute() and path.split("/")[0] != os.pardir
 
 
-def _names(folder: Path) -> Iterator[str]:
+def _names(folder: Path, unread: list[tuple[Path, str]]) -> Iterator[str]:
     """Relative names of what is to be shipped, folders before what is in them."""
-    tracked = _git_names(folder)
+    tracked = _git_names(folder, unread)
     if tracked is None:
         yield from _walk(folder)
         return
@@ -116,27 +119,34 @@ def _names(folder: Path) -> Iterator[str]:
         if _SKIPPED_FOLDERS.isdisjoint(Path(name).parts) and not name.endswith(".pyc"):
             path = folder / name
             if path.is_dir() and not path.is_symlink():  # a submodule, or a checkout inside the checkout
-                yield from (f"{name.rstrip('/')}/{inner}" for inner in _names(path))
+                yield from (f"{name.rstrip('/')}/{inner}" for inner in _names(path, unread))
             elif path.is_symlink() or path.exists():  # deleted, but not yet for git
                 yield name
 
 
-def _git_names(folder: Path) -> list[str] | None:
-    """None where the folder is no checkout, where git keeps all of it out, or is not installed."""
+def _git_names(folder: Path, unread: list[tuple[Path, str]]) -> list[str] | None:
+    """None where the folder is no checkout, where git keeps all of it out, cannot read it, or is not installed."""
     if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
         return None
     command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+    except OSError:
+        return None
+    except subprocess.TimeoutExpired as error:
+        unread.append((folder, str(error)))
         return None
     if done.returncode:
+        unread.append((folder, done.stderr.decode(errors="replace").strip()))
         return None
     return sorted({os.fsdecode(name) for name in done.stdout.split(b"\0") if name}) or None
 
 
 def _walk(folder: Path) -> Iterator[str]:
-    for base, folders, files in os.walk(folder):
+    def fail(error: OSError) -> None:
+        raise error
+
+    for base, folders, files in os.walk(folder, onerror=fail):
         folders[:] = sorted(name for name in folders if name not in _SKIPPED_FOLDERS)
         inner = Path(base).relative_to(folder)
         yield from (str(inner / name) for name in [*folders, *sorted(files)] if not name.endswith(".pyc"))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import socket
 import subprocess
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +55,16 @@ def test_in_a_checkout_gitignore_decides(tmp_path: Path) -> None:
     assert names_of(pack(tmp_path / "data")) == {"big.bin"}
 
 
+def test_a_checkout_that_git_cannot_read_is_shipped_whole_and_that_is_said(tmp_path: Path) -> None:
+    fill(tmp_path, ".gitignore", "a.py", "data.bin")
+    (tmp_path / ".gitignore").write_text("data.bin\n")
+    (tmp_path / ".git").write_text("gitdir: /nowhere\n")  # as of a worktree in a container
+    packed = pack(tmp_path)
+    assert "data.bin" in names_of(packed)
+    assert packed.warning is not None
+    assert f"--sync ships all files of {tmp_path}, whatever .gitignore says: fatal: not a git repository" in packed.warning
+
+
 def test_what_cannot_travel_is_left_out_and_named(tmp_path: Path) -> None:
     fill(tmp_path, "a/file")
     (tmp_path / "inside").symlink_to("a/file")
@@ -83,6 +95,21 @@ def test_a_large_archive_names_its_largest_files(tmp_path: Path, monkeypatch: py
 
 
 def test_a_file_that_vanishes_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "_names", lambda folder: iter(["gone.py"]))
+    monkeypatch.setattr(archive, "_names", lambda folder, unread: iter(["gone.py"]))
     with pytest.raises(ConfigError, match=r"--sync .*gone\.py: No such file"):
+        pack(tmp_path)
+
+
+def test_a_folder_that_cannot_be_read_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scandir(path: str) -> Any:
+        if path.endswith("secret"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return really(path)
+
+    fill(tmp_path, "a.py", "secret/b.py")
+    really = os.scandir
+    monkeypatch.setattr(os, "scandir", scandir)  # root may read everything
+    with pytest.raises(ConfigError, match=r"--sync .*/secret: Permission denied"):
         pack(tmp_path)
