@@ -457,7 +457,8 @@ def script_command(options: Options) -> list[str]:
 
 def script_is_missing(options: Options) -> bool:
     """Whether Python itself had better say so, before any node is started for nothing."""
-    return options.script is not None and not options.module and not Path(options.script).exists()
+    is_file = options.script is not None and not options.module
+    return is_file and not os.path.exists(options.script or "")  # noqa: PTH110  # pathlib raises for a private folder
 
 
 def missing_script_text(options: Options) -> str:

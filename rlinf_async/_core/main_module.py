@@ -62,7 +62,7 @@ class Script:
 
     def describe(self, module: ModuleType) -> None:
         """Give a module the attributes by which the script is found."""
-        if self.path is None or not Path(self.path).is_file():
+        if self.path is None or not os.path.isfile(self.path):  # noqa: PTH113  # pathlib raises for a private one
             return
         module.__file__ = self.path
         if self._name is not None:
@@ -85,7 +85,7 @@ class Script:
         """Say why the script's file must not be imported; return an empty text where it may be."""
         if self.path is None:
             return "the script is no file (standard input, -c or a notebook), so that nothing can be imported from it"
-        if not Path(self.path).is_file():
+        if not os.path.isfile(self.path):  # noqa: PTH113
             return f"there is no file {self.path} on this node to import it from"
         if not _has_guard(Path(self.path).read_bytes()):
             return f'{self.path} cannot be imported: put what it does below `if __name__ == "__main__":`'

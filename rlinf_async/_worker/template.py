@@ -364,8 +364,9 @@ def _follow_script(spec: dict[str, Any]) -> None:
 
     with contextlib.suppress(OSError):
         os.chdir(spec["cwd"])
-    # The driver's own path decides, in its order; what only this node has comes after it.
-    sys.path[:] = [entry for entry in spec["sys_path"] if entry and Path(entry).exists()] + [
+    # The driver's own path decides, in its order; what only this node has comes after it.  A pathlib.Path would raise
+    # for a folder that this user may not look into.
+    sys.path[:] = [entry for entry in spec["sys_path"] if entry and os.path.exists(entry)] + [  # noqa: PTH110
         entry for entry in sys.path if entry not in spec["sys_path"] and entry
     ]
     renew(spec["script"], spec["module"])

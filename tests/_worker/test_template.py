@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -51,3 +52,27 @@ def test_a_worker_that_is_not_born_is_told_with_the_reason_alone(at: int, fails:
     assert [name for ((name, _),) in answers] == ["pid" if text == r"\d+" else "error" for text in told]
     for ((_, value),), text in zip(answers, told, strict=True):
         assert re.fullmatch(text, str(value)), value
+
+
+AS_NOBODY = """
+    import os, sys
+    from rlinf_async._core import main_module
+    from rlinf_async._worker import template
+
+    if not os.getuid():
+        os.setresuid(65534, 65534, 65534)
+    spec = {"cwd": "/", "sys_path": [sys.argv[1] + "/lib", "/usr"], "script": sys.argv[1] + "/run.py", "module": None}
+    template._follow_script(spec)
+    print(sys.path[0], main_module.script.why_not())
+"""
+
+
+def test_folders_of_the_scripts_that_this_user_may_not_read_are_none(tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    (private / "lib").mkdir(parents=True)
+    (private / "run.py").touch()
+    private.chmod(0)
+    command = [sys.executable, "-c", dedent(AS_NOBODY), str(private)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    private.chmod(0o700)
+    assert done.stdout == f"/usr there is no file {private}/run.py on this node to import it from\n", done.stderr

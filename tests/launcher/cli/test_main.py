@@ -237,6 +237,8 @@ def test_dry_run_shows_everything_and_does_nothing(stage: Stage) -> None:
 
 
 def test_dry_run_misses_a_script_and_says_where_its_hosts_are_from(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["--dry-run", "--local-nodes", "2", "x" * 300]) == 255  # longer than the name of any file
+    capsys.readouterr()
     assert main.main(["--dry-run", "--local-nodes", "2", "no_such.py"]) == 255
     out = capsys.readouterr().out
     assert out.startswith("hosts from --local-nodes 2\n")

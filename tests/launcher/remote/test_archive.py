@@ -62,7 +62,8 @@ def test_a_checkout_that_git_cannot_read_is_shipped_whole_and_that_is_said(tmp_p
     packed = pack(tmp_path)
     assert "data.bin" in names_of(packed)
     assert packed.warning is not None
-    assert f"--sync ships all files of {tmp_path}, whatever .gitignore says: fatal: not a git repository" in packed.warning
+    told = f"--sync ships all files of {tmp_path}, whatever .gitignore says: fatal: not a git repository"
+    assert told in packed.warning
 
 
 def test_what_cannot_travel_is_left_out_and_named(tmp_path: Path) -> None:
