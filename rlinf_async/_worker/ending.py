@@ -178,6 +178,7 @@ class EndWatch:
             f"{''.join(stacks)}  fix: launch(close_grace=) or RLINF_CLOSE_GRACE_S, which is {grace:g} s; "
             "a fifth of it is for open calls\n"
         )
-        os.write(_STDERR, text.encode(errors="replace"))
+        with contextlib.suppress(OSError):  # a method has closed it
+            os.write(_STDERR, text.encode(errors="replace"))
         flush_files()
         os._exit(1)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 
 import pytest
 
+from rlinf_async._worker import ending as ending_module
 from rlinf_async._worker.concurrent_calls import ConcurrentCalls
-from rlinf_async._worker.ending import Ending
+from rlinf_async._worker.ending import Ending, EndWatch
 from rlinf_async._worker.methods import Methods
 
 
@@ -61,3 +63,14 @@ def test_nor_is_it_left_in_the_midst_beside_the_others(loop: asyncio.AbstractEve
     begun(loop, worker)
     loop.run_until_complete(ConcurrentCalls(lambda call, loop: None)._cancel_all())
     assert worker.done == ["cleaned up"]
+
+
+def test_a_worker_without_a_stderr_is_cut_off_all_the_same(
+    loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(ending_module, "_STDERR", 1 << 20)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    ending = Ending(loop, Methods(lambda: None), ConcurrentCalls(lambda call, loop: None))
+    EndWatch(loop, ending, "group:0")._cut(1.0, 5.0)
+    assert codes == [1]
