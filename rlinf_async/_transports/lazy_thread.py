@@ -38,11 +38,16 @@ class LazyThread:
             RuntimeError: there is no thread for it; the next job tries again.
         """
         with self._condition:
-            if not self._is_running:  # under the lock, which the thread waits for
-                threading.Thread(target=self._run, name=self._name, daemon=True).start()
-            self._is_running = True
             self._jobs.append(job)
             self._condition.notify()
+            if not self._is_running:
+                self._is_running = True  # first: a finalizer that the start has run may submit something here
+                try:
+                    threading.Thread(target=self._run, name=self._name, daemon=True).start()
+                except RuntimeError:
+                    self._is_running = False
+                    self._jobs.remove(job)
+                    raise
 
     def call(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Has a function called that may raise, or never return: a process that ends does not wait for it."""

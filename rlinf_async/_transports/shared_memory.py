@@ -90,8 +90,11 @@ def fits(nbytes: int) -> bool:
     """Whether a message of so many bytes may be shared; says once where the budget is used up."""
     if nbytes < _ALWAYS_FITS_BYTES or pool.has(nbytes):
         return True
-    used, available, total = _usage()
-    limit = budget()
+    try:
+        used, available, total = _usage()
+        limit = budget()
+    except OSError:  # no descriptors are left: the segment has none either, and its error names the limit
+        return True
     if used + nbytes <= limit and nbytes + _RESERVED_FRACTION * total <= available:
         return True
     _warn(limit)

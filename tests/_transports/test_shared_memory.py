@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -130,3 +132,8 @@ def test_a_segment_that_is_smaller_than_was_said_is_an_error_not_a_hang() -> Non
     with pytest.raises(SerializationError, match="was said to have 20 bytes and has 10"):
         segment.open()
     segment.close()
+
+
+def test_where_no_file_can_be_opened_the_segment_itself_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "_machine", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+    assert shared_memory.fits(1 << 30)
