@@ -65,6 +65,7 @@ def pack(folder: Path) -> Archive:
     sizes: list[tuple[int, str]] = []
     left_out: list[str] = []
     unread: list[tuple[Path, str]] = []
+    name = ""
     try:
         # Level 1: the network is what the rest would wait for, and code is small.
         with tarfile.open(fileobj=sink, mode="w:gz", compresslevel=1, format=tarfile.PAX_FORMAT) as tar:
@@ -85,7 +86,7 @@ def pack(folder: Path) -> Archive:
                 tar.addfile(link)
     except OSError as error:
         raise ConfigError(
-            f"--sync {folder}: {error.filename or ''}: {error.strerror or error}\n  fix: make it readable, or name it "
+            f"--sync {folder}: {error.filename or folder / name}: {error.strerror or error}\n  fix: make it readable, or name it "
             "in .gitignore"
         ) from error
     largest = tuple(sorted(sizes, reverse=True)[:3])

@@ -114,3 +114,12 @@ def test_a_folder_that_cannot_be_read_is_an_error_that_names_it(
     monkeypatch.setattr(os, "scandir", scandir)  # root may read everything
     with pytest.raises(ConfigError, match=r"--sync .*/secret: Permission denied"):
         pack(tmp_path)
+
+
+def test_a_file_that_shrinks_meanwhile_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, "run.log")
+    monkeypatch.setattr(os, "fstat", lambda fd: os.stat_result([0] * 6 + [1 << 20] + [0] * 3))
+    with pytest.raises(ConfigError, match=r"--sync .*/run.log: unexpected end of data"):
+        pack(tmp_path)
