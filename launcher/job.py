@@ -21,6 +21,7 @@ from rlinf_async._wire.lifeline import Lifeline
 from rlinf_async._wire.mesh import launch_error, start_nodes
 from rlinf_async._wire.node_config import NodeConfig
 from rlinf_async.errors import LaunchError
+from rlinf_async.rlinf import import_hook
 
 from .driver import Driver
 from .options import Options
@@ -132,6 +133,8 @@ class Job:
             environ["RLINF_FAIL_FAST"] = "1"
         if path := self._inspection.answers[self._here["node"]]["python_path"]:
             environ["PYTHONPATH"] = os.pathsep.join(path)
+        if self._options.rlinf:
+            environ |= import_hook.variables(environ)
         if self.was_interrupted:
             return INTERRUPTED
         self._phase = "running"

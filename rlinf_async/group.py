@@ -7,7 +7,6 @@ import contextlib
 import functools
 import inspect
 import operator
-from asyncio import _get_running_loop as running_loop
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Hashable, Sequence
 from dataclasses import dataclass
 from types import MethodType
@@ -16,7 +15,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overloa
 from rlinf_async._client import registry
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.name_lookup import find_name
-from rlinf_async._core import codec, frames, operations
+from rlinf_async._core import codec, dialect, frames, operations
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.root_cause import fold_ranks
 from rlinf_async._core.type_variables import R, W_co
@@ -143,7 +142,7 @@ class WorkerGroup(Generic[W_co]):
         Raises:
             RuntimeError: in a coroutine, where it is ``async with``.
         """
-        if running_loop() is not None:
+        if dialect.must_await():
             raise RuntimeError(
                 f"`with group` would block the event loop that runs on this thread (group '{self._members.name}'): "
                 "write `async with group:` here"

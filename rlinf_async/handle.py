@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, overload
 
 from rlinf_async import settings
 from rlinf_async._client.requests import Request
-from rlinf_async._core import codec, frames, operations
+from rlinf_async._core import codec, dialect, frames, operations
 from rlinf_async._core.frames import Status
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.payload import Body, pack_body
@@ -564,9 +564,7 @@ class Handle(Work[list[R]]):
         return self._durations(reduce)
 
     def _durations(self, reduce: Callable[[list[dict[str, float]]], Any]) -> Any:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if not dialect.must_await():
             self.wait()
             return reduce(self._pop_times().wait())
 

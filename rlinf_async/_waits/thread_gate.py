@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from rlinf_async._core import dialect
 from rlinf_async._core.error_copy import copy_of
 
 
@@ -130,7 +130,7 @@ def wait_at(make: Callable[[], Gate]) -> None:
 def may_wait() -> bool:
     """Whether this thread may wait here: no loop runs on it, and it is not handling what it has read, on which others
     wait."""
-    return running_loop() is None and not _here.reads
+    return not _here.reads and not dialect.must_await()
 
 
 def check_ended() -> None:

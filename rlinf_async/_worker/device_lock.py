@@ -9,7 +9,7 @@ from typing import Any
 
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.requests import Request
-from rlinf_async._core import operations
+from rlinf_async._core import dialect, operations
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async._waits import slow_waits
@@ -73,12 +73,10 @@ class DeviceLock:
             raise RuntimeError(f"Lock is not acquired: {self._name} does not hold its device_lock")
 
     def __enter__(self) -> DeviceLock:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            Acquisition(self, None).wait()
-            return self
-        raise RuntimeError("`with device_lock` would block the event loop of this coroutine: use `async with`")
+        if dialect.must_await():
+            raise RuntimeError("`with device_lock` would block the event loop of this coroutine: use `async with`")
+        Acquisition(self, None).wait()
+        return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.release()

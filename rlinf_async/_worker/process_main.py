@@ -32,11 +32,13 @@ from rlinf_async._worker.ending import EndWatch
 from rlinf_async._worker.rendezvous_store import MasterStore
 from rlinf_async._worker.runtime import Runtime
 from rlinf_async.configuration import NetEmulationConfig
+from rlinf_async.rlinf import import_hook
 
 
 def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, store_fd: int | None) -> None:
     """The life of a worker process, from its first frame to its exit; does not return."""
     settings.check()  # a group may have variables of its own
+    import_hook.install_if_wanted()
     sys.setswitchinterval(0.0005)
     # Not uvloop's: that makes a socket pair for signals each time it is resumed, and it is resumed after every def.
     selector, socket_selector = SharedSelector(), SharedSelector()

@@ -62,13 +62,14 @@ class Routing:
             channel: what the parts go through; None with ``enable_p2p``.
             data: this rank's rows: tensors, arrays and lists at any depth of dicts.
             route_key, tag: what the receiver must give as well; of no account with ``enable_p2p``.
-            mode: stands in the names of the shards of the decoupled mode.
+            mode: with a tag, the receiver gives both as one tag: ``"train_obs"`` of ``"train"`` and ``"obs"``.  In
+                decoupled mode it stands in the names of the shards, and the receiver gives the tag alone.
             batch_size: rows of all sending ranks together; by default each has as many as this one.
             split_fn: in place of ``split_batch``.
             enable_p2p: by ``send``, which the receiver's ``recv_from`` must know.
             options: as of ``send``.
             decoupled_mode: whoever is free takes it; see above.
-            send_queue_size: into how many shards the whole batch is cut there; 0 for as few as possible.
+            send_queue_size: shards that this rank sends there; 0 for its whole part.
             timeout: seconds, the wait for the group included; then what has not been taken of it is withdrawn.
 
         Returns:

@@ -34,6 +34,7 @@ import msgpack
 
 from rlinf_async._core import frames
 from rlinf_async._worker import preloading
+from rlinf_async.rlinf import import_hook
 
 _PACKET_BYTES: Final = 512 * 1024
 _PR_SET_PDEATHSIG: Final = 1
@@ -68,6 +69,7 @@ def main() -> None:
     since = time.monotonic()
     with _unfiltered_warnings():
         _import_everything()
+    import_hook.install_if_wanted()  # before modules of RLinf's are preloaded
     _keep_from_finalizing()
     if not parent:
         _run_one_worker(control)
