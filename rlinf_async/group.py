@@ -260,7 +260,9 @@ class WorkerGroup(Generic[W_co]):
 
     @property
     def worker_info_list(self) -> list[WorkerRank]:
-        """Where each rank of this view lives; empty until the workers are started."""
+        """Where each rank of this view lives; empty until the workers are started, for which RLinf's rules wait."""
+        if dialect.is_rlinf and self._members.launching is not None:
+            self._members.launching.wait()
         infos = self._members.infos
         return [WorkerRank(infos[rank], rank) for rank in self._ranks] if infos else []
 

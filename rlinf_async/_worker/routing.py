@@ -10,7 +10,7 @@ from rlinf_async._messaging.routes import Route, Routes
 from rlinf_async._worker.context import require_exchange
 from rlinf_async._worker.messaging import as_asked
 from rlinf_async.channel import Channel
-from rlinf_async.work import IntOrWork, NoneOrWork, ValueOrWork, blocking
+from rlinf_async.work import NoneOrWork, ValueOrWork
 
 
 class Routing:
@@ -132,9 +132,3 @@ class Routing:
         if routes is None:
             routes = self.__dict__["_routes_of"] = Routes(self, require_exchange())
         return routes
-
-
-def get_group_world_size(worker: Routing, group_name: str) -> IntOrWork:
-    """The number of ranks of a group, which is waited for; in a coroutine a ``Work`` of it."""
-    size: IntOrWork = blocking(require_exchange().find_group(group_name))
-    return size

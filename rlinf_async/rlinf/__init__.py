@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from rlinf_async._cluster.sys_variables import ClusterEnvVar as ClusterEnvVar
     from rlinf_async._messaging.collective_options import CollectiveGroupOptions as CollectiveGroupOptions
     from rlinf_async._worker.accelerator_util import AcceleratorUtil as AcceleratorUtil
-    from rlinf_async._worker.routing import get_group_world_size as get_group_world_size
     from rlinf_async.errors import WrongBase as WrongBase
     from rlinf_async.handle import WorkerGroupFuncResult as WorkerGroupFuncResult
     from rlinf_async.hardware import (
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
         WeightSyncer as WeightSyncer,
         collect_param_names_need_sync as collect_param_names_need_sync,
     )
+    from rlinf_async.rlinf.worker import get_group_world_size as get_group_world_size
     from rlinf_async.routing import (
         CommMapper as CommMapper,
         build_recv_plan as build_recv_plan,
