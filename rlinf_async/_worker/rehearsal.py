@@ -15,8 +15,11 @@ from types import ModuleType
 from typing import Any, Final
 
 import torch
+from torch.overrides import TorchFunctionMode
 
-_torch_device: Final = torch.device
+from rlinf_async._core import dialect
+
+_CPU: Final = torch.device("cpu")
 _FSDP: Final = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 
@@ -24,7 +27,7 @@ def hide_devices() -> None:
     """Have torch see no GPU in this process from here on, though the machine may have some of the declared numbers.
 
     Calls without a result, such as ``torch.cuda.synchronize()``, are accepted, and FSDP takes the CPU for the devices
-    that a program names.
+    that a program names.  A program of RLinf's gets the CPU wherever it names a CUDA device.
     """
     torch.cuda.is_available = lambda: False
     torch.cuda.device_count = lambda: 0
@@ -35,29 +38,36 @@ def hide_devices() -> None:
     torch.cuda.current_device = lambda: 0
     setattr(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)  # noqa: B010
     setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)  # noqa: B010
-    torch.device = _Device  # type: ignore[misc,assignment]
+    if dialect.is_rlinf:
+        _CpuForCuda().__enter__()
+        parse = torch._C._nn._parse_to  # of Module.to
+        setattr(torch._C._nn, "_parse_to", lambda *args, **kwargs: parse(*map(_device, args), **_devices(kwargs)))  # noqa: B010
     if _FSDP in sys.modules:  # preloaded
         _have_fsdp_on_cpu(sys.modules[_FSDP])
     else:
         sys.meta_path.insert(0, _FsdpOnCpu())
 
 
-class _DeviceType(type):
-    """``torch.device`` that takes what ``RehearsedPlatform.current_device`` returns for an index too.
+class _CpuForCuda(TorchFunctionMode):
+    """Calls of torch that take the CPU for ``"cuda"``, ``"cuda:0"`` and 0, on the thread that has entered this."""
 
-    torch takes an integer for an accelerator's index wherever a tensor is made, so the CPU has to be a name there;
-    ``torch.device(type, index)`` takes integers only.
-    """
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        return _torch_device(*args[:1]) if args[1:] == ("cpu",) else _torch_device(*args, **kwargs)
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, _torch_device)
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.cuda:
+            return args[0]
+        takes_device = func is torch.Tensor.to
+        args = [_device(value) if takes_device or type(value) is not int else value for value in args]
+        return func(*args, **_devices(kwargs or {}))
 
 
-class _Device(metaclass=_DeviceType):
-    pass
+def _devices(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {**kwargs, "device": _device(kwargs["device"])} if "device" in kwargs else kwargs
+
+
+def _device(value: Any) -> Any:
+    if type(value) is torch.device:
+        return _CPU if value.type == "cuda" else value
+    is_cuda = type(value) is int or (type(value) is str and value.partition(":")[0] == "cuda")
+    return "cpu" if is_cuda else value
 
 
 class _FsdpOnCpu(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -141,7 +151,7 @@ class _Event:
 class RehearsedPlatform:
     """``Worker.torch_platform`` in a rehearsal: the CPU, which takes what is said to an accelerator.
 
-    What ``torch.cpu`` has is ``torch.cpu``'s (``current_device``, ``synchronize``), but for streams and events, which
+    What ``torch.cpu`` has is ``torch.cpu``'s (``synchronize``), but for streams and events, which
     there lack most methods; memory is neither counted nor cached.
     """
 
@@ -161,6 +171,10 @@ class RehearsedPlatform:
     def empty_cache(self) -> None: ...
 
     def ipc_collect(self) -> None: ...
+
+    def current_device(self) -> Any:
+        # As an accelerator's, where that is understood: torch.device(type, index) takes no name for an index.
+        return 0 if dialect.is_rlinf else torch.cpu.current_device()
 
     def set_device(self, device: Any) -> None: ...
 
