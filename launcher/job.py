@@ -15,13 +15,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async import settings
+from rlinf_async._core import import_hook
 from rlinf_async._core.own_start import interpreter_flags
 from rlinf_async._recorder.run_files import bundle_name, usual_log_parent
 from rlinf_async._wire.lifeline import Lifeline
 from rlinf_async._wire.mesh import launch_error, start_nodes
 from rlinf_async._wire.node_config import NodeConfig
 from rlinf_async.errors import LaunchError
-from rlinf_async.rlinf import import_hook
 
 from .driver import Driver
 from .options import Options

@@ -23,13 +23,13 @@ from rlinf_async._channels.state.channel_keys import key_of
 from rlinf_async._channels.state.queue_counts import QueueCounts
 from rlinf_async._client import emulated_links, registry
 from rlinf_async._client.client import NodeClient
-from rlinf_async._core import dialect, process
+from rlinf_async._core import process
 from rlinf_async._core.argument_checks import MAX_INTEGER, seconds, switch, whole_number
 from rlinf_async._core.names import check_channel_name
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async._trace import recorder
-from rlinf_async._waits.thread_gate import may_wait
+from rlinf_async._waits.thread_gate import may_wait, must_await
 from rlinf_async.work import BoolOrWork, IntOrWork, NoneOrWork, Work, blocking
 
 _DEFAULT_KEY: Final = "default_queue"
@@ -121,7 +121,7 @@ class Channel:
 
     def __str__(self) -> str:
         """What is queued under the default key; in a coroutine, where nothing may block, the channel's ``repr``."""
-        return repr(self) if dialect.must_await() else str(self.peek_all())
+        return repr(self) if must_await() else str(self.peek_all())
 
     # -- making -------------------------------------------------------------------------------------------------
 
@@ -237,7 +237,7 @@ class Channel:
         self._opening = replicas.opening = work = client.run(open_replicas(), what=f"{self._noun} '{self._name}'")
         self._replicas, self._client = replicas, client
         work._follow(opened)
-        if not dialect.must_await():
+        if not must_await():
             work.wait()
 
     def _take(self, client: NodeClient, roster: registration.Roster | None, why: str = "") -> None:

@@ -37,7 +37,7 @@ from rlinf_async._cluster.own_nodes import declared_gpus, start_own_nodes
 from rlinf_async._cluster.preload_names import imported_at_once, log_refusal, named_modules
 from rlinf_async._cluster.supervision import Supervision
 from rlinf_async._cluster.sys_variables import ClusterEnvVar, get_full_env_var_name, get_sys_env_var
-from rlinf_async._core import clock, codec, dialect, operations, process, surroundings
+from rlinf_async._core import clock, codec, operations, process, surroundings
 from rlinf_async._core.descriptors import explained_shortage
 from rlinf_async._core.frames import PROTOCOL
 from rlinf_async._core.names import check_group_name
@@ -49,6 +49,7 @@ from rlinf_async._inspection import responder
 from rlinf_async._recorder.user_metrics import METRICS, Metrics
 from rlinf_async._trace import recorder
 from rlinf_async._waits import loop_watch, slow_waits
+from rlinf_async._waits.thread_gate import must_await
 from rlinf_async._wire.lifeline import Lifeline
 from rlinf_async._wire.local_socket import connect
 from rlinf_async._wire.terminal import Terminal
@@ -174,7 +175,7 @@ class Cluster:
         self._verdict: Work[None] | None = None
         joins = self._attached or "RLINF_NODE_SOCKET" in os.environ
         self._fake_gpus = declared_gpus(fake_gpus, joins=joins, environ=os.environ)
-        running = running_loop() if dialect.must_await() else None
+        running = running_loop() if must_await() else None
         if context.client is not None:
             self._client = context.client
         else:
@@ -319,7 +320,7 @@ class Cluster:
         await self.aclose()
 
     def __enter__(self) -> Cluster:
-        if dialect.must_await():
+        if must_await():
             self._undo()
             raise RuntimeError(
                 "`with Cluster(...)` would block the event loop that runs on this thread: write "
@@ -634,7 +635,7 @@ class Cluster:
 
     def _reserve_now(self, name: str) -> bool:
         """Where this thread may block, a name that is taken is an error at once."""
-        if dialect.must_await():
+        if must_await():
             return False
         self._client.request(operations.ReserveGroup(name), node=0).wait()
         return True
@@ -719,7 +720,7 @@ class Cluster:
     def _close_here(self) -> Work[None] | None:
         if self._client.pid != process.pid:
             return None
-        running = running_loop() if dialect.must_await() else None
+        running = running_loop() if must_await() else None
         if running is not None:
             if self._client.user_loop in (None, running):
                 return self._start_closing()

@@ -25,6 +25,7 @@ from rlinf_async._group.idempotent import is_idempotent
 from rlinf_async._group.members import Members
 from rlinf_async._group.pool_calls import PoolCalls
 from rlinf_async._group.restart_rounds import Restart
+from rlinf_async._waits.thread_gate import must_await
 from rlinf_async.address import WorkerInfo
 from rlinf_async.any_rank import AnyRank, check_options
 from rlinf_async.configuration import did_you_mean
@@ -142,7 +143,7 @@ class WorkerGroup(Generic[W_co]):
         Raises:
             RuntimeError: in a coroutine, where it is ``async with``.
         """
-        if dialect.must_await():
+        if must_await():
             raise RuntimeError(
                 f"`with group` would block the event loop that runs on this thread (group '{self._members.name}'): "
                 "write `async with group:` here"

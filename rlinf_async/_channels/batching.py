@@ -18,8 +18,9 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from rlinf_async._channels.request import Put
-from rlinf_async._core import clock, dialect
+from rlinf_async._core import clock
 from rlinf_async._core.segment import close_fds
+from rlinf_async._waits.thread_gate import must_await
 
 T = TypeVar("T")
 
@@ -85,7 +86,7 @@ class Batching:
 
     def gathers(self) -> bool:
         """Have everything leave at the end of the loop's turn; False where no loop runs, or a coroutine may block."""
-        loop = running_loop() if dialect.must_await() else None
+        loop = running_loop() if must_await() else None
         if loop is None:
             return False
         if self._gathering is not loop:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlinf_async._core import dialect
 from rlinf_async._core.argument_checks import seconds
 from rlinf_async._messaging.collective_options import CollectiveGroupOptions
 from rlinf_async._messaging.exchange import Exchange
 from rlinf_async._messaging.route_work import AsyncRouteWork
+from rlinf_async._waits.thread_gate import must_await
 from rlinf_async.channel import Channel
 from rlinf_async.errors import ConfigError
 from rlinf_async.routing import (
@@ -257,7 +257,7 @@ class Routes:
         size = self._exchange.find_group(group)
         work.wait_for(size)
         self._waiting.setdefault(group, deque()).append((size, work, start))
-        if not dialect.must_await():
+        if not must_await():
             with contextlib.suppress(Exception):  # the work gets it
                 size.wait()
             self._advance(group)

@@ -9,10 +9,11 @@ from typing import Any
 
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.requests import Request
-from rlinf_async._core import dialect, operations
+from rlinf_async._core import operations
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async._waits import slow_waits
+from rlinf_async._waits.thread_gate import must_await
 from rlinf_async.errors import ClosedError, DeadlineExceeded
 from rlinf_async.work import Work, blocking
 
@@ -73,7 +74,7 @@ class DeviceLock:
             raise RuntimeError(f"Lock is not acquired: {self._name} does not hold its device_lock")
 
     def __enter__(self) -> DeviceLock:
-        if dialect.must_await():
+        if must_await():
             raise RuntimeError("`with device_lock` would block the event loop of this coroutine: use `async with`")
         Acquisition(self, None).wait()
         return self

@@ -26,7 +26,7 @@ from typing import Any, Final
 _HARMLESS_MAJORS: Final = frozenset({1, 5, *range(136, 144)})
 """Devices without a state: the kernel's memory devices (null, zero, urandom, ...) and terminals."""
 
-_ITEMS: Final = ItemsView.__iter__.__code__  # type: ignore[attr-defined]  # Python code, not C
+_ITEMS: Final = ItemsView.__iter__.__code__  # Python code, not C
 
 _THREAD_END_S: Final = 0.1
 """For a thread that was joined to leave the kernel's list, a moment after the join and without a notice."""

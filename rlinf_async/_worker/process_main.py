@@ -17,7 +17,7 @@ from typing import Any
 from rlinf_async import settings
 from rlinf_async._client import emulated_links, registry
 from rlinf_async._client.client import NodeClient
-from rlinf_async._core import own_start, process
+from rlinf_async._core import import_hook, own_start, process
 from rlinf_async._inspection import responder
 from rlinf_async._messaging.exchange import Exchange
 from rlinf_async._messaging.state.emulated_delay import NetEmulation
@@ -32,7 +32,6 @@ from rlinf_async._worker.ending import EndWatch
 from rlinf_async._worker.rendezvous_store import MasterStore
 from rlinf_async._worker.runtime import Runtime
 from rlinf_async.configuration import NetEmulationConfig
-from rlinf_async.rlinf import import_hook
 
 
 def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, store_fd: int | None) -> None:

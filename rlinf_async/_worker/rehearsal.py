@@ -39,7 +39,7 @@ def hide_devices() -> None:
     setattr(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)  # noqa: B010
     setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)  # noqa: B010
     if dialect.is_rlinf:
-        _CpuForCuda().__enter__()
+        _CpuForCuda().__enter__()  # type: ignore[no-untyped-call]  # of torch
         parse = torch._C._nn._parse_to  # of Module.to
         setattr(torch._C._nn, "_parse_to", lambda *args, **kwargs: parse(*map(_device, args), **_devices(kwargs)))  # noqa: B010
     if _FSDP in sys.modules:  # preloaded
@@ -151,8 +151,8 @@ class _Event:
 class RehearsedPlatform:
     """``Worker.torch_platform`` in a rehearsal: the CPU, which takes what is said to an accelerator.
 
-    What ``torch.cpu`` has is ``torch.cpu``'s (``synchronize``), but for streams and events, which
-    there lack most methods; memory is neither counted nor cached.
+    It forwards to ``torch.cpu`` (``synchronize``), but for streams and events, which lack most methods there; memory is
+    neither counted nor cached.
     """
 
     Event = _Event

@@ -32,9 +32,8 @@ from typing import Any, Final
 
 import msgpack
 
-from rlinf_async._core import frames
+from rlinf_async._core import frames, import_hook
 from rlinf_async._worker import preloading
-from rlinf_async.rlinf import import_hook
 
 _PACKET_BYTES: Final = 512 * 1024
 _PR_SET_PDEATHSIG: Final = 1

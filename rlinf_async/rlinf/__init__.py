@@ -37,11 +37,11 @@ if TYPE_CHECKING:
         WeightPatch as WeightPatch,
     )
     from rlinf_async.rlinf.patch_syncer import PatchWeightSyncer as PatchWeightSyncer
+    from rlinf_async.rlinf.rlinf_worker import get_group_world_size as get_group_world_size
     from rlinf_async.rlinf.syncer import (
         WeightSyncer as WeightSyncer,
         collect_param_names_need_sync as collect_param_names_need_sync,
     )
-    from rlinf_async.rlinf.worker import get_group_world_size as get_group_world_size
     from rlinf_async.routing import (
         CommMapper as CommMapper,
         build_recv_plan as build_recv_plan,

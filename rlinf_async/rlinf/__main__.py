@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from rlinf_async._core import import_hook
 from rlinf_async._core.own_start import interpreter_flags
-from rlinf_async.rlinf import import_hook
 
 
 def main(words: list[str]) -> int:

@@ -1,5 +1,6 @@
 """Start of each interpreter that a program under RLinf's names starts: the import hook, then the next sitecustomize."""
 
+import atexit
 import contextlib
 import importlib.machinery
 import importlib.util
@@ -7,9 +8,10 @@ import sys
 from pathlib import Path
 
 with contextlib.suppress(ImportError):  # an interpreter that does not have this framework runs as ever
-    from rlinf_async.rlinf import import_hook
+    from rlinf_async._core import import_hook
 
     import_hook.install_if_wanted()
+    atexit.register(import_hook.end_quickly)
 
 _here = Path(__file__).resolve().parent
 _others = [entry for entry in sys.path if Path(entry).resolve() != _here]

@@ -1,13 +1,14 @@
 """Import hook that answers for ``rlinf.scheduler`` and the modules below it, so that RLinf's own programs run here.
 
-A module of the table offers every name of ``rlinf_async.rlinf.scheduler``, whichever module RLinf has it in: RLinf's
-names are unique, and its programs import one name from several places.  Processes that this one starts install the hook
+Each module of the table offers all of RLinf's names, whichever module RLinf has one in: the names are unique, and
+RLinf's programs import one from several places.  Processes that this one starts install the hook
 too: workers and their template because ``RLINF_RLINF`` is set, other interpreters by the ``sitecustomize`` that
 ``PYTHONPATH`` leads to.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from rlinf_async._core import dialect
+from rlinf_async._core import dialect, process
 from rlinf_async._core.own_logger import own_logger
 
 ROOT: Final = "rlinf.scheduler"
@@ -39,7 +40,9 @@ MODULES: Final[dict[str, str]] = {
 
 _PACKAGES: Final = {ROOT, *(f"{ROOT}.{package}" for package in MODULES)}
 _NAMES: Final = _PACKAGES | {f"{ROOT}.{package}.{name}" for package, names in MODULES.items() for name in names.split()}
-_STARTUP: Final = str(Path(__file__).parent / "startup")
+_NAMES_HERE: Final = "rlinf_async.rlinf.scheduler_names"
+"""Module that a program's first import of ``rlinf.scheduler`` imports, as it would by its own name."""
+_STARTUP: Final = str(Path(__file__).parents[1] / "rlinf" / "startup")
 
 logger = own_logger(__name__)
 
@@ -57,7 +60,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=fullname in _PACKAGES)
 
     def exec_module(self, module: ModuleType) -> None:
-        names = importlib.import_module("rlinf_async.rlinf.scheduler")
+        names = importlib.import_module(_NAMES_HERE)
 
         def get(name: str) -> Any:
             if name.startswith("__") and name != "__all__":  # the import system asks for such names
@@ -89,6 +92,15 @@ def install() -> None:
     dialect.is_rlinf = True
     os.environ.update(variables(os.environ))
     logger.info("%s is rlinf_async in this process", ROOT)
+
+
+def end_quickly() -> None:
+    """Have this interpreter end without collecting the cycles among the objects of what it has imported.
+
+    That takes a second of CPU with RLinf's libraries.  An exit function that is registered first is called last.
+    """
+    process.flush_files()  # of a file in a cycle nobody would write the buffer
+    gc.freeze()
 
 
 def install_if_wanted() -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         get_valid_dp_sizes as get_valid_dp_sizes,
         set_global_scheduer_state as set_global_scheduer_state,
     )
-    from rlinf_async.rlinf.cluster import Cluster as Cluster
-    from rlinf_async.rlinf.worker import AsyncRouteWork as AsyncRouteWork, Worker as Worker
+    from rlinf_async.rlinf.only_cluster import Cluster as Cluster
+    from rlinf_async.rlinf.rlinf_worker import AsyncRouteWork as AsyncRouteWork, Worker as Worker
 else:
     __getattr__, __dir__ = lazy_names(__name__)
