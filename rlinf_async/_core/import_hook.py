@@ -85,7 +85,7 @@ def install() -> None:
     if ROOT in sys.modules:
         raise ImportError(
             f"{ROOT} was imported from {sys.modules[ROOT].__file__} already, so rlinf_async cannot stand for it; start "
-            " the script by `rlinf-launch --rlinf` or `python -m rlinf_async.rlinf`",
+            "the script by `rlinf-launch --rlinf` or `python -m rlinf_async.rlinf`",
             name=ROOT,
         )
     sys.meta_path.insert(0, _finder)

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
         HardwareResource as HardwareResource,
         NodeHardwareConfig as NodeHardwareConfig,
     )
+    from rlinf_async.hardware.robots import (
+        DOSW1HWInfo as DOSW1HWInfo,
+        DualFrankaHWInfo as DualFrankaHWInfo,
+        FrankaHWInfo as FrankaHWInfo,
+        GimArmHWInfo as GimArmHWInfo,
+        Turtle2HWInfo as Turtle2HWInfo,
+    )
     from rlinf_async.placement import (
         HybridComponentPlacement as HybridComponentPlacement,
         ModelParallelComponentPlacement as ModelParallelComponentPlacement,
@@ -37,7 +44,10 @@ if TYPE_CHECKING:
         WeightPatch as WeightPatch,
     )
     from rlinf_async.rlinf.patch_syncer import PatchWeightSyncer as PatchWeightSyncer
-    from rlinf_async.rlinf.rlinf_worker import get_group_world_size as get_group_world_size
+    from rlinf_async.rlinf.rlinf_worker import (
+        AsyncRouteWork as AsyncRouteWork,
+        get_group_world_size as get_group_world_size,
+    )
     from rlinf_async.rlinf.syncer import (
         WeightSyncer as WeightSyncer,
         collect_param_names_need_sync as collect_param_names_need_sync,

@@ -27,6 +27,7 @@ def _absent(name: str, reason: str) -> Any:
 
 
 ActorManager = _absent("ActorManager", _DYNAMIC)
+ChannelWorker = _absent("ChannelWorker", "a channel lives in a node's daemon, and has no worker of its own")
 ComponentManager = _absent("ComponentManager", _DYNAMIC)
 InferenceManager = _absent("InferenceManager", _DYNAMIC)
 RolloutAction = _absent("RolloutAction", _DYNAMIC)

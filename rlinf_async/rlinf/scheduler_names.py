@@ -10,19 +10,15 @@ if TYPE_CHECKING:
     from rlinf_async.hardware.extension import load_user_extension_module as load_user_extension_module
     from rlinf_async.hardware.robots import (
         DOSW1HWConfig as DOSW1HWConfig,
-        DOSW1HWInfo as DOSW1HWInfo,
         DualFrankaConfig as DualFrankaConfig,
-        DualFrankaHWInfo as DualFrankaHWInfo,
         FrankaConfig as FrankaConfig,
-        FrankaHWInfo as FrankaHWInfo,
         GimArmConfig as GimArmConfig,
-        GimArmHWInfo as GimArmHWInfo,
         Turtle2Config as Turtle2Config,
-        Turtle2HWInfo as Turtle2HWInfo,
     )
     from rlinf_async.rlinf import *  # noqa: F403
     from rlinf_async.rlinf.absent import (
         ActorManager as ActorManager,
+        ChannelWorker as ChannelWorker,
         ComponentManager as ComponentManager,
         InferenceManager as InferenceManager,
         RolloutAction as RolloutAction,
@@ -40,6 +36,6 @@ if TYPE_CHECKING:
         set_global_scheduer_state as set_global_scheduer_state,
     )
     from rlinf_async.rlinf.only_cluster import Cluster as Cluster
-    from rlinf_async.rlinf.rlinf_worker import AsyncRouteWork as AsyncRouteWork, Worker as Worker
+    from rlinf_async.rlinf.rlinf_worker import Worker as Worker
 else:
     __getattr__, __dir__ = lazy_names(__name__)

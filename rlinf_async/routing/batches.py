@@ -33,7 +33,11 @@ def get_batch_size(data: Any, infer_batch_size_fn: Callable[[Any], int] | None =
 
 
 def validate_batch_size(
-    data: Any, expected: int, infer_batch_size_fn: Callable[[Any], int] | None = None, *, what: str = "the batch"
+    data: Any,
+    expected_batch_size: int,
+    infer_batch_size_fn: Callable[[Any], int] | None = None,
+    *,
+    what: str = "the batch",
 ) -> None:
     """Checks the number of rows of a batch.
 
@@ -41,8 +45,8 @@ def validate_batch_size(
         ConfigError: it has another number of rows.
     """
     size = get_batch_size(data, infer_batch_size_fn)
-    if size != expected:
-        raise ConfigError(f"{what} has {size} rows, and {expected} are expected")
+    if size != expected_batch_size:
+        raise ConfigError(f"{what} has {size} rows, and {expected_batch_size} are expected")
 
 
 def split_batch(data: Any, split_sizes: Sequence[int]) -> list[Any]:

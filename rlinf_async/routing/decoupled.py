@@ -49,15 +49,15 @@ def build_batch_index(send_rank: int, batch_idx: int, mode: str | None, tag: str
     return f"{send_rank}_{batch_idx}_{mode}_{tag or 'default'}"
 
 
-def split_channel_message(batch_index: str) -> tuple[int, int, str, str]:
+def split_channel_message(channel_message: str) -> tuple[int, int, str, str]:
     """The rank that a shard comes from, its place among that rank's, its mode and its tag.
 
     Raises:
         ValueError: it is no name of a shard.
     """
-    parts = batch_index.split("_", 3)
+    parts = channel_message.split("_", 3)
     if len(parts) != 4 or not (parts[0].isdecimal() and parts[1].isdecimal()):
-        raise ValueError(f"{batch_index!r} is no name of a shard: those are rank_index_mode_tag")
+        raise ValueError(f"{channel_message!r} is no name of a shard: those are rank_index_mode_tag")
     return int(parts[0]), int(parts[1]), parts[2], parts[3]
 
 
