@@ -132,6 +132,7 @@ class AcceleratorUtil:
         accelerator_type: str | None, label: str, color: str | None = None, domain: str | None = None
     ) -> Iterator[None]:
         """Name a stretch of work in the profile; torch takes neither a colour nor a domain for it."""
+        del color, domain
         if not AcceleratorUtil._window_is_open or _profiler(accelerator_type) is None:
             yield
             return

@@ -100,7 +100,7 @@ def _have_fsdp_on_cpu(module: Any) -> None:
 
     module.FullyShardedDataParallel.__init__ = on_cpu
     # sync_module_states refuses tensors of the CPU, which NCCL could not broadcast; Gloo does.
-    _init_utils._check_module_states_for_sync_module_states = lambda module_states: None
+    setattr(_init_utils, "_check_module_states_for_sync_module_states", lambda *states: None)  # noqa: B010
 
 
 def _refuse() -> None:

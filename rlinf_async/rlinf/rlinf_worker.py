@@ -24,12 +24,12 @@ class AsyncRouteWork(route_work.AsyncRouteWork):
 
     Args:
         works: the parts.
-        finalize: makes the result out of the parts' results.
+        finalize_fn: makes the result out of the parts' results.
     """
 
-    def __init__(self, works: Sequence[Work[Any]], finalize: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, works: Sequence[Work[Any]], finalize_fn: Callable[[list[Any]], Any]) -> None:
         super().__init__(f"an AsyncRouteWork of {len(works)} parts")
-        self.begin(works, finalize)
+        self.begin(works, finalize_fn)
 
 
 def get_group_world_size(manager_proxy: Any, group_name: str) -> IntOrWork:
@@ -38,5 +38,6 @@ def get_group_world_size(manager_proxy: Any, group_name: str) -> IntOrWork:
     Args:
         manager_proxy: RLinf's, of no account here.
     """
+    del manager_proxy
     size: IntOrWork = blocking(require_exchange().find_group(group_name))
     return size

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -26,11 +25,15 @@ pytestmark = [
 ]
 
 
+def placed(nodes: int, places: str) -> list[str]:
+    parts = [f"cluster.component_placement.{name}={places}" for name in ("actor", "env", "rollout")]
+    return [f"cluster.num_nodes={nodes}", *parts, "runner.max_epochs=3"]
+
+
 def run(tmp_path: Path, flags: list[str], program: str, *words: str, nodes: int = 1, places: str = "0-0") -> str:
     done = subprocess.run(
-        [PYTHON, "-m", "rlinf_launcher", "--rlinf", *flags, PROGRAMS / program, "runner.max_epochs=3", *words],
+        [PYTHON, "-m", "rlinf_launcher", "--rlinf", *flags, PROGRAMS / program, *placed(nodes, places), *words],
         cwd=tmp_path,
-        env={**os.environ, "NODES": str(nodes), "PLACES": places},
         capture_output=True,
         text=True,
         timeout=300,
@@ -67,8 +70,8 @@ def test_embodied_ppo_trains_on_two_hosts_over_ssh(fake_hosts: Callable[..., Fak
     nodes = tmp_path / "nodes.txt"
     nodes.write_text("node0\nnode1\n")
     words = ["--rlinf", "--hosts", nodes, "--ssh-args", " ".join(hosts.ssh_args), "--fake-gpus", "1"]
-    command = [PYTHON, "-m", "rlinf_launcher", *words, PROGRAMS / "train_pendulum.py", "runner.max_epochs=3"]
-    done = hosts.driver.run(["env", "NODES=2", "PLACES=0-1", *map(str, command)], cwd=PROGRAMS, timeout=300)
+    command = [PYTHON, "-m", "rlinf_launcher", *words, PROGRAMS / "train_pendulum.py", *placed(2, "0-1")]
+    done = hosts.driver.run([*map(str, command)], cwd=PROGRAMS, timeout=300)
     assert re.search(r"Global Step: +3/3", done.stdout), done.stdout[-4000:]
 
 
