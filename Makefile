@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 JOBS ?= 3
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test again lint orphans histories faults soak nemesis simulate mutate fuzz museum slurm environments museum-healthy page stress training bench results gpu gpu-bundle docs clean
+.PHONY: run test again lint orphans histories faults soak nemesis simulate mutate fuzz museum slurm environments museum-healthy page stress training rlinf rlinf-env bench results gpu gpu-bundle docs clean
 
 run: $(READY)
 	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
@@ -20,7 +20,7 @@ run: $(READY)
 # Hundreds of processes that the tests start would each compile the package where the environment forbids to keep it.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: lint
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not orphans and not histories and not training and not stress and not faults and not fuzz and not museum and not slurm and not environments and not browser" $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not orphans and not histories and not training and not stress and not faults and not fuzz and not museum and not slurm and not environments and not browser and not rlinf" $(ARGS)
 
 # What has failed in the last run, one after the other; fails too where that run has not come to its tests.
 again: $(READY)
@@ -66,6 +66,19 @@ museum-healthy: $(READY)
 # The page of rlinf-ctl in headless Chromium; RLINF_PAGE_PICTURES=DIR keeps its pictures.
 page: $(READY)
 	$(BIN)/python -m pytest -rP tests/launcher/control/test_page_in_browser.py $(ARGS)
+
+# RLinf's own programs, unedited: PPO on Pendulum by its runners and workers.
+rlinf: rlinf-env
+	$(BIN)/python -m pytest -m rlinf -rP tests/rlinf_programs $(ARGS)
+
+# RLinf without Ray, in an environment of its own that finds what this one has installed, torch and this package among it.
+rlinf-env: .venv-rlinf/.ready
+.venv-rlinf/.ready: tests/rlinf_programs/requirements.txt $(READY)
+	$(BIN)/python -m venv .venv-rlinf
+	$(BIN)/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+		> $$(.venv-rlinf/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/installed.pth
+	.venv-rlinf/bin/python -m pip install --no-deps -r $<
+	touch $@
 
 # The launcher in jobs of a real Slurm on this machine.  Installs nothing: what is missing, and how to get it, is the reason
 # of the tests that skip.

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async import settings
+from rlinf_async._core import import_hook
 from rlinf_async._core.own_start import interpreter_flags
 from rlinf_async._recorder.run_files import bundle_name, usual_log_parent
 from rlinf_async._wire.lifeline import Lifeline
@@ -132,6 +133,8 @@ class Job:
             environ["RLINF_FAIL_FAST"] = "1"
         if path := self._inspection.answers[self._here["node"]]["python_path"]:
             environ["PYTHONPATH"] = os.pathsep.join(path)
+        if self._options.rlinf:
+            environ |= import_hook.variables(environ)
         if self.was_interrupted:
             return INTERRUPTED
         self._phase = "running"

@@ -53,6 +53,7 @@ class Options:
     ssh_args: tuple[str, ...] = ()
     accept_new_host_keys: bool = False
     start_timeout: float | None = DEFAULT_START_TIMEOUT_S
+    rlinf: bool = False
     fail_fast: bool = False
     pdb: bool = False
     timeout: float | None = None

@@ -64,9 +64,9 @@ class WorkerAddress:
         return WorkerAddress(self.root_group_name, (*self.rank_path, rank))
 
     @classmethod
-    def from_name(cls, name: str) -> WorkerAddress:
+    def from_name(cls, worker_name: str) -> WorkerAddress:
         """The address of a name such as ``"rollout:2:0"``; ``ValueError`` where a rank is no number."""
-        root, *ranks = name.split(":")
+        root, *ranks = worker_name.split(":")
         return cls(root, [int(rank) for rank in ranks])
 
     @classmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 import threading
@@ -30,7 +29,7 @@ from rlinf_async._core.names import check_channel_name
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async._trace import recorder
-from rlinf_async._waits.thread_gate import may_wait
+from rlinf_async._waits.thread_gate import may_wait, must_await
 from rlinf_async.work import BoolOrWork, IntOrWork, NoneOrWork, Work, blocking
 
 _DEFAULT_KEY: Final = "default_queue"
@@ -122,11 +121,7 @@ class Channel:
 
     def __str__(self) -> str:
         """What is queued under the default key; in a coroutine, where nothing may block, the channel's ``repr``."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return str(self.peek_all())
-        return repr(self)
+        return repr(self) if must_await() else str(self.peek_all())
 
     # -- making -------------------------------------------------------------------------------------------------
 
@@ -242,9 +237,7 @@ class Channel:
         self._opening = replicas.opening = work = client.run(open_replicas(), what=f"{self._noun} '{self._name}'")
         self._replicas, self._client = replicas, client
         work._follow(opened)
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if not must_await():
             work.wait()
 
     def _take(self, client: NodeClient, roster: registration.Roster | None, why: str = "") -> None:

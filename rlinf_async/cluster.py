@@ -49,6 +49,7 @@ from rlinf_async._inspection import responder
 from rlinf_async._recorder.user_metrics import METRICS, Metrics
 from rlinf_async._trace import recorder
 from rlinf_async._waits import loop_watch, slow_waits
+from rlinf_async._waits.thread_gate import must_await
 from rlinf_async._wire.lifeline import Lifeline
 from rlinf_async._wire.local_socket import connect
 from rlinf_async._wire.terminal import Terminal
@@ -174,10 +175,7 @@ class Cluster:
         self._verdict: Work[None] | None = None
         joins = self._attached or "RLINF_NODE_SOCKET" in os.environ
         self._fake_gpus = declared_gpus(fake_gpus, joins=joins, environ=os.environ)
-        try:
-            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
+        running = running_loop() if must_await() else None
         if context.client is not None:
             self._client = context.client
         else:
@@ -322,7 +320,7 @@ class Cluster:
         await self.aclose()
 
     def __enter__(self) -> Cluster:
-        if running_loop() is not None:
+        if must_await():
             self._undo()
             raise RuntimeError(
                 "`with Cluster(...)` would block the event loop that runs on this thread: write "
@@ -637,12 +635,10 @@ class Cluster:
 
     def _reserve_now(self, name: str) -> bool:
         """Where this thread may block, a name that is taken is an error at once."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            self._client.request(operations.ReserveGroup(name), node=0).wait()
-            return True
-        return False
+        if must_await():
+            return False
+        self._client.request(operations.ReserveGroup(name), node=0).wait()
+        return True
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -724,7 +720,7 @@ class Cluster:
     def _close_here(self) -> Work[None] | None:
         if self._client.pid != process.pid:
             return None
-        running = running_loop()
+        running = running_loop() if must_await() else None
         if running is not None:
             if self._client.user_loop in (None, running):
                 return self._start_closing()

@@ -7,7 +7,6 @@ import contextlib
 import functools
 import inspect
 import operator
-from asyncio import _get_running_loop as running_loop
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Hashable, Sequence
 from dataclasses import dataclass
 from types import MethodType
@@ -16,7 +15,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overloa
 from rlinf_async._client import registry
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.name_lookup import find_name
-from rlinf_async._core import codec, frames, operations
+from rlinf_async._core import codec, dialect, frames, operations
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.root_cause import fold_ranks
 from rlinf_async._core.type_variables import R, W_co
@@ -26,6 +25,7 @@ from rlinf_async._group.idempotent import is_idempotent
 from rlinf_async._group.members import Members
 from rlinf_async._group.pool_calls import PoolCalls
 from rlinf_async._group.restart_rounds import Restart
+from rlinf_async._waits.thread_gate import must_await
 from rlinf_async.address import WorkerInfo
 from rlinf_async.any_rank import AnyRank, check_options
 from rlinf_async.configuration import did_you_mean
@@ -143,7 +143,7 @@ class WorkerGroup(Generic[W_co]):
         Raises:
             RuntimeError: in a coroutine, where it is ``async with``.
         """
-        if running_loop() is not None:
+        if must_await():
             raise RuntimeError(
                 f"`with group` would block the event loop that runs on this thread (group '{self._members.name}'): "
                 "write `async with group:` here"
@@ -261,7 +261,9 @@ class WorkerGroup(Generic[W_co]):
 
     @property
     def worker_info_list(self) -> list[WorkerRank]:
-        """Where each rank of this view lives; empty until the workers are started."""
+        """Where each rank of this view lives; empty until the workers are started, for which RLinf's rules wait."""
+        if dialect.is_rlinf and self._members.launching is not None:
+            self._members.launching.wait()
         infos = self._members.infos
         return [WorkerRank(infos[rank], rank) for rank in self._ranks] if infos else []
 

@@ -19,6 +19,7 @@ from rlinf_async._core.root_cause import name_ranks
 from rlinf_async._core.type_variables import R
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
+from rlinf_async._waits.thread_gate import must_await
 from rlinf_async._waits.unobserved_errors import UnobservedError
 from rlinf_async.errors import ClosedError, DeadlineExceeded
 from rlinf_async.outcome import (
@@ -564,9 +565,7 @@ class Handle(Work[list[R]]):
         return self._durations(reduce)
 
     def _durations(self, reduce: Callable[[list[dict[str, float]]], Any]) -> Any:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if not must_await():
             self.wait()
             return reduce(self._pop_times().wait())
 

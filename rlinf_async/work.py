@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from rlinf_async._core import clock, process
+from rlinf_async._core import clock, dialect, process
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._inspection.state.run_report import Target
 from rlinf_async._recorder import recording
 from rlinf_async._waits import loop_watch, slow_waits, unobserved_errors
-from rlinf_async._waits.thread_gate import Gate, check_ended, may_wait, new_gate
+from rlinf_async._waits.thread_gate import Gate, check_ended, may_wait, must_await, new_gate
 from rlinf_async.errors import ClosedError, DeadlineExceeded, ForkedProcessError, UnobservedFailure
 
 logger = own_logger(__name__)
@@ -307,7 +307,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     def _wait_for_thread(self, timeout: float | None) -> None:
         if self._pid != process.pid:
             raise self._inherited()
-        if running_loop() is not None:
+        if must_await() or (dialect.is_rlinf and running_loop() is (self._user_loop() or self)):
             raise RuntimeError(
                 f".wait() would block the event loop that runs on this thread (waiting for {self._describe()}): "
                 "use `await` here"
@@ -405,6 +405,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return following
 
     def __bool__(self) -> bool:
+        if dialect.is_rlinf:
+            return True
         if not self._done:
             raise TypeError(
                 f"{self._describe()} is not done: {self._awaiting()} (or `.wait()`) before asking for its truth"

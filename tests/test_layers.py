@@ -72,6 +72,7 @@ STOREYS = (
     "rlinf torchrl",
     "weights",
     "__init__",
+    "rlinf.scheduler_names",
     "__main__",
     "_worker.template",  # a program: what user code imports is there before workers are forked
     "_simulation",  # a whole run in one process: both packages, as they are

@@ -145,7 +145,7 @@ def test_a_worker_that_is_placed_on_a_robot_knows_it(cluster: Cluster) -> None:
             ["10.0.0.3"],
         ]
         infos = [entry.worker.hardware_infos for entry in group.worker_info_list]
-        assert [info.config.camera_serials for (info,) in infos] == [("a1", "a2"), None]
+        assert [info.config.camera_serials for (info,) in infos] == [["a1", "a2"], None]
 
 
 def test_the_cluster_knows_its_groups_and_what_they_say_of_each_node(cluster: Cluster) -> None:

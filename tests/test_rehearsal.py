@@ -56,6 +56,41 @@ class Rehearsing(Worker):
         platform.empty_cache()
         return str(tensor.device), platform.memory_allocated()
 
+    def overlap(self) -> list[Any]:
+        """How code for a GPU overlaps a copy with its work, and times it."""
+        import torch
+
+        platform = self.torch_platform
+        stream, began, ended = platform.Stream(), platform.Event(enable_timing=True), platform.Event(enable_timing=True)
+        began.record()
+        with platform.stream(stream):
+            copied = torch.ones(2).pin_memory().to("cpu", non_blocking=True)
+            copied.record_stream(stream)
+        ended.record(stream)
+        platform.current_stream().wait_event(ended)
+        stream.synchronize()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        free, whole = torch.cuda.mem_get_info()
+        return [ended.query(), began.elapsed_time(ended) >= 0, 0 < free < whole, torch.cuda.current_device()]
+
+    def shard(self) -> float:
+        """FSDP1 as programs write it for GPUs."""
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        dist.init_process_group("gloo")
+        model = FullyShardedDataParallel(
+            torch.nn.Linear(4, 1), device_id=int(os.environ["LOCAL_RANK"]), sync_module_states=True
+        )
+        loss = model(torch.ones(2, 4)).sum()
+        loss.backward()
+        total = torch.tensor([loss.item()])
+        dist.all_reduce(total)
+        dist.destroy_process_group()
+        return abs(total.item() - 2 * loss.item())
+
     def to_gpu(self) -> None:
         import torch
 
@@ -82,6 +117,8 @@ def test_workers_are_told_of_their_devices_and_torch_sees_none(cluster: Cluster)
         for visible, ids in [("2,3", [2, 3]), ("0,1", [4, 5])]
     ]
     assert group.compute().wait() == [("cpu", 0)] * 2
+    assert group.overlap().wait() == [[True, True, True, 0]] * 2
+    assert max(group.shard().wait()) < 1e-5, "both ranks have rank 0's parameters"
     with pytest.raises(RuntimeError, match="No CUDA GPUs are available: this node only declares its devices"):
         group.to_gpu().wait()
     group.close()

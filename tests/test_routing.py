@@ -159,7 +159,7 @@ def open_questions(worker: Router) -> list[str]:
 
 
 def recv_shards(worker: Router, channel: Channel) -> tuple[int, list[str]]:
-    rows = worker.recv_from("env", channel, tag="step", decoupled_mode=True, batch_size=ROWS, recv_queue_size=6)
+    rows = worker.recv_from("env", channel, tag="step", decoupled_mode=True, batch_size=ROWS, recv_queue_size=1)
     return len(rows), worker.batch_router["step"]
 
 
@@ -168,9 +168,7 @@ def answer_shards(worker: Router, channel: Channel) -> None:
 
 
 def ask_in_shards(worker: Router, channel: Channel) -> None:
-    worker.send_to(
-        "rollout", channel, rows_of(worker, 2), tag="step", mode="eval", decoupled_mode=True, send_queue_size=6
-    )
+    worker.send_to("rollout", channel, rows_of(worker, 2), tag="step", mode="eval", decoupled_mode=True)
 
 
 def recv_answers(worker: Router, channel: Channel) -> list[int]:
@@ -178,15 +176,30 @@ def recv_answers(worker: Router, channel: Channel) -> list[int]:
     return answers
 
 
-def test_a_queue_size_says_how_many_shards_there_are(env: Any, rollout: Any, channel: Channel) -> None:
+def test_a_queue_size_says_how_many_shards_are_taken_at_once(env: Any, rollout: Any, channel: Channel) -> None:
     env.do(ask_in_shards, channel).wait(20)
-    shards = rollout.do(recv_shards, channel).wait(20)
-    assert [rows for rows, _ in shards] == [4, 4, 4]
-    assert sorted(index for _, indices in shards for index in indices) == [
+    first = rollout.do(recv_shards, channel).wait(20)
+    rest = rollout.do(recv_shards, channel).wait(20)
+    assert [rows for rows, _ in first + rest] == [2] * 6
+    assert sorted(index for _, indices in rest for index in indices) == [
         f"{rank}_{number}_eval_step" for rank in (0, 1) for number in (0, 1, 2)
     ]
     rollout.do(answer_shards, channel).wait(20)
     assert env.do(recv_answers, channel).wait(20) == [[0] * 6] * 2
+
+
+def send_in_mode(worker: Router, channel: Channel) -> None:
+    worker.send_to("rollout", channel, rows_of(worker, 2), mode="train", tag="obs")
+
+
+def recv_in_mode(worker: Router, channel: Channel) -> list[int]:
+    rows: list[int] = worker.recv_from("env", channel, tag="train_obs")
+    return rows
+
+
+def test_a_mode_and_a_tag_are_met_by_both_in_one_tag(env: Any, rollout: Any, channel: Channel) -> None:
+    env.do(send_in_mode, channel).wait(20)
+    assert list(map(len, rollout.do(recv_in_mode, channel).wait(20))) == [4, 4, 4]
 
 
 def send_wrongly(worker: Router, channel: Channel | None, options: dict[str, Any]) -> None:

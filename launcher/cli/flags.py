@@ -78,6 +78,11 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "The next word is taken for DIR if it is a folder; --sync=DIR says so plainly.",
         ),
         Flag(
+            "rlinf",
+            "",
+            "run a program of RLinf's own, unedited: its rlinf.scheduler is this framework in every process.",
+        ),
+        Flag(
             "fail-fast",
             "",
             "end what the script waits for when another call has failed, whose error it does not await.",

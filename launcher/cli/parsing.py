@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlinf_async import settings
+from rlinf_async._core import dialect
 from rlinf_async._core.resource_locks import parse_port_range
 from rlinf_async.errors import ConfigError
 
@@ -62,6 +63,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         ssh_args=sum(words.each("ssh-args", split_shell), ()),
         accept_new_host_keys=words.count("accept-new-host-keys") > 0,
         start_timeout=_start_timeout(words),
+        rlinf=words.count("rlinf") > 0,
         fail_fast=words.count("fail-fast") > 0,
         pdb=words.count("pdb") > 0,
         timeout=words.last("timeout", _seconds) or None,
@@ -94,7 +96,9 @@ def flags_behind(args: Sequence[str]) -> list[str]:
 def exported(environ: Mapping[str, str], options: Options) -> dict[str, str]:
     """The variables that every node gets, sorted by name; see `rlinf_launcher.remote.exported_env.chosen`."""
     variables = chosen(environ, options.export, options.env_file, options.env)
-    return {settings.POST_MORTEM_S.variable: _POST_MORTEM_S} | variables if options.pdb else variables
+    if options.pdb:
+        variables = {settings.POST_MORTEM_S.variable: _POST_MORTEM_S} | variables
+    return variables | {dialect.VARIABLE: "1"} if options.rlinf else variables
 
 
 def _check_together(options: Options) -> None:

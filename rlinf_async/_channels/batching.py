@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 from rlinf_async._channels.request import Put
 from rlinf_async._core import clock
 from rlinf_async._core.segment import close_fds
+from rlinf_async._waits.thread_gate import must_await
 
 T = TypeVar("T")
 
@@ -84,8 +85,8 @@ class Batching:
         return self.gathers()
 
     def gathers(self) -> bool:
-        """Has everything leave at the end of the loop's turn; False where no loop runs."""
-        loop = running_loop()
+        """Have everything leave at the end of the loop's turn; False where no loop runs, or a coroutine may block."""
+        loop = running_loop() if must_await() else None
         if loop is None:
             return False
         if self._gathering is not loop:

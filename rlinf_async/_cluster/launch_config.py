@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_async._core import dialect
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._messaging.state.emulated_delay import NetEmulation
 from rlinf_async.address import NodeInfo
@@ -120,7 +121,9 @@ def fail_fast_wanted(given: Any, config: ClusterConfig | None, environ: Mapping[
             f"{_FAIL_FAST}={environ[_FAIL_FAST]!r} in the environment is neither yes nor no: write 1 or 0, or unset it "
             "for what the configuration says"
         )
-    return text in _YES if text else bool(config is not None and config.fail_fast)
+    if text:
+        return text in _YES
+    return dialect.is_rlinf if config is None or config.fail_fast is None else config.fail_fast
 
 
 def metrics_wanted(given: Any, config: ClusterConfig | None) -> MetricsConfig | None:

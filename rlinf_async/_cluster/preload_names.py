@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from rlinf_async._core import dialect
 from rlinf_async._core.own_logger import own_logger
 
 logger = own_logger(__name__)
@@ -29,7 +30,7 @@ def named_modules(preload: Any) -> tuple[str, ...]:
         ValueError: no module can have such a name.
     """
     if preload is None:
-        return ()
+        return _workers_of_rlinf() if dialect.is_rlinf else ()
     if isinstance(preload, str):
         raise TypeError(f"preload= takes a list of modules' names, got {preload!r}: write preload=[{preload!r}]")
     if not isinstance(preload, Sequence) or not all(isinstance(name, str) for name in preload):
@@ -38,6 +39,11 @@ def named_modules(preload: Any) -> tuple[str, ...]:
         if not all(part.isidentifier() for part in name.split(".")):
             raise ValueError(f"preload= has {name!r}, which cannot be a module's name; 'package.module' is one")
     return tuple(dict.fromkeys(preload))
+
+
+def _workers_of_rlinf() -> tuple[str, ...]:
+    """Return the modules of RLinf's workers that the script has imported: its groups share one import of them all."""
+    return tuple(sorted(name for name in sys.modules if name.startswith("rlinf.workers.")))
 
 
 def imported_at_once(pickled: bytes) -> tuple[str, ...]:

@@ -30,14 +30,14 @@ _DEFAULTS: Final[dict[ClusterEnvVar, str]] = {
 }
 
 
-def get_full_env_var_name(variable: ClusterEnvVar) -> str:
+def get_full_env_var_name(var: ClusterEnvVar) -> str:
     """``RLINF_LOG_LEVEL`` of ``ClusterEnvVar.LOG_LEVEL``."""
-    return _PREFIX + ClusterEnvVar(variable)
+    return _PREFIX + ClusterEnvVar(var)
 
 
-def get_sys_env_var(variable: ClusterEnvVar, default: str | None = None) -> str | None:
-    """What the variable says in this process; by default ``default``, or what the framework takes then."""
-    said = os.environ.get(get_full_env_var_name(variable))
+def get_sys_env_var(env_var: ClusterEnvVar, default: str | None = None) -> str | None:
+    """Return the variable's value in this process; by default ``default``, or the framework's own default."""
+    said = os.environ.get(get_full_env_var_name(env_var))
     if said is not None:
         return said
-    return _DEFAULTS.get(variable) if default is None else default
+    return _DEFAULTS.get(env_var) if default is None else default

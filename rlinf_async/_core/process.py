@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
+import io
 import multiprocessing.process
 import os
 import sys
@@ -101,3 +103,12 @@ os.register_at_fork(after_in_child=_after_fork)
 def is_in_editor() -> bool:
     """True if an editor debugs this process, by debugpy."""
     return "pydevd" in sys.modules
+
+
+def flush_files() -> None:
+    """Flush all files that are open for writing, whoever has them: to end by ``os._exit`` would lose their buffers."""
+    for each in gc.get_objects():
+        # By its type: isinstance() would ask an object for its class, and a lazy one might load what it stands for.
+        if io.TextIOWrapper in type(each).__mro__ or io.BufferedWriter in type(each).__mro__:
+            with contextlib.suppress(Exception):  # closed, or for reading
+                each.flush()

@@ -15,6 +15,7 @@ from rlinf_async._core.argument_checks import seconds
 from rlinf_async._messaging.collective_options import CollectiveGroupOptions
 from rlinf_async._messaging.exchange import Exchange
 from rlinf_async._messaging.route_work import AsyncRouteWork
+from rlinf_async._waits.thread_gate import must_await
 from rlinf_async.channel import Channel
 from rlinf_async.errors import ConfigError
 from rlinf_async.routing import (
@@ -22,7 +23,6 @@ from rlinf_async.routing import (
     build_send_plan,
     decoupled_build_recv_plan,
     decoupled_build_send_plan,
-    get_batch_size,
     infer_batch_size,
     merge_batches,
     split_batch,
@@ -51,7 +51,7 @@ class Route:
     Attributes:
         group: on the other side.
         channel: carries it; None where the workers send it to each other.
-        queue_size: of the decoupled mode: how many shards the whole batch is cut into.
+        queue_size: of the decoupled mode: shards that this rank sends or takes at once; 0 for all of its part.
     """
 
     group: str
@@ -111,13 +111,13 @@ class Routes:
         if route.decoupled:
             return self._decoupled_shards(route, data, split, world_size)
         plan = build_send_plan(
-            src_group=worker._group_name,
-            dst_group=route.group,
+            src_group_name=worker._group_name,
+            dst_group_name=route.group,
             src_rank=worker._rank,
             src_world_size=worker._world_size,
             dst_world_size=world_size,
-            batch_size=get_batch_size(data, worker._world_size, route.batch_size),
-            tag=route.tag,
+            batch_size=self._rows(route, data),
+            tag=route.tag if route.mode is None else f"{route.mode}_{route.tag}",
             route_key=route.route_key,
         )
         parts = _split(split, data, plan.batch_sizes)
@@ -128,20 +128,18 @@ class Routes:
         router = _router(worker)
         answers = list(router.get(route.tag) or ())
         entries = decoupled_build_send_plan(
-            src_group=worker._group_name,
-            dst_group=route.group,
+            src_group_name=worker._group_name,
+            dst_group_name=route.group,
             src_rank=worker._rank,
             src_world_size=worker._world_size,
             dst_world_size=world_size,
-            batch_size=infer_batch_size(data)
-            if answers
-            else get_batch_size(data, worker._world_size, route.batch_size),
+            batch_size=infer_batch_size(data) if answers else self._rows(route, data),
             mode=route.mode,
             tag=route.tag,
             route_key=route.route_key,
-            queue_size=route.queue_size,
-            replies_to=answers,
-        )
+            send_queue_size=route.queue_size,
+            tag_batch_router=answers,
+        ).entries
         parts = _split(split, data, [entry.batch_size for entry in entries])
         if answers:
             router[route.tag] = []
@@ -151,6 +149,10 @@ class Routes:
             (entry.key, -1, {"batch_index": entry.batch_index, "batch": part})
             for entry, part in zip(entries, parts, strict=True)
         ]
+
+    def _rows(self, route: Route, data: Any) -> int:
+        """Return the rows of all sending ranks together."""
+        return infer_batch_size(data) * self._worker._world_size if route.batch_size is None else route.batch_size
 
     def _send_part(self, route: Route, key: Any, rank: int, part: Any) -> Work[Any]:
         work: Work[Any]
@@ -181,8 +183,8 @@ class Routes:
     ) -> None:
         worker = self._worker
         plan = build_recv_plan(
-            src_group=route.group,
-            dst_group=worker._group_name,
+            src_group_name=route.group,
+            dst_group_name=worker._group_name,
             dst_rank=worker._rank,
             src_world_size=world_size,
             dst_world_size=worker._world_size,
@@ -206,22 +208,21 @@ class Routes:
         worker = self._worker
         router = _router(worker)
         serves = route.tag in router
-        facts: dict[str, Any] = {
-            "src_group": route.group,
-            "dst_group": worker._group_name,
-            "dst_rank": worker._rank,
-            "tag": route.tag,
-            "route_key": route.route_key,
-            "serves_any": serves,
-        }
+        plan = functools.partial(
+            decoupled_build_recv_plan,
+            src_group_name=route.group,
+            dst_group_name=worker._group_name,
+            recv_rank=None if serves else worker._rank,
+            tag=route.tag,
+            route_key=route.route_key,
+        )
         if route.batch_size is not None:
-            entries = decoupled_build_recv_plan(
-                src_world_size=world_size,
-                dst_world_size=worker._world_size,
+            entries = plan(
+                src_world_size=worker._world_size,
+                dst_world_size=world_size,
                 batch_size=route.batch_size,
-                queue_size=route.queue_size,
-                **facts,
-            )
+                recv_queue_size=route.queue_size,
+            ).entries
         else:  # one shard to serve, or all that are out
             count = 1 if serves else self._sent.get(_place(route), 0)
             if not count:
@@ -229,8 +230,7 @@ class Routes:
                     f"nothing is out to be served by '{route.group}' under tag {route.tag!r}: give batch_size=, or "
                     "have the tag in self.batch_router to serve others"
                 )
-            shard = decoupled_build_recv_plan(src_world_size=1, dst_world_size=1, batch_size=1, **facts)
-            entries = shard * count
+            entries = plan(src_world_size=1, dst_world_size=1, batch_size=1).entries * count
 
         def finalize(items: list[dict[str, Any]]) -> Any:
             if serves:
@@ -257,17 +257,14 @@ class Routes:
         size = self._exchange.find_group(group)
         work.wait_for(size)
         self._waiting.setdefault(group, deque()).append((size, work, start))
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
+        if not must_await():
             with contextlib.suppress(Exception):  # the work gets it
                 size.wait()
             self._advance(group)
+        elif size.done():
+            self._advance(group)
         else:
-            if size.done():
-                self._advance(group)
-            else:
-                size._follow(functools.partial(_advance_there, loop, self, group))
+            size._follow(functools.partial(_advance_there, asyncio.get_running_loop(), self, group))
 
     def _advance(self, group: str) -> None:
         waiting = self._waiting[group]

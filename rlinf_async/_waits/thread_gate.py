@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from asyncio import _get_running_loop as running_loop
+from asyncio import _get_running_loop as running_loop  # None where there is none, and no exception
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from rlinf_async._core import dialect
 from rlinf_async._core.error_copy import copy_of
 
 
@@ -127,10 +128,15 @@ def wait_at(make: Callable[[], Gate]) -> None:
     _here.make = make
 
 
+def must_await() -> bool:
+    """True in a coroutine, which awaits where other code blocks; RLinf's rules let a coroutine block as well."""
+    return not dialect.is_rlinf and running_loop() is not None
+
+
 def may_wait() -> bool:
     """Whether this thread may wait here: no loop runs on it, and it is not handling what it has read, on which others
     wait."""
-    return running_loop() is None and not _here.reads
+    return not _here.reads and not must_await()
 
 
 def check_ended() -> None:

@@ -93,7 +93,7 @@ class AcceleratorUtil:
         return "cpu" if is_rehearsal(os.environ) else family.torch_platform
 
     @staticmethod
-    def get_accel_pg_options(options: CollectiveGroupOptions | None, accelerator_type: str | None = None) -> Any:
+    def get_accel_pg_options(accelerator_type: str | None, options: CollectiveGroupOptions | None) -> Any:
         """``pg_options`` for ``torch.distributed.new_group``; None where nothing is wished or NCCL is not the back end.
 
         Unset values are 4 thread blocks in a cluster, 32 at most and 1 at least.
@@ -113,7 +113,7 @@ class AcceleratorUtil:
         return nccl
 
     @staticmethod
-    def start_profiling(accelerator_type: str | None = None) -> None:
+    def start_profiling(accelerator_type: str | None = None, step_idx: int | None = None) -> None:
         """Opens a window for a profiler that waits for one (``capture-range=cudaProfilerApi``)."""
         AcceleratorUtil._window_is_open = True
         if (profiler := _profiler(accelerator_type)) is not None:
@@ -128,13 +128,16 @@ class AcceleratorUtil:
 
     @staticmethod
     @contextlib.contextmanager
-    def profiling_range(name: str, accelerator_type: str | None = None) -> Iterator[None]:
-        """Names a stretch of work in the profile; costs nothing while no window is open."""
+    def profiling_range(
+        accelerator_type: str | None, label: str, color: str | None = None, domain: str | None = None
+    ) -> Iterator[None]:
+        """Name a stretch of work in the profile; torch takes neither a colour nor a domain for it."""
+        del color, domain
         if not AcceleratorUtil._window_is_open or _profiler(accelerator_type) is None:
             yield
             return
         nvtx = AcceleratorUtil.get_torch_platform(accelerator_type).nvtx
-        nvtx.range_push(name)
+        nvtx.range_push(label)
         try:
             yield
         finally:

@@ -14,6 +14,7 @@ from rlinf_async._core import operations
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async._waits import slow_waits
+from rlinf_async._waits.thread_gate import must_await
 from rlinf_async.errors import ClosedError, DeadlineExceeded
 from rlinf_async.work import Work, blocking
 
@@ -75,13 +76,11 @@ class DeviceLock:
             raise RuntimeError(f"Lock is not acquired: {self._name} does not hold its device_lock")
 
     def __enter__(self) -> DeviceLock:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            with _undone_on_error(Acquisition(self, None)) as acquisition:
-                acquisition.wait()
-            return self
-        raise RuntimeError("`with device_lock` would block the event loop of this coroutine: use `async with`")
+        if must_await():
+            raise RuntimeError("`with device_lock` would block the event loop of this coroutine: use `async with`")
+        with _undone_on_error(Acquisition(self, None)) as acquisition:
+            acquisition.wait()
+        return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.release()

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import faulthandler
 import gc
-import io
 import os
 import sys
 import threading
@@ -25,6 +23,7 @@ from typing import Any, Final
 
 from rlinf_async._core.closing import seconds_for_calls, seconds_until_kill
 from rlinf_async._core.own_logger import own_logger
+from rlinf_async._core.process import flush_files
 from rlinf_async._worker.concurrent_calls import ConcurrentCalls, all_ended
 from rlinf_async._worker.methods import Methods
 
@@ -127,15 +126,6 @@ def _drop_main() -> None:
     for name in ("__main__", "__mp_main__"):
         sys.modules.pop(name, None)
     gc.collect()
-
-
-def flush_files() -> None:
-    """Flush all files that are open for writing, whoever has them: to end by ``os._exit`` would lose their buffers."""
-    for each in gc.get_objects():
-        # By its type: isinstance() would ask an object for its class, and a lazy one might load what it stands for.
-        if io.TextIOWrapper in type(each).__mro__ or io.BufferedWriter in type(each).__mro__:
-            with contextlib.suppress(Exception):  # closed, or for reading
-                each.flush()
 
 
 class EndWatch:

@@ -18,13 +18,15 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, ItemsView, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 _HARMLESS_MAJORS: Final = frozenset({1, 5, *range(136, 144)})
 """Devices without a state: the kernel's memory devices (null, zero, urandom, ...) and terminals."""
+
+_ITEMS: Final = ItemsView.__iter__.__code__  # Python code, not C
 
 _THREAD_END_S: Final = 0.1
 """For a thread that was joined to leave the kernel's list, a moment after the join and without a notice."""
@@ -97,14 +99,18 @@ def import_module(name: str, own_variables: Collection[str], into: Imported) -> 
 
 @contextlib.contextmanager
 def _seen_reads() -> Iterator[set[str]]:
-    """Names of the variables that Python code reads from ``os.environ`` meanwhile."""
+    """Collect the names of the variables that Python code reads from ``os.environ`` meanwhile.
+
+    A loop over ``os.environ.items()`` does not count: it looks for variables of a library's own, as networkx's does.
+    """
     reads: set[str] = set()
     environment: Any = type(os.environ)
     given = environment.__getitem__
 
     def read(self: Any, name: Any) -> Any:
-        with contextlib.suppress(TypeError):
-            reads.add(os.fsdecode(name))
+        if sys._getframe(1).f_code is not _ITEMS:
+            with contextlib.suppress(TypeError):
+                reads.add(os.fsdecode(name))
         return given(self, name)
 
     environment.__getitem__ = read

@@ -17,7 +17,7 @@ from typing import Any
 from rlinf_async import settings
 from rlinf_async._client import emulated_links, registry
 from rlinf_async._client.client import NodeClient
-from rlinf_async._core import own_start, process
+from rlinf_async._core import import_hook, own_start, process
 from rlinf_async._inspection import responder
 from rlinf_async._messaging.exchange import Exchange
 from rlinf_async._messaging.state.emulated_delay import NetEmulation
@@ -37,6 +37,7 @@ from rlinf_async.configuration import NetEmulationConfig
 def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, store_fd: int | None) -> None:
     """The life of a worker process, from its first frame to its exit; does not return."""
     settings.check()  # a group may have variables of its own
+    import_hook.install_if_wanted()
     sys.setswitchinterval(0.0005)
     # Not uvloop's: that makes a socket pair for signals each time it is resumed, and it is resumed after every def.
     selector, socket_selector = SharedSelector(), SharedSelector()

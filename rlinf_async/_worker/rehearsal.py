@@ -2,16 +2,105 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, Final
 
 import torch
+from torch.overrides import TorchFunctionMode
+
+from rlinf_async._core import dialect
+
+_CPU: Final = torch.device("cpu")
+_FSDP: Final = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 
 def hide_devices() -> None:
-    """From here on torch sees no GPU in this process, though the machine may have some of the declared numbers."""
+    """Have torch see no GPU in this process from here on, though the machine may have some of the declared numbers.
+
+    Calls without a result, such as ``torch.cuda.synchronize()``, are accepted, and FSDP takes the CPU for the devices
+    that a program names.  A program of RLinf's gets the CPU wherever it names a CUDA device.
+    """
     torch.cuda.is_available = lambda: False
     torch.cuda.device_count = lambda: 0
     torch.cuda._lazy_init = _refuse
+    platform = RehearsedPlatform()
+    for name in ("synchronize", "empty_cache", "ipc_collect", "set_device", "mem_get_info", "reset_peak_memory_stats"):
+        setattr(torch.cuda, name, getattr(platform, name))
+    torch.cuda.current_device = lambda: 0
+    setattr(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)  # noqa: B010
+    setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)  # noqa: B010
+    if dialect.is_rlinf:
+        _CpuForCuda().__enter__()  # type: ignore[no-untyped-call]  # of torch
+        parse = torch._C._nn._parse_to  # of Module.to
+        setattr(torch._C._nn, "_parse_to", lambda *args, **kwargs: parse(*map(_device, args), **_devices(kwargs)))  # noqa: B010
+    if _FSDP in sys.modules:  # preloaded
+        _have_fsdp_on_cpu(sys.modules[_FSDP])
+    else:
+        sys.meta_path.insert(0, _FsdpOnCpu())
+
+
+class _CpuForCuda(TorchFunctionMode):
+    """Calls of torch that take the CPU for ``"cuda"``, ``"cuda:0"`` and 0, on the thread that has entered this."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.cuda:
+            return args[0]
+        takes_device = func is torch.Tensor.to
+        args = [_device(value) if takes_device or type(value) is not int else value for value in args]
+        return func(*args, **_devices(kwargs or {}))
+
+
+def _devices(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {**kwargs, "device": _device(kwargs["device"])} if "device" in kwargs else kwargs
+
+
+def _device(value: Any) -> Any:
+    if type(value) is torch.device:
+        return _CPU if value.type == "cuda" else value
+    is_cuda = type(value) is int or (type(value) is str and value.partition(":")[0] == "cuda")
+    return "cpu" if is_cuda else value
+
+
+class _FsdpOnCpu(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Import of FSDP1 that puts the CPU in the place of ``device_id``; most workers never import it."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != _FSDP:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is not None:
+            self._loader, spec.loader = spec.loader, self
+        return spec
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)  # type: ignore[union-attr]  # a module with a file has a loader
+        _have_fsdp_on_cpu(module)
+
+
+def _have_fsdp_on_cpu(module: Any) -> None:
+    from torch.distributed.fsdp import _init_utils
+
+    make = module.FullyShardedDataParallel.__init__
+
+    @functools.wraps(make)
+    def on_cpu(*args: Any, **kwargs: Any) -> None:
+        make(*args, **{**kwargs, "device_id": torch.device("cpu")})
+
+    module.FullyShardedDataParallel.__init__ = on_cpu
+    # sync_module_states refuses tensors of the CPU, which NCCL could not broadcast; Gloo does.
+    setattr(_init_utils, "_check_module_states_for_sync_module_states", lambda *states: None)  # noqa: B010
 
 
 def _refuse() -> None:
@@ -20,19 +109,79 @@ def _refuse() -> None:
     )
 
 
+class _Stream(contextlib.nullcontext[None]):
+    """A stream whose work is done when it has been given; also the block of ``with platform.stream(...)``."""
+
+    def synchronize(self) -> None: ...
+
+    def wait_stream(self, stream: Any) -> None: ...
+
+    def wait_event(self, event: Any) -> None: ...
+
+    def record_event(self, event: Any = None) -> Any:
+        event = event or _Event()
+        event.record()
+        return event
+
+    def query(self) -> bool:
+        return True
+
+
+class _Event:
+    """An event that has happened once it is recorded."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._at = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        self._at = time.monotonic()
+
+    def wait(self, stream: Any = None) -> None: ...
+
+    synchronize = wait
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: _Event) -> float:
+        """Return the time between two events, in milliseconds."""
+        return 1e3 * (end._at - self._at)
+
+
 class RehearsedPlatform:
     """``Worker.torch_platform`` in a rehearsal: the CPU, which takes what is said to an accelerator.
 
-    What ``torch.cpu`` has is ``torch.cpu``'s (``set_device``, ``current_device``, ``synchronize``, streams); memory is
+    It forwards to ``torch.cpu`` (``synchronize``), but for streams and events, which lack most methods there; memory is
     neither counted nor cached.
     """
+
+    Event = _Event
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
 
+    def Stream(self, *args: Any, **kwargs: Any) -> _Stream:  # as torch.cuda has it
+        return _Stream()
+
+    def stream(self, stream: Any) -> _Stream:
+        return _Stream()
+
+    current_stream = default_stream = Stream
+
     def empty_cache(self) -> None: ...
 
     def ipc_collect(self) -> None: ...
+
+    def current_device(self) -> Any:
+        # As an accelerator's, where that is understood: torch.device(type, index) takes no name for an index.
+        return 0 if dialect.is_rlinf else torch.cpu.current_device()
+
+    def set_device(self, device: Any) -> None: ...
+
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        """Return the free and the whole memory of this machine, in bytes."""
+        page = os.sysconf("SC_PAGE_SIZE")
+        return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
 
     def reset_peak_memory_stats(self, device: Any = None) -> None: ...
 
@@ -45,3 +194,9 @@ class RehearsedPlatform:
         torch.manual_seed(seed)
 
     manual_seed_all = manual_seed
+
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
+        torch.set_rng_state(state)

@@ -10,7 +10,7 @@ from rlinf_async._messaging.routes import Route, Routes
 from rlinf_async._worker.context import require_exchange
 from rlinf_async._worker.messaging import as_asked
 from rlinf_async.channel import Channel
-from rlinf_async.work import IntOrWork, NoneOrWork, ValueOrWork, blocking
+from rlinf_async.work import NoneOrWork, ValueOrWork
 
 
 class Routing:
@@ -62,13 +62,14 @@ class Routing:
             channel: what the parts go through; None with ``enable_p2p``.
             data: this rank's rows: tensors, arrays and lists at any depth of dicts.
             route_key, tag: what the receiver must give as well; of no account with ``enable_p2p``.
-            mode: stands in the names of the shards of the decoupled mode.
+            mode: with a tag, the receiver gives both as one tag: ``"train_obs"`` of ``"train"`` and ``"obs"``.  In
+                decoupled mode it stands in the names of the shards, and the receiver gives the tag alone.
             batch_size: rows of all sending ranks together; by default each has as many as this one.
             split_fn: in place of ``split_batch``.
             enable_p2p: by ``send``, which the receiver's ``recv_from`` must know.
             options: as of ``send``.
             decoupled_mode: whoever is free takes it; see above.
-            send_queue_size: into how many shards the whole batch is cut there; 0 for as few as possible.
+            send_queue_size: shards that this rank sends there; 0 for its whole part.
             timeout: seconds, the wait for the group included; then what has not been taken of it is withdrawn.
 
         Returns:
@@ -131,9 +132,3 @@ class Routing:
         if routes is None:
             routes = self.__dict__["_routes_of"] = Routes(self, require_exchange())
         return routes
-
-
-def get_group_world_size(worker: Routing, group_name: str) -> IntOrWork:
-    """The number of ranks of a group, which is waited for; in a coroutine a ``Work`` of it."""
-    size: IntOrWork = blocking(require_exchange().find_group(group_name))
-    return size

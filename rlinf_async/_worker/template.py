@@ -32,7 +32,7 @@ from typing import Any, Final
 
 import msgpack
 
-from rlinf_async._core import frames
+from rlinf_async._core import frames, import_hook
 from rlinf_async._worker import preloading
 
 _PACKET_BYTES: Final = 512 * 1024
@@ -68,6 +68,7 @@ def main() -> None:
     since = time.monotonic()
     with _unfiltered_warnings():
         _import_everything()
+    import_hook.install_if_wanted()  # before modules of RLinf's are preloaded
     _keep_from_finalizing()
     if not parent:
         _run_one_worker(control)

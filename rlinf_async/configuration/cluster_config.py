@@ -72,7 +72,7 @@ class ClusterConfig:
     """The file and the lines that it was read from, for errors; None where it was none."""
 
     @classmethod
-    def from_dict_cfg(cls, cfg: Any) -> ClusterConfig:
+    def from_dict_cfg(cls, cfg_dict: Any) -> ClusterConfig:
         """Reads the section, or a whole configuration that has it; a mapping or an OmegaConf ``DictConfig``.
 
         Kinds of hardware must have been registered before.
@@ -81,16 +81,16 @@ class ClusterConfig:
             ConfigError: a key is unknown at any level (with the one that it resembles), or a value is wrong;
                 with the place, and file and line where they are known.
         """
-        if isinstance(cfg, ClusterConfig):
-            return cfg
-        origin = origin_of(cfg)
-        if not isinstance(cfg, Mapping):
-            raise ConfigError(f"the cluster's configuration must be a mapping, got {cfg!r}")
-        values = cfg
+        if isinstance(cfg_dict, ClusterConfig):
+            return cfg_dict
+        origin = origin_of(cfg_dict)
+        if not isinstance(cfg_dict, Mapping):
+            raise ConfigError(f"the cluster's configuration must be a mapping, got {cfg_dict!r}")
+        values = cfg_dict
         steps: Steps = ("cluster",)
-        if "cluster" in cfg:
+        if "cluster" in cfg_dict:
             # The other sections of a whole configuration are not read: what they refer to is no matter here.
-            values = cfg["cluster"]
+            values = cfg_dict["cluster"]
             if not isinstance(values, Mapping):
                 raise misplaced(steps, origin, f"the section must be a mapping, got {values!r}")
         elif origin is not None:

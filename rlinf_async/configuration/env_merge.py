@@ -26,35 +26,37 @@ class PathEnvMergeMode(Enum):
     """Only the later source's are left."""
 
 
-def get_path_env_merge_mode(environ: Mapping[str, str]) -> PathEnvMergeMode:
+def get_path_env_merge_mode(env_vars: Mapping[str, str]) -> PathEnvMergeMode:
     """What ``RLINF_PATH_ENV_MERGE_MODE`` says; appending, where it says nothing.
 
     Raises:
         ConfigError: it is no such mode.
     """
-    said = environ.get(PATH_ENV_MERGE_MODE, "").strip().lower()
+    said = env_vars.get(PATH_ENV_MERGE_MODE, "").strip().lower()
     if not said:
         return PathEnvMergeMode.APPEND
     modes = [mode.value for mode in PathEnvMergeMode]
     if said not in modes:
         raise ConfigError(
-            f"{PATH_ENV_MERGE_MODE}={environ[PATH_ENV_MERGE_MODE]!r} is no mode{did_you_mean(said, modes)}: "
+            f"{PATH_ENV_MERGE_MODE}={env_vars[PATH_ENV_MERGE_MODE]!r} is no mode{did_you_mean(said, modes)}: "
             f"write {' or '.join(modes)}"
         )
     return PathEnvMergeMode(said)
 
 
 def merge_worker_env_vars(
-    base: Mapping[str, str], incoming: Mapping[str, str], mode: PathEnvMergeMode = PathEnvMergeMode.APPEND
+    base_env_vars: Mapping[str, str],
+    incoming_env_vars: Mapping[str, str],
+    mode: PathEnvMergeMode = PathEnvMergeMode.APPEND,
 ) -> dict[str, str]:
-    """``base`` with what ``incoming`` sets over it; lists of folders are joined, where the mode says so.
+    """Return the base with the incoming variables over it; lists of folders are joined where the mode says so.
 
     Example:
         >>> merge_worker_env_vars({"PATH": "/bin:/usr/bin"}, {"PATH": "/opt/bin:/bin"})
         {'PATH': '/opt/bin:/bin:/usr/bin'}
     """
-    merged = dict(base)
-    for name, value in incoming.items():
+    merged = dict(base_env_vars)
+    for name, value in incoming_env_vars.items():
         if name in _PATH_LIKE and mode is PathEnvMergeMode.APPEND:
             value = merge_path_like(value, merged.get(name, ""))
         merged[name] = value

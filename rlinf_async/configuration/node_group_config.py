@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from rlinf_async._core import dialect
 from rlinf_async.configuration.document import Origin, Steps, name_steps
 from rlinf_async.configuration.env_config import NodeEnvConfig, read_env_configs, read_node_ranks
 from rlinf_async.configuration.node_group import ACCELERATOR, RESERVED
@@ -35,6 +36,10 @@ class NodeGroupConfig:
     hardware: NodeHardwareConfig | None = None
     ignore_hardware: bool = False
     hardware_type: str | None = None
+
+    def __post_init__(self) -> None:
+        if dialect.is_rlinf:
+            object.__setattr__(self, "node_ranks", list(self.node_ranks))
 
     def env_vars(self, node_rank: int) -> dict[str, str]:
         """The variables of the group's workers on a node; none for a node that nothing is said about."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import logging
+import os
 from collections.abc import Mapping
 from typing import Final
 
@@ -36,3 +38,8 @@ def load_extension(environ: Mapping[str, str]) -> str:
         return problem
     _loaded.add(name)
     return ""
+
+
+def load_user_extension_module(logger: logging.Logger | None = None) -> None:
+    """Load the module that ``RLINF_EXT_MODULE`` names, as ``load_extension`` does; RLinf's name for it."""
+    load_extension(os.environ)

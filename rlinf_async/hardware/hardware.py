@@ -76,11 +76,11 @@ class NodeHardwareConfig:
     """Kind → the class of its configurations."""
 
     @classmethod
-    def register_hardware_config(cls, hw_type: str) -> Callable[[ConfigClass], ConfigClass]:
+    def register_hardware_config(cls, type: str) -> Callable[[ConfigClass], ConfigClass]:
         """Decorates the subclass of ``HardwareConfig`` that reads the configurations of a kind."""
 
         def register(config_class: ConfigClass) -> ConfigClass:
-            cls.config_registry[hw_type] = config_class
+            cls.config_registry[type] = config_class
             return config_class
 
         return register

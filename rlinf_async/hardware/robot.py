@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field as dataclass_field, fields, replace
 from typing import Any, ClassVar, Final, get_args, get_type_hints
 
 from rlinf_async.errors import ConfigError
 from rlinf_async.hardware.hardware import Hardware, HardwareConfig, HardwareInfo, HardwareResource
 
 _KINDS: Final[Mapping[str, tuple[type, str]]] = {
-    "tuple[str, ...]": (tuple, "a list of texts"),
+    "list[str]": (list, "a list of texts"),
     "bool": (bool, "true or false"),
     "int": (int, "a number"),
     "str": (str, "text"),
@@ -23,13 +23,16 @@ _TRUTHS: Final = {"1": True, "true": True, "yes": True, "0": False, "false": Fal
 
 @dataclass(frozen=True)
 class RobotConfig(HardwareConfig):
-    """One robot.  What its configuration does not name is taken from the variable of the same name, in capitals, on the
-    robot's node: one value per robot there, with commas between; the items of a list have ``;`` between.  An empty
-    value leaves the default.  Ranks of nodes are the cluster's matter and never come from there.
+    """One robot.
+
+    A field that its configuration leaves out is taken from the variable of the same name, in capitals, on the robot's
+    node: one value per robot there, with commas between.  The items of a list have ``;`` between, or commas where the
+    node has one robot.  An empty value leaves the default.  Ranks of nodes never come from there.
     """
 
     IDENTIFIER: ClassVar[str]
-    """The field without which there is no robot; no two robots of a node have the same."""
+    """The field without which there is no robot, and in which no two robots of a node agree; empty for a kind that
+    has none, whose robots are those of the configuration."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -37,9 +40,12 @@ class RobotConfig(HardwareConfig):
         for field in fields(self):
             value = getattr(self, field.name)
             kind, name = _kind(types[field.name])
+            if kind is list and isinstance(value, tuple):
+                value = list(value)
+                object.__setattr__(self, field.name, value)
             if kind is None or value is None or field.name == "node_rank":
                 continue
-            items = value if isinstance(value, tuple) else ()
+            items = value if isinstance(value, list) else ()
             if type(value) is not kind or not all(isinstance(item, str) for item in items):
                 quotes = "" if isinstance(value, str) else ", and text is written in quotes"
                 raise ConfigError(f"{field.name} must be {name}, got {value!r}{quotes}")
@@ -53,19 +59,20 @@ class RobotConfig(HardwareConfig):
 class RobotInfo(HardwareInfo):
     """A robot that a node has, and its complete configuration."""
 
-    config: RobotConfig
+    config: RobotConfig = dataclass_field(hash=False)
 
 
 class Robot(Hardware):
     """A kind of robot; a subclass names its configuration."""
 
     CONFIG: ClassVar[type[RobotConfig]]
+    INFO: ClassVar[type[RobotInfo]] = RobotInfo
 
     @classmethod
     def enumerate(cls, node_rank: int, configs: Sequence[HardwareConfig] | None = None) -> HardwareResource | None:
         own = [config for config in configs or () if isinstance(config, cls.CONFIG) and config.node_rank == node_rank]
         robots = resolve(cls.CONFIG, node_rank, own, os.environ)
-        infos = tuple(RobotInfo(cls.HW_TYPE, cls.HW_TYPE, robot) for robot in robots)
+        infos = tuple(cls.INFO(cls.HW_TYPE, cls.HW_TYPE, robot) for robot in robots)
         return HardwareResource(cls.HW_TYPE, infos) if infos else None
 
 
@@ -80,7 +87,7 @@ def resolve(
     """
     identifier = kind.IDENTIFIER.upper()
     if not configs:
-        named = [entry for entry in environ.get(identifier, "").split(",") if entry.strip()]
+        named = [entry for entry in environ.get(identifier, "").split(",") if entry.strip()] if identifier else []
         configs = [kind(node_rank) for _ in named]
     types = get_type_hints(kind)
     changes: list[dict[str, Any]] = [{} for _ in configs]
@@ -89,7 +96,8 @@ def resolve(
         variable = environ.get(field.name.upper())
         if not lacking or not variable:
             continue
-        values = [value.strip() for value in variable.split(",")]
+        takes_all = len(configs) == 1 and _kind(types[field.name])[0] is list
+        values = [variable] if takes_all else [value.strip() for value in variable.split(",")]
         if len(values) != len(configs):
             raise ConfigError(
                 f"{field.name.upper()}={variable} has {len(values)} values, but node {node_rank} has {len(configs)} "
@@ -100,7 +108,7 @@ def resolve(
                 changes[number][field.name] = _convert(field.name, values[number], types[field.name])
     robots = [replace(config, **change) for config, change in zip(configs, changes, strict=True)]
     known: set[Any] = set()
-    for robot in robots:
+    for robot in robots if identifier else ():
         own = getattr(robot, kind.IDENTIFIER)
         if own in known:
             raise ConfigError(
@@ -118,8 +126,8 @@ def resolve(
 
 def _convert(name: str, text: str, annotation: Any) -> Any:
     kind, wanted = _kind(annotation)
-    if kind is tuple:
-        return tuple(item.strip() for item in text.split(";") if item.strip())
+    if kind is list:
+        return [item.strip() for item in text.replace(",", ";").split(";") if item.strip()]
     if kind is None or kind is str:
         return text
     value = _TRUTHS.get(text.lower()) if kind is bool else int(text) if text.isascii() and text.isdecimal() else None

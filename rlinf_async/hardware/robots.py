@@ -1,4 +1,4 @@
-"""Robots with built-in support (Franka, GimArm, DOS-W1): their configuration keys and registration."""
+"""Robots with built-in support (Franka, GimArm, DOS-W1, Turtle2): configuration keys, facts, registration."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlinf_async.hardware.hardware import Hardware, NodeHardwareConfig
-from rlinf_async.hardware.robot import Robot, RobotConfig
+from rlinf_async.hardware.robot import Robot, RobotConfig, RobotInfo
 
 
 @NodeHardwareConfig.register_hardware_config("Franka")
@@ -17,12 +17,36 @@ class FrankaConfig(RobotConfig):
     IDENTIFIER: ClassVar[str] = "robot_ip"
 
     robot_ip: str | None = None
-    camera_serials: tuple[str, ...] | None = None
+    camera_serials: list[str] | None = None
     camera_type: str = "realsense"
     gripper_type: str = "franka"
     gripper_connection: str | None = None
     controller_node_rank: int | None = None
     disable_validate: bool = False
+
+
+@NodeHardwareConfig.register_hardware_config("DualFranka")
+@dataclass(frozen=True)
+class DualFrankaConfig(RobotConfig):
+    """Two Franka arms with one environment; each may be driven by another node."""
+
+    IDENTIFIER: ClassVar[str] = "left_robot_ip"
+
+    left_robot_ip: str | None = None
+    right_robot_ip: str | None = None
+    left_camera_serials: list[str] | None = None
+    right_camera_serials: list[str] | None = None
+    base_camera_serials: list[str] | None = None
+    camera_type: str = "realsense"
+    base_camera_type: str | None = None
+    left_camera_type: str | None = None
+    right_camera_type: str | None = None
+    left_gripper_type: str = "franka"
+    right_gripper_type: str = "franka"
+    left_gripper_connection: str | None = None
+    right_gripper_connection: str | None = None
+    left_controller_node_rank: int | None = None
+    right_controller_node_rank: int | None = None
 
 
 @NodeHardwareConfig.register_hardware_config("GimArm")
@@ -34,32 +58,84 @@ class GimArmConfig(RobotConfig):
 
     can_interface: str = "can0"
     arm_variant: str = "gim_arm_xl"
+    camera_serials: list[str] | None = None
+    camera_type: str = "realsense"
+    disable_validate: bool = False
 
 
 @NodeHardwareConfig.register_hardware_config("DOSW1")
 @dataclass(frozen=True)
-class DOSW1Config(RobotConfig):
-    """A DOS-W1 robot, reached by its service's URL."""
+class DOSW1HWConfig(RobotConfig):
+    """A DOS-W1 robot, reached by its service's URL; ports of its follower and leader arms."""
 
     IDENTIFIER: ClassVar[str] = "robot_url"
 
     robot_url: str | None = None
     left_arm_port: int = 50051
+    right_arm_port: int = 50053
+    left_lead_port: int = 50050
+    right_lead_port: int = 50052
+    camera_serials: list[str] | None = None
+
+
+@NodeHardwareConfig.register_hardware_config("Turtle2")
+@dataclass(frozen=True)
+class Turtle2Config(RobotConfig):
+    """A Turtle2, which its node drives itself."""
+
+    IDENTIFIER: ClassVar[str] = ""
+
+
+class FrankaHWInfo(RobotInfo):
+    """A Franka arm of a node."""
+
+
+class DualFrankaHWInfo(RobotInfo):
+    """Two Franka arms of a node."""
+
+
+class GimArmHWInfo(RobotInfo):
+    """A GIM arm of a node."""
+
+
+class DOSW1HWInfo(RobotInfo):
+    """A DOS-W1 robot of a node."""
+
+
+class Turtle2HWInfo(RobotInfo):
+    """A Turtle2 of a node."""
 
 
 @Hardware.register()
 class Franka(Robot):
     HW_TYPE = "Franka"
     CONFIG = FrankaConfig
+    INFO = FrankaHWInfo
+
+
+@Hardware.register()
+class DualFranka(Robot):
+    HW_TYPE = "DualFranka"
+    CONFIG = DualFrankaConfig
+    INFO = DualFrankaHWInfo
 
 
 @Hardware.register()
 class GimArm(Robot):
     HW_TYPE = "GimArm"
     CONFIG = GimArmConfig
+    INFO = GimArmHWInfo
 
 
 @Hardware.register()
 class DOSW1(Robot):
     HW_TYPE = "DOSW1"
-    CONFIG = DOSW1Config
+    CONFIG = DOSW1HWConfig
+    INFO = DOSW1HWInfo
+
+
+@Hardware.register()
+class Turtle2(Robot):
+    HW_TYPE = "Turtle2"
+    CONFIG = Turtle2Config
+    INFO = Turtle2HWInfo

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlinf_async._core import dialect
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -39,6 +41,11 @@ class Placement:
     node_group_label: str
     global_accelerator_ids: tuple[int, ...] = ()
     hardware_type: str = ""
+
+    def __post_init__(self) -> None:
+        if dialect.is_rlinf:
+            for name in ("visible_accelerators", "local_hardware_ranks", "global_accelerator_ids"):
+                object.__setattr__(self, name, list(getattr(self, name)))
 
     @property
     def node_local_rank(self) -> int:

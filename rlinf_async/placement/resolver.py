@@ -86,22 +86,22 @@ class MultiNodeGroupResolver:
         node, position = group.locate(hardware_rank - self._starts[index])
         return Piece(group, node, -1 if group.counted_hardware is None else position)
 
-    def get_node_by_hardware_rank(self, hardware_rank: int) -> NodeInfo:
+    def get_node_by_hardware_rank(self, global_hw_rank: int) -> NodeInfo:
         """Raises ConfigError for a rank that there is not, as all of these do."""
-        return self.locate(hardware_rank).node
+        return self.locate(global_hw_rank).node
 
-    def get_node_group(self, hardware_rank: int) -> NodeGroup:
-        return self.locate(hardware_rank).group
+    def get_node_group(self, global_hw_rank: int) -> NodeGroup:
+        return self.locate(global_hw_rank).group
 
-    def get_node_group_label(self, hardware_rank: int) -> str:
-        return self.locate(hardware_rank).group.label
+    def get_node_group_label(self, global_hw_rank: int) -> str:
+        return self.locate(global_hw_rank).group.label
 
-    def get_local_hardware_rank(self, hardware_rank: int) -> int:
+    def get_local_hardware_rank(self, global_hw_rank: int) -> int:
         """The position of a piece among those of its kind on its node; -1 where nodes are counted."""
-        return self.locate(hardware_rank).position
+        return self.locate(global_hw_rank).position
 
-    def get_hardware_type_for_rank(self, hardware_rank: int) -> str | None:
-        return self.locate(hardware_rank).group.counted_hardware
+    def get_hardware_type_for_rank(self, global_hw_rank: int) -> str | None:
+        return self.locate(global_hw_rank).group.counted_hardware
 
     def describe(self) -> str:
         """For example ``the cluster has 4 (node 0 'a': 2, node 1 'b': 2)``."""

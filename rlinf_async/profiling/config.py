@@ -62,10 +62,10 @@ class ProfileConfig:
         groups = self.worker_groups
         return [groups] if isinstance(groups, str) else list(groups or ())
 
-    def profiles_worker_group(self, name: str) -> bool:
+    def profiles_worker_group(self, worker_group_name: str) -> bool:
         """Whether the workers of that group are profiled."""
         wanted = {group.lower() for group in self._groups()}
-        return self.enabled and (ALL in wanted or name.lower() in wanted)
+        return self.enabled and (ALL in wanted or worker_group_name.lower() in wanted)
 
     def should_profile_step(self, step_idx: int) -> bool:
         """Whether a window is opened in that step."""
@@ -112,7 +112,7 @@ class NsightConfig(ProfileConfig):
         if twice:
             raise ConfigError(f"profiling: {', '.join(sorted(twice))} is both an option and a flag: keep one of them")
 
-    def to_cli_tokens(self, default_output_prefix: str) -> list[str]:
+    def to_cli_tokens(self, default_output_prefix: str | None = None) -> list[str]:
         """The arguments of ``nsys profile`` before the program.
 
         Args:
@@ -122,7 +122,7 @@ class NsightConfig(ProfileConfig):
         if self.steps is not None:
             options.setdefault("capture-range", "cudaProfilerApi")
             options.setdefault("capture-range-end", "stop")
-        if "o" not in options:
+        if "o" not in options and default_output_prefix is not None:
             options.setdefault("output", default_output_prefix)
         return [*_tokens(options), *(_dashed(_bare(flag)) for flag in self.flags)]
 

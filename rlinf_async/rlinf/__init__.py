@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from rlinf_async._cluster.sys_variables import ClusterEnvVar as ClusterEnvVar
     from rlinf_async._messaging.collective_options import CollectiveGroupOptions as CollectiveGroupOptions
     from rlinf_async._worker.accelerator_util import AcceleratorUtil as AcceleratorUtil
-    from rlinf_async._worker.routing import get_group_world_size as get_group_world_size
     from rlinf_async.errors import WrongBase as WrongBase
     from rlinf_async.handle import WorkerGroupFuncResult as WorkerGroupFuncResult
     from rlinf_async.hardware import (
@@ -17,6 +16,13 @@ if TYPE_CHECKING:
         HardwareInfo as HardwareInfo,
         HardwareResource as HardwareResource,
         NodeHardwareConfig as NodeHardwareConfig,
+    )
+    from rlinf_async.hardware.robots import (
+        DOSW1HWInfo as DOSW1HWInfo,
+        DualFrankaHWInfo as DualFrankaHWInfo,
+        FrankaHWInfo as FrankaHWInfo,
+        GimArmHWInfo as GimArmHWInfo,
+        Turtle2HWInfo as Turtle2HWInfo,
     )
     from rlinf_async.placement import (
         HybridComponentPlacement as HybridComponentPlacement,
@@ -38,6 +44,10 @@ if TYPE_CHECKING:
         WeightPatch as WeightPatch,
     )
     from rlinf_async.rlinf.patch_syncer import PatchWeightSyncer as PatchWeightSyncer
+    from rlinf_async.rlinf.rlinf_worker import (
+        AsyncRouteWork as AsyncRouteWork,
+        get_group_world_size as get_group_world_size,
+    )
     from rlinf_async.rlinf.syncer import (
         WeightSyncer as WeightSyncer,
         collect_param_names_need_sync as collect_param_names_need_sync,

@@ -59,11 +59,11 @@ class WeightSyncer:
         self._calls = Calls()
 
     @staticmethod
-    def create(cfg: Any) -> WeightSyncer:
+    def create(config: Any) -> WeightSyncer:
         """From a configuration.
 
         Args:
-            cfg: a mapping or OmegaConf's: ``type: bucket`` or ``patch``, the arguments of that class, flat or in a
+            config: a mapping or OmegaConf's: ``type: bucket`` or ``patch``, the arguments of that class, flat or in a
                 section of that name (``init_sync: {enabled: true}`` is ``init_sync_enabled``, ``compression`` is
                 ``compression_algorithm``), and for the communication ``use_ring_sync``, ``nccl_max_ctas``,
                 ``nccl_min_ctas``.  Where it names no device, buckets and patches leave from the GPU, if there is one.
@@ -72,7 +72,7 @@ class WeightSyncer:
             ValueError: there is no such type.
             ConfigError: an option is not known, or has a value that it cannot have.
         """
-        kind, arguments, options = read_syncer(cfg)
+        kind, arguments, options = read_syncer(config)
         syncer: WeightSyncer = kind(**arguments)
         syncer.comm_options = options
         return syncer

@@ -9,12 +9,14 @@ from rlinf_async.routing.batches import (
 )
 from rlinf_async.routing.decoupled import (
     DecoupledRouteEntry as DecoupledRouteEntry,
+    DecoupledRoutePlan as DecoupledRoutePlan,
     build_batch_index as build_batch_index,
     decoupled_build_recv_plan as decoupled_build_recv_plan,
     decoupled_build_send_plan as decoupled_build_send_plan,
     split_channel_message as split_channel_message,
 )
 from rlinf_async.routing.keys import (
+    ANY as ANY,
     build_route_channel_key as build_route_channel_key,
     build_send_key as build_send_key,
 )

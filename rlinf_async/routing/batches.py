@@ -27,41 +27,38 @@ def infer_batch_size(data: Any) -> int:
     raise ValueError(f"no batch size can be told from {_kind(data)}: give batch_size=, or infer_batch_size_fn=")
 
 
-def get_batch_size(
-    data: Any,
-    world_size: int,
-    batch_size: int | None = None,
-    infer_batch_size_fn: Callable[[Any], int] | None = None,
-) -> int:
-    """Rows of all ranks together: what is given, else this rank's rows times the number of ranks."""
-    if batch_size is not None:
-        return batch_size
-    return (infer_batch_size_fn or infer_batch_size)(data) * world_size
+def get_batch_size(data: Any, infer_batch_size_fn: Callable[[Any], int] | None = None) -> int:
+    """Return the rows of a batch, counted by ``infer_batch_size_fn``, or by ``infer_batch_size``."""
+    return (infer_batch_size_fn or infer_batch_size)(data)
 
 
 def validate_batch_size(
-    data: Any, expected: int, infer_batch_size_fn: Callable[[Any], int] | None = None, *, what: str = "the batch"
+    data: Any,
+    expected_batch_size: int,
+    infer_batch_size_fn: Callable[[Any], int] | None = None,
+    *,
+    what: str = "the batch",
 ) -> None:
     """Checks the number of rows of a batch.
 
     Raises:
         ConfigError: it has another number of rows.
     """
-    size = (infer_batch_size_fn or infer_batch_size)(data)
-    if size != expected:
-        raise ConfigError(f"{what} has {size} rows, and {expected} are expected")
+    size = get_batch_size(data, infer_batch_size_fn)
+    if size != expected_batch_size:
+        raise ConfigError(f"{what} has {size} rows, and {expected_batch_size} are expected")
 
 
-def split_batch(data: Any, sizes: Sequence[int]) -> list[Any]:
+def split_batch(data: Any, split_sizes: Sequence[int]) -> list[Any]:
     """Cuts a batch into parts of so many rows, at any depth of dicts.
 
     Tensors give contiguous parts, which share memory with the whole where it is contiguous; None, numbers, strings
     and tensors without dimensions go into every part.
 
     Raises:
-        ConfigError: something has another number of rows than the sizes make, or is not known here.
+        ConfigError: something has another number of rows than the split_sizes make, or is not known here.
     """
-    return _split(data, list(sizes), "the batch")
+    return _split(data, list(split_sizes), "the batch")
 
 
 def _split(data: Any, sizes: list[int], path: str) -> list[Any]:

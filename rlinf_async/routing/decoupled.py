@@ -30,6 +30,13 @@ class DecoupledRouteEntry:
     batch_index: str
 
 
+@dataclass(frozen=True)
+class DecoupledRoutePlan:
+    """The shards of one rank, to send or to receive."""
+
+    entries: tuple[DecoupledRouteEntry, ...]
+
+
 def build_batch_index(send_rank: int, batch_idx: int, mode: str | None, tag: str | None) -> str:
     """The name of a shard: ``"rank_index_mode_tag"``.
 
@@ -42,87 +49,90 @@ def build_batch_index(send_rank: int, batch_idx: int, mode: str | None, tag: str
     return f"{send_rank}_{batch_idx}_{mode}_{tag or 'default'}"
 
 
-def split_channel_message(batch_index: str) -> tuple[int, int, str, str]:
+def split_channel_message(channel_message: str) -> tuple[int, int, str, str]:
     """The rank that a shard comes from, its place among that rank's, its mode and its tag.
 
     Raises:
         ValueError: it is no name of a shard.
     """
-    parts = batch_index.split("_", 3)
+    parts = channel_message.split("_", 3)
     if len(parts) != 4 or not (parts[0].isdecimal() and parts[1].isdecimal()):
-        raise ValueError(f"{batch_index!r} is no name of a shard: those are rank_index_mode_tag")
+        raise ValueError(f"{channel_message!r} is no name of a shard: those are rank_index_mode_tag")
     return int(parts[0]), int(parts[1]), parts[2], parts[3]
 
 
 def decoupled_build_send_plan(
     *,
-    src_group: str,
-    dst_group: str,
-    src_rank: int,
+    src_group_name: str,
+    dst_group_name: str,
+    src_rank: int | None,
     src_world_size: int,
     dst_world_size: int,
+    tag: str | None,
+    route_key: Any = None,
     batch_size: int,
     mode: str | None = None,
-    tag: str | None = None,
-    route_key: Any = None,
-    queue_size: int = 0,
-    replies_to: Sequence[str] = (),
-) -> list[DecoupledRouteEntry]:
-    """What one rank sends, shard by shard.
+    tag_batch_router: Sequence[str] | None = None,
+    send_queue_size: int = 0,
+) -> DecoupledRoutePlan:
+    """Return the shards that one rank sends.
 
     Args:
-        batch_size: rows of all ranks of this group together; with ``replies_to`` this rank's own.
-        queue_size: into how many shards the whole batch is cut; 0 for as few as possible.
-        replies_to: the names of the shards that this answers, in order; each part goes back to where that came from.
+        src_rank: the sender's; of no account where it replies.
+        batch_size: rows of all ranks of this group together; of a reply this rank's own.
+        mode: stands in the shards' names.
+        tag_batch_router: names of the shards that this replies to, in order; each part returns to its shard's origin.
+        send_queue_size: shards to send; 0 for the rank's whole part.
 
     Raises:
         ConfigError: the batch cannot be cut like that.
-        ValueError: one of ``replies_to`` is no name of a shard.
+        ValueError: one of ``tag_batch_router`` is no name of a shard.
     """
-    if replies_to:
-        if batch_size % len(replies_to):
-            raise ConfigError(f"{batch_size} rows cannot be split evenly among {len(replies_to)} shards to answer")
-        size = batch_size // len(replies_to)
-        return [
-            DecoupledRouteEntry(
-                size,
-                build_route_channel_key(src_group, dst_group, ANY, split_channel_message(index)[0], tag, route_key),
-                index,
+    if tag_batch_router:
+        if batch_size % len(tag_batch_router):
+            raise ConfigError(
+                f"{batch_size} rows cannot be split evenly among {len(tag_batch_router)} shards to answer"
             )
-            for index in replies_to
-        ]
-    shard = CommMapper.decoupled_get_batch_size(batch_size, src_world_size, dst_world_size, queue_size)
-    key = build_route_channel_key(src_group, dst_group, ANY, ANY, tag, route_key)
-    return [
-        DecoupledRouteEntry(shard, key, build_batch_index(src_rank, number, mode, tag))
-        for number in range(batch_size // src_world_size // shard)
-    ]
+        sizes, indexes = [batch_size // len(tag_batch_router)] * len(tag_batch_router), list(tag_batch_router)
+        ranks: list[int] = [split_channel_message(index)[0] for index in indexes]
+    else:
+        sizes = CommMapper.decoupled_get_batch_size(batch_size, src_world_size, dst_world_size, send_queue_size)
+        indexes = [build_batch_index(src_rank or 0, number, mode, tag) for number in range(len(sizes))]
+        ranks = [ANY] * len(sizes)
+    return DecoupledRoutePlan(
+        tuple(
+            DecoupledRouteEntry(
+                size, build_route_channel_key(src_group_name, dst_group_name, ANY, rank, tag, route_key), index
+            )
+            for size, rank, index in zip(sizes, ranks, indexes, strict=True)
+        )
+    )
 
 
 def decoupled_build_recv_plan(
     *,
-    src_group: str,
-    dst_group: str,
-    dst_rank: int,
+    src_group_name: str,
+    dst_group_name: str,
+    recv_rank: int | None,
     src_world_size: int,
     dst_world_size: int,
-    batch_size: int,
-    tag: str | None = None,
+    tag: str | None,
     route_key: Any = None,
-    queue_size: int = 0,
-    serves_any: bool = False,
-) -> list[DecoupledRouteEntry]:
-    """What one rank receives, shard by shard.
+    batch_size: int,
+    recv_queue_size: int = 0,
+) -> DecoupledRoutePlan:
+    """Return the shards that one rank receives.
 
     Args:
+        recv_rank: the receiver, which awaits the answers to its own shards; None where it serves any rank.
+        src_world_size: ranks of the receiver's own group.
+        dst_world_size: ranks of the other group.
         batch_size: rows of all ranks together.
-        queue_size: as the sender has it.
-        serves_any: takes whatever comes, from anybody; otherwise the answers to what this rank has sent.
+        recv_queue_size: shards to receive; 0 for the rank's whole part.
 
     Raises:
         ConfigError: the batch cannot be cut like that.
     """
-    shard = CommMapper.decoupled_get_batch_size(batch_size, src_world_size, dst_world_size, queue_size)
-    to = ANY if serves_any else dst_rank
-    key = build_route_channel_key(src_group, dst_group, ANY, to, tag, route_key)
-    return [DecoupledRouteEntry(shard, key, "") for _ in range(batch_size // dst_world_size // shard)]
+    key = build_route_channel_key(src_group_name, dst_group_name, ANY, recv_rank, tag, route_key)
+    sizes = CommMapper.decoupled_get_batch_size(batch_size, src_world_size, dst_world_size, recv_queue_size)
+    return DecoupledRoutePlan(tuple(DecoupledRouteEntry(size, key, "") for size in sizes))

@@ -7,24 +7,37 @@ from typing import Any, Final
 RouteKey = tuple[str, str, str, str, str, int, int]
 
 ANY: Final = -1
-"""In place of a rank: whoever takes it, or whoever has sent it."""
+"""Any rank of a group, in the place of one."""
 
 
 def build_route_channel_key(
-    src_group: str, dst_group: str, src_rank: int, dst_rank: int, tag: str | None, route_key: Any = None
+    src_group_name: str,
+    dst_group_name: str,
+    src_rank: int | None,
+    dst_rank: int | None,
+    tag: str | None,
+    route_key: Any = None,
 ) -> RouteKey:
-    """The channel key of what goes from one rank to another.
+    """Return the channel key of a route between two ranks.
 
     Args:
-        tag: what it is, where the two exchange several things.
-        route_key: tells apart what has the same tag; what is no str counts by its ``repr``.
+        src_rank, dst_rank: ranks of the two ends; None stands for any rank of a group, as ``ANY`` does.
+        tag: name of the payload, where the two groups exchange several.
+        route_key: tells apart payloads of one tag; a value that is no str counts by its ``repr``.
     """
     route = "" if route_key is None else route_key if isinstance(route_key, str) else repr(route_key)
-    return "scheduler_route", src_group, dst_group, tag or "default", route, src_rank, dst_rank
+    ends = (ANY if rank is None else rank for rank in (src_rank, dst_rank))
+    return "scheduler_route", src_group_name, dst_group_name, tag or "default", route, *ends  # type: ignore[return-value]
 
 
 def build_send_key(
-    *, src_group: str, dst_group: str, src_rank: int, dst_rank: int, tag: str | None = None, route_key: Any = None
+    *,
+    src_group_name: str,
+    dst_group_name: str,
+    src_rank: int | None,
+    dst_rank: int | None,
+    tag: str | None,
+    route_key: Any = None,
 ) -> RouteKey:
-    """As ``build_route_channel_key``, with every argument by its name."""
-    return build_route_channel_key(src_group, dst_group, src_rank, dst_rank, tag, route_key)
+    """Return the same as ``build_route_channel_key``, with every argument by its name."""
+    return build_route_channel_key(src_group_name, dst_group_name, src_rank, dst_rank, tag, route_key)

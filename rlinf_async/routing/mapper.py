@@ -45,27 +45,31 @@ class CommMapper:
         return f"{src_rank}_{dst_rank}_{extra}"
 
     @staticmethod
-    def decoupled_get_batch_size(batch_size: int, src_world_size: int, dst_world_size: int, queue_size: int = 0) -> int:
-        """Rows of one shard, where any rank may serve any other: every rank of both groups has whole shards.
+    def decoupled_get_batch_size(
+        batch_size: int, src_world_size: int, dst_world_size: int, queue_size: int = 0
+    ) -> list[int]:
+        """Return the rows of each shard that a rank of the source exchanges, where any rank may serve any other.
+
+        Every rank of both groups has whole shards, which are as large as they can be.
 
         Args:
-            batch_size: rows of the whole batch.
-            queue_size: how many shards the whole batch is cut into; 0 for as few as possible.
+            batch_size: rows of all ranks of one group together.
+            src_world_size: ranks of the group that asks, whether it sends or receives.
+            dst_world_size: ranks of the other group.
+            queue_size: shards that the rank exchanges at once; 0 for all of its part.
 
         Raises:
-            ConfigError: the batch cannot be cut like that.
+            ConfigError: the batch cannot be cut like that, or a rank has fewer shards than ``queue_size``.
         """
-        src_size, dst_size = _share(batch_size, src_world_size), _share(batch_size, dst_world_size)
-        if queue_size == 0:
-            return math.gcd(src_size, dst_size)
-        shard = _share(batch_size, queue_size)
-        if src_size % shard or dst_size % shard:
+        own = _share(batch_size, src_world_size)
+        shard = math.gcd(own, _share(batch_size, dst_world_size))
+        count = own // shard
+        if queue_size > count > 1:
             raise ConfigError(
-                f"a batch of {batch_size} in {queue_size} shards has {shard} rows in each, and ranks with {src_size} "
-                f"and {dst_size} rows have no whole number of those: the queue size must be a multiple of both world "
-                f"sizes, {src_world_size} and {dst_world_size}"
+                f"queue size {queue_size}: of a batch of {batch_size}, which {src_world_size} ranks exchange with "
+                f"{dst_world_size}, each has {count} shards"
             )
-        return shard
+        return [shard] * (min(queue_size, count) or count)
 
 
 def _overlaps(batch_size: int, own_world_size: int, other_world_size: int, own_rank: int) -> list[tuple[int, int]]:

@@ -49,8 +49,8 @@ class RoutePlan:
 
 def build_send_plan(
     *,
-    src_group: str,
-    dst_group: str,
+    src_group_name: str,
+    dst_group_name: str,
     src_rank: int,
     src_world_size: int,
     dst_world_size: int,
@@ -68,9 +68,11 @@ def build_send_plan(
     """
     shares = CommMapper.get_dst_ranks(batch_size, src_world_size, dst_world_size, src_rank)
     return RoutePlan(
-        dst_group,
+        dst_group_name,
         tuple(
-            RouteEntry(rank, size, build_route_channel_key(src_group, dst_group, src_rank, rank, tag, route_key))
+            RouteEntry(
+                rank, size, build_route_channel_key(src_group_name, dst_group_name, src_rank, rank, tag, route_key)
+            )
             for rank, size in shares
         ),
     )
@@ -78,8 +80,8 @@ def build_send_plan(
 
 def build_recv_plan(
     *,
-    src_group: str,
-    dst_group: str,
+    src_group_name: str,
+    dst_group_name: str,
     dst_rank: int,
     src_world_size: int,
     dst_world_size: int,
@@ -98,12 +100,12 @@ def build_recv_plan(
     whole = math.lcm(src_world_size, dst_world_size) if batch_size is None else batch_size
     shares = CommMapper.get_src_ranks(whole, src_world_size, dst_world_size, dst_rank)
     return RoutePlan(
-        src_group,
+        src_group_name,
         tuple(
             RouteEntry(
                 rank,
                 0 if batch_size is None else size,
-                build_route_channel_key(src_group, dst_group, rank, dst_rank, tag, route_key),
+                build_route_channel_key(src_group_name, dst_group_name, rank, dst_rank, tag, route_key),
             )
             for rank, size in shares
         ),

@@ -29,7 +29,7 @@ MEMBERS: Final = {
         ModelParallelEvalComponentPlacement MultiAgentModelParallelComponentPlacement
         MultiAgentModelParallelEvalComponentPlacement PlacementMode RolloutSyncMode placement_mode_to_rollout_sync_mode
         Hardware HardwareResource HardwareConfig NodeHardwareConfig Accelerator
-        FrankaConfig DualFrankaConfig GimArmConfig DOSW1Config Turtle2Config
+        FrankaConfig DualFrankaConfig GimArmConfig DOSW1HWConfig Turtle2Config
         CrossDCPair BandwidthGroup NetEmulationManager estimate_payload_size_bytes
         DistributedRayLogCollector ProfileConfig NsightConfig RocprofSysConfig batch_router
         GROUP_NAME WORKER_NAME MASTER_ADDR MASTER_PORT WORLD_SIZE RANK NODE_RANK CLUSTER_NODE_RANK

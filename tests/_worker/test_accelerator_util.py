@@ -77,7 +77,7 @@ def test_in_a_rehearsal_all_is_computed_on_the_cpu(monkeypatch: pytest.MonkeyPat
     platform = AcceleratorUtil.get_torch_platform("NV_GPU")
     platform.set_device(3)
     assert torch.ones(1, device=platform.current_device()).device.type == "cpu"
-    assert AcceleratorUtil.get_accel_pg_options(CollectiveGroupOptions(accel_max_ctas=8), "NV_GPU") is None
+    assert AcceleratorUtil.get_accel_pg_options("NV_GPU", CollectiveGroupOptions(accel_max_ctas=8)) is None
 
 
 def test_wishes_for_nccl_are_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,12 +88,12 @@ def test_wishes_for_nccl_are_its_options(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     nccl = SimpleNamespace(Options=Options)
     monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", nccl, raising=False)
-    made = AcceleratorUtil.get_accel_pg_options(CollectiveGroupOptions(accel_max_ctas=8), "AMD_GPU")
+    made = AcceleratorUtil.get_accel_pg_options("AMD_GPU", CollectiveGroupOptions(accel_max_ctas=8))
     assert vars(made.config) == {"cga_cluster_size": 4, "max_ctas": 8, "min_ctas": 1}
     assert made.is_high_priority_stream is False
-    assert AcceleratorUtil.get_accel_pg_options(CollectiveGroupOptions(), "NV_GPU") is None
-    assert AcceleratorUtil.get_accel_pg_options(None, "NV_GPU") is None
-    assert AcceleratorUtil.get_accel_pg_options(CollectiveGroupOptions(accel_max_ctas=8), "NPU") is None
+    assert AcceleratorUtil.get_accel_pg_options("NV_GPU", CollectiveGroupOptions()) is None
+    assert AcceleratorUtil.get_accel_pg_options("NV_GPU", None) is None
+    assert AcceleratorUtil.get_accel_pg_options("NPU", CollectiveGroupOptions(accel_max_ctas=8)) is None
 
 
 def test_ranges_are_named_while_a_window_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,12 +109,12 @@ def test_ranges_are_named_while_a_window_is_open(monkeypatch: pytest.MonkeyPatch
         nvtx=SimpleNamespace(range_push=tell, range_pop=lambda: tell("pop")),
     )
     monkeypatch.setattr(torch, "cuda", cuda)
-    with AcceleratorUtil.profiling_range("early", "NV_GPU"):
+    with AcceleratorUtil.profiling_range("NV_GPU", "early"):
         pass
     AcceleratorUtil.start_profiling("NV_GPU")
-    with AcceleratorUtil.profiling_range("step", "NV_GPU"):
+    with AcceleratorUtil.profiling_range("NV_GPU", "step"):
         pass
-    with AcceleratorUtil.profiling_range("elsewhere", "NPU"):
+    with AcceleratorUtil.profiling_range("NPU", "elsewhere"):
         pass
     AcceleratorUtil.stop_profiling("NV_GPU")
     assert told == ["start", "step", "pop", "stop"]

@@ -26,7 +26,7 @@ from rlinf_async.hardware import (
     RobotInfo,
 )
 from rlinf_async.hardware.node_inventory import take_inventory
-from rlinf_async.hardware.robots import FrankaConfig, GimArmConfig
+from rlinf_async.hardware.robots import FrankaConfig, FrankaHWInfo, GimArmConfig, Turtle2HWInfo
 
 
 @pytest.fixture(autouse=True)
@@ -115,8 +115,8 @@ def test_a_robots_gaps_are_filled_from_its_nodes_variables(monkeypatch: pytest.M
     section = franka({"node_rank": 1}, {"node_rank": 1, "robot_ip": "10.9.9.9"}, {"node_rank": 2})
     (resource,) = take_inventory(1, [section])
     assert resource.infos == (
-        RobotInfo("Franka", "Franka", FrankaConfig(1, "10.0.0.2", ("a1", "a2"))),
-        RobotInfo("Franka", "Franka", FrankaConfig(1, "10.9.9.9", ("b1",))),
+        FrankaHWInfo("Franka", "Franka", FrankaConfig(1, "10.0.0.2", ["a1", "a2"])),
+        FrankaHWInfo("Franka", "Franka", FrankaConfig(1, "10.9.9.9", ["b1"])),
     )
 
 
@@ -215,7 +215,7 @@ def test_an_empty_value_leaves_a_robot_its_default(monkeypatch: pytest.MonkeyPat
         ({"robot_ip": 10}, "robot_ip must be text, got 10, and text is written in quotes"),
         (
             {"camera_serials": [10]},
-            r"camera_serials must be a list of texts, got \(10,\), and text is written in quotes",
+            r"camera_serials must be a list of texts, got \[10\], and text is written in quotes",
         ),
         ({"camera_serials": "a1;a2"}, "camera_serials must be a list of texts, got 'a1;a2'"),
     ],
@@ -292,3 +292,17 @@ def test_an_extension_that_fails_is_a_warning_that_names_it(tmp_path: Path, text
     answer = ask(tmp_path, "lamps")
     assert answer["warning"] == f"the extension module 'lamps' (RLINF_EXT_MODULE) is not loaded: {error}"
     assert pickle.loads(bytes.fromhex(answer["resources"])) == ()
+
+
+def test_the_one_robot_of_a_node_takes_a_list_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAMERA_SERIALS", "a1,a2")
+    (resource,) = take_inventory(1, [franka({"node_rank": 1, "robot_ip": "10.0.0.2"})])
+    assert resource.infos == (FrankaHWInfo("Franka", "Franka", FrankaConfig(1, "10.0.0.2", ["a1", "a2"])),)
+
+
+def test_a_robot_without_an_identifier_is_one_that_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODE_RANK", "0")  # of another launcher
+    section = {"type": "Turtle2", "configs": [{"node_rank": 1}]}
+    (resource,) = take_inventory(1, [section])
+    assert [type(info) for info in resource.infos] == [Turtle2HWInfo]
+    assert take_inventory(0, [section]) == ()

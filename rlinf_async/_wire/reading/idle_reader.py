@@ -20,6 +20,7 @@ import os
 import select
 import signal
 import threading
+from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable
 from typing import Final
 
@@ -76,9 +77,13 @@ class IdleReader:
                 self._epoll.unregister(fd)
 
     def gate(self) -> Gate:
-        """Where this thread may wait, once, while its loop does not run."""
-        if callable(signal.getsignal(signal.SIGALRM)):
-            return LockGate()  # a handler that raises may not do so where a frame is handled
+        """Where this thread may wait, once.
+
+        The thread itself reads meanwhile, but for a coroutine of its loop, which blocks by RLinf's rules, and for a
+        handler of SIGALRM that raises: neither may be where a frame is handled.
+        """
+        if running_loop() is not None or callable(signal.getsignal(signal.SIGALRM)):
+            return LockGate()
         return _Gate(self)
 
     def has_just_polled(self) -> bool:

@@ -1,0 +1,16 @@
+"""Dialect of this process: public calls follow this framework's rules, or RLinf's under RLinf's names."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+VARIABLE: Final = "RLINF_RLINF"
+"""Variable of a run under RLinf's names, from `rlinf-launch --rlinf` or `python -m rlinf_async.rlinf`."""
+
+is_rlinf = False
+
+
+def is_wanted() -> bool:
+    """True if the environment asks for RLinf's names."""
+    return os.environ.get(VARIABLE, "") not in ("", "0")

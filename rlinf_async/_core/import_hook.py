@@ -1,0 +1,117 @@
+"""Import hook that answers for ``rlinf.scheduler`` and the modules below it, so that RLinf's own programs run here.
+
+Each module of the table offers all of RLinf's names, whichever module RLinf has one in: the names are unique, and
+RLinf's programs import one from several places.  Processes that this one starts install the hook
+too: workers and their template because ``RLINF_RLINF`` is set, other interpreters by the ``sitecustomize`` that
+``PYTHONPATH`` leads to.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from rlinf_async._core import dialect, process
+from rlinf_async._core.own_logger import own_logger
+
+ROOT: Final = "rlinf.scheduler"
+
+MODULES: Final[dict[str, str]] = {
+    "channel": "channel channel_worker",
+    "cluster": "cluster config node utils",
+    "collective": "async_work collective collective_group multi_channel_pg",
+    "dynamic_scheduler": "manager scheduler_worker utils",
+    "hardware": "accelerators hardware robots",
+    "hardware.accelerators": "accelerator amd_gpu ascend_npu intel_gpu musa_gpu nvidia_gpu",
+    "hardware.robots": "auto_config dosw1 dual_franka franka gim_arm xsquare",
+    "manager": "coll_manager lock_manager manager node_manager worker_manager",
+    "placement": "flexible node packed placement",
+    "worker": "lock routing worker worker_group",
+}
+"""Packages below ``rlinf.scheduler`` with the modules of each."""
+
+_PACKAGES: Final = {ROOT, *(f"{ROOT}.{package}" for package in MODULES)}
+_NAMES: Final = _PACKAGES | {f"{ROOT}.{package}.{name}" for package, names in MODULES.items() for name in names.split()}
+_NAMES_HERE: Final = "rlinf_async.rlinf.scheduler_names"
+"""Module that a program's first import of ``rlinf.scheduler`` imports, as it would by its own name."""
+_STARTUP: Final = str(Path(__file__).parents[1] / "rlinf" / "startup")
+
+logger = own_logger(__name__)
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if fullname != ROOT and not fullname.startswith(f"{ROOT}."):
+            return None
+        if fullname not in _NAMES:
+            raise ModuleNotFoundError(
+                f"{fullname} is not among the modules of RLinf that rlinf_async answers for: "
+                "docs/porting-from-rlinf.md lists what is there in its place",
+                name=fullname,
+            )
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=fullname in _PACKAGES)
+
+    def exec_module(self, module: ModuleType) -> None:
+        names = importlib.import_module(_NAMES_HERE)
+
+        def get(name: str) -> Any:
+            if name.startswith("__") and name != "__all__":  # the import system asks for such names
+                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+            return getattr(names, name)
+
+        setattr(module, "__getattr__", get)  # noqa: B010
+        setattr(module, "__dir__", names.__dir__)  # noqa: B010
+
+
+_finder: Final = _Finder()
+
+
+def install() -> None:
+    """Answer for ``rlinf.scheduler`` in this process and in those that it starts, by RLinf's rules.
+
+    Raises:
+        ImportError: RLinf's own scheduler was imported before.
+    """
+    if _finder in sys.meta_path:
+        return
+    if ROOT in sys.modules:
+        raise ImportError(
+            f"{ROOT} was imported from {sys.modules[ROOT].__file__} already, so rlinf_async cannot stand for it; start "
+            "the script by `rlinf-launch --rlinf` or `python -m rlinf_async.rlinf`",
+            name=ROOT,
+        )
+    sys.meta_path.insert(0, _finder)
+    dialect.is_rlinf = True
+    os.environ.update(variables(os.environ))
+    logger.info("%s is rlinf_async in this process", ROOT)
+
+
+def end_quickly() -> None:
+    """Have this interpreter end without collecting the cycles among the objects of what it has imported.
+
+    That takes a second of CPU with RLinf's libraries.  An exit function that is registered first is called last.
+    """
+    process.flush_files()  # of a file in a cycle nobody would write the buffer
+    gc.freeze()
+
+
+def install_if_wanted() -> None:
+    """Install the hook where the environment asks for it: the start of an interpreter, a worker or its template."""
+    if dialect.is_wanted():
+        install()
+
+
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with which another interpreter of this environment installs the hook at its start."""
+    path = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if _STARTUP not in path:
+        path.insert(0, _STARTUP)
+    return {dialect.VARIABLE: "1", "PYTHONPATH": os.pathsep.join(path)}

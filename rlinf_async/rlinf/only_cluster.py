@@ -1,0 +1,48 @@
+"""``Cluster`` under RLinf's names: the one of the process, which every further ``Cluster()`` is."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+from rlinf_async import cluster
+from rlinf_async._cluster.launch_config import read_config
+
+
+class Cluster(cluster.Cluster):
+    """``rlinf_async.Cluster``, once per process: RLinf's programs make it again wherever they need it.
+
+    Example:
+        Cluster(cluster_cfg=cfg.cluster)       # starts or joins the run
+        Cluster()                              # the same object, here and in each worker
+
+    Raises:
+        RuntimeError: the process has one that was made with other nodes or another configuration.
+    """
+
+    _only: ClassVar[Cluster | None] = None
+    _is_made = False
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        only = Cluster._only
+        if only is None or only._closing is not None or not only._is_made:
+            only = Cluster._only = super().__new__(cls)
+        return only  # type: ignore[return-value]  # no class is derived from this one
+
+    def __init__(
+        self,
+        num_nodes: int | None = None,
+        cluster_cfg: Any = None,
+        distributed_log_dir: str | None = None,
+        **options: Any,
+    ) -> None:
+        if not self._is_made:
+            super().__init__(num_nodes, cluster_cfg, distributed_log_dir, **options)
+            self._is_made = True
+            return
+        if cluster_cfg is not None and read_config(cluster_cfg) != self._config:
+            raise RuntimeError(
+                f"Cluster(cluster_cfg=...): this process has {self!r} already, whose configuration is another one; "
+                "RLinf's programs have one cluster (several: `from rlinf_async import Cluster`)"
+            )
+        if num_nodes and num_nodes != self.num_nodes:
+            raise RuntimeError(f"Cluster(num_nodes={num_nodes}): this process has {self!r} already")

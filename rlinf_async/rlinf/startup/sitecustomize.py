@@ -1,0 +1,21 @@
+"""Start of each interpreter that a program under RLinf's names starts: the import hook, then the next sitecustomize."""
+
+import atexit
+import contextlib
+import importlib.machinery
+import importlib.util
+import sys
+from pathlib import Path
+
+with contextlib.suppress(ImportError):  # an interpreter that does not have this framework runs as ever
+    from rlinf_async._core import import_hook
+
+    import_hook.install_if_wanted()
+    atexit.register(import_hook.end_quickly)
+
+_here = Path(__file__).resolve().parent
+_others = [entry for entry in sys.path if Path(entry).resolve() != _here]
+_spec = importlib.machinery.PathFinder.find_spec("sitecustomize", _others)
+if _spec is not None and _spec.loader is not None:
+    sys.modules["sitecustomize"] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules["sitecustomize"])

@@ -1,0 +1,1 @@
+from franka_sim import pendulum as pendulum

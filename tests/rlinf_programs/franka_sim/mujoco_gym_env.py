@@ -1,0 +1,1 @@
+GymRenderingSpec = MujocoGymEnv = object
