@@ -62,7 +62,9 @@ class DirectCallers:
         self._breaks: Counter[int] = Counter()
         client.own_direct_sockets = self._direct_sockets
         self._lock = threading.Lock()
-        self._answered: list[int] = []
+        self._answered: dict[Connection | None, list[int]] = {}
+        """Callers and calls of which the daemon has not heard the end, by the way that has to be written before it
+        does."""
 
     def to(self, source: int) -> Connection | None:
         """The socket to a caller; None where its answers go by way of the daemon."""
@@ -126,18 +128,27 @@ class DirectCallers:
         for source in list(self._connections):
             self.read_available(source)
 
-    def answered(self, source: int, call: int) -> None:
-        """A call has been answered directly."""
+    def answered(self, source: int, call: int, way: Connection | None = None) -> None:
+        """A call has been answered directly.
+
+        Args:
+            way: where the caller reports the call, the socket that the answer has to leave on before the daemon hears.
+        """
         with self._lock:
-            self._answered += (source, call)
-            first = len(self._answered) == 2
-        if first:
+            is_first = not self._answered
+            self._answered.setdefault(way, []).extend((source, call))
+        if is_first:
             self._client.later(_REPORT_DELAY_S, self._report)
 
     def _report(self) -> None:
         with self._lock:
-            answered, self._answered = self._answered, []
-        self._client.send((frames.SETTLED, 0, self._client.endpoint, answered))
+            answered, self._answered = self._answered, {}
+        # A socket is asked once for all its answers, not after each: that would write every answer by itself. Until an
+        # answer has left, the daemon answers for a worker that dies; of one that waits for room the caller reports.
+        # tests/_worker/test_direct_callers.py::test_no_answer_is_written_by_itself_for_the_sake_of_the_report
+        told = [each for way, calls in answered.items() if way is None or not way.is_behind() for each in calls]
+        if told:
+            self._client.send((frames.SETTLED, 0, self._client.endpoint, told))
 
     def forget(self) -> None:
         """In a forked child: the sockets are the parent's."""

@@ -105,3 +105,34 @@ def test_without_leave_of_the_daemon_answers_go_by_way_of_it(loop: asyncio.Abstr
     direct_callers = DirectCallers(Client(loop), granted=False, inbox=Inbox())  # type: ignore[arg-type]
     assert direct_callers.to(CALLER) is None
     direct_callers.read_all_available()
+
+
+class Way:
+    """A socket to a caller that counts how often it is asked, which writes what it has."""
+
+    def __init__(self, is_full: bool) -> None:
+        self.is_full, self.asked = is_full, 0
+
+    def is_behind(self) -> bool:
+        self.asked += 1
+        return self.is_full
+
+
+def test_no_answer_is_written_by_itself_for_the_sake_of_the_report(loop: asyncio.AbstractEventLoop) -> None:
+    reports: list[Callable[[], None]] = []
+    sent: list[Any] = []
+    client: Any = Client(loop)
+    client.later = lambda seconds, callback: reports.append(callback)
+    client.send = sent.append
+    direct_callers = DirectCallers(client, granted=True, inbox=Inbox())
+    free: Any = Way(is_full=False)
+    full: Any = Way(is_full=True)
+    for number in range(3):
+        direct_callers.answered(CALLER, number, free)
+        direct_callers.answered(CALLER + 1, number, full)
+    direct_callers.answered(CALLER + 2, 0)
+    assert not free.asked
+    for report in reports:
+        report()
+    assert (len(reports), free.asked, full.asked) == (1, 1, 1)
+    assert sent == [(frames.SETTLED, 0, client.endpoint, [CALLER, 0, CALLER, 1, CALLER, 2, CALLER + 2, 0])]
