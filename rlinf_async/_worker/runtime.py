@@ -402,7 +402,7 @@ class Runtime:
 
     # Each of these coroutines answers its call whichever way it ends, without a callback at the end of its task, which
     # would cost a turn of the loop.  A task that is cancelled before its first step never enters its coroutine, and the
-    # caller would wait for ever; so the coroutine runs to ``_first_step`` before it is a task: the cancel arrives there.
+    # caller would wait for ever; so it runs to ``_first_step`` before it is a task: the cancel arrives there.
     # tests/_worker/test_runtime.py::test_a_call_that_is_cancelled_before_its_first_step_is_answered
 
     async def _coroutine(self, call: Call, function: Callable[..., Any]) -> None:
