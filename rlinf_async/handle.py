@@ -136,9 +136,10 @@ class Handle(Work[list[R]]):
 
     # -- answers, on the client's loop --------------------------------------------------------------------------
 
-    def _begin(self, call: int) -> None:
+    def _begin(self, call: int) -> Sequence[int]:
         """The call is about to leave under this id."""
         self._call, self._targets = call, self._callee.targets
+        return self._targets
 
     def _mark_departed(self) -> None:
         """The call has left."""
@@ -579,7 +580,7 @@ class Handle(Work[list[R]]):
     def _pop_times(self) -> Handle:
         handle = Handle(self._callee, "pop_execution_times")
         body, fds = pack_body(codec.encode(((), {})))
-        self._callee.client.call(handle, frames.route_to(self._callee.targets), handle._method, body, fds)
+        self._callee.client.call(handle, frames.route_to, handle._method, body, fds)
         return handle
 
     def __reduce__(self) -> Any:

@@ -83,13 +83,11 @@ class DirectCalls:
         # tests/_client/test_direct_calls.py::test_calls_run_in_their_order_whichever_way_they_take
         # tests/_client/test_direct_calls.py::test_a_call_follows_those_that_a_broken_socket_still_owes
         # tests/simulation/test_sim_order.py::test_no_call_overtakes_those_that_a_full_socket_still_owes
-        many = len(targets) > MAX_TARGETS
         ways: list[tuple[int, Connection]] = []
         rest: list[int] = []
-        for slot, target in enumerate(targets):
-            way = self._find_way(target, many)
+        for slot, way in enumerate(self._find_ways(targets, len(targets) > MAX_TARGETS)):
             if way is None:
-                self._relayed[target] = call
+                self._relayed[targets[slot]] = call
                 rest.append(slot)
             else:
                 ways.append((slot, way))
@@ -99,7 +97,7 @@ class DirectCalls:
 
     def open_again(self, call: int, target: int, method: str) -> Connection | None:
         """An open call is about to be sent to one more target. Return the way, None where the daemon relays it."""
-        way = self._find_way(target)
+        (way,) = self._find_ways((target,))
         if way is None:
             self._relayed[target] = call
         else:
@@ -107,18 +105,22 @@ class DirectCalls:
             self._went_directly(call, method, [*targets, target])
         return way
 
-    def _find_way(self, target: int, prefers_daemon: bool = False) -> Connection | None:
-        """Return the socket on which the next frame to a worker keeps its place; None where the daemon relays it.
+    def _find_ways(self, targets: Sequence[int], prefers_daemon: bool = False) -> list[Connection | None]:
+        """Return the sockets on which the next frame to each worker keeps its place; None where the daemon relays it.
 
         Args:
-            prefers_daemon: the socket is for frames only that a relayed one would overtake: it is full, or broken.
+            prefers_daemon: a socket is for frames only that a relayed one would overtake: it is full, or broken.
         """
-        way = self._direct_sockets.find(target)
-        if way is None or way.is_closed:
-            return way
-        signalled, calls = self._signalled, self._calls
-        is_late = self._relayed.get(target) in calls or (signalled and signalled.get(target) in calls)
-        return None if is_late or (prefers_daemon and not way.is_behind()) else way
+        find, relayed, signalled, calls = self._direct_sockets.find, self._relayed, self._signalled, self._calls
+        ways: list[Connection | None] = []
+        for target in targets:
+            way = find(target)
+            if way is not None and not way.is_closed:
+                is_late = relayed.get(target) in calls or (signalled and signalled.get(target) in calls)
+                if is_late or (prefers_daemon and not way.is_behind()):
+                    way = None
+            ways.append(way)
+        return ways
 
     def _went_directly(self, call: int, method: str, targets: Sequence[int]) -> None:
         self._open[call] = (method, targets)
@@ -131,9 +133,10 @@ class DirectCalls:
         _, ways = self._open.get(call, ("", ()))
         direct: list[Connection] = []
         relayed: list[int] = []
+        # A relayed cancel has later calls relayed too (``has_signalled``), past those that a full socket owes.
+        others = iter(self._find_ways([target for target in targets if target not in ways], prefers_daemon=True))
         for target in targets:
-            # A relayed cancel has later calls relayed too (``has_signalled``), past those that a full socket owes.
-            way = self._direct_sockets.find(target) if target in ways else self._find_way(target, prefers_daemon=True)
+            way = self._direct_sockets.find(target) if target in ways else next(others)
             if way is None:
                 relayed.append(target)
             else:
