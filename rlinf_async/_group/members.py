@@ -512,11 +512,7 @@ class Members:
         """
         if not self.admits(handler, method):
             return
-        bodies: Bodies
-        if len(encoded) == 1:
-            bodies = (pack_body(encoded[0]),)
-        else:
-            bodies = _pack_each(encoded)
+        bodies: Bodies = (pack_body(encoded[0]),) if len(encoded) == 1 else _pack_each(encoded)
         self.record(handler, method, len(callee.ranks))
         if repeats and isinstance(handler, Handle):
             handler._again = encoded

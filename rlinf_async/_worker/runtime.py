@@ -268,6 +268,8 @@ class Runtime:
                 return False
             call.state = RUNNING
         call.place = recording.start_call(call.source, call.call)
+        if recording.admits():
+            call._event = recording.begin(_SERVE, call.method)
         return True
 
     def _woken(self) -> None:
@@ -320,7 +322,8 @@ class Runtime:
                 break
             queue.popleft()
             if self._begin(call):
-                self._record(call, None)
+                if recorder.recorder is not None:
+                    call.span = recorder.enter_call(call.source, call.call, call.slot, call.method)
                 self._run(call, function)
             if self._turn_wanted or clock.monotonic() > until:
                 break
@@ -379,13 +382,12 @@ class Runtime:
         self._running += 1
         coroutine.send(None)  # to its ``_first_step``
         call.task = task = self._loop.create_task(coroutine)
-        self._record(call, task)
+        self._trace(call, task)
         if call.cancelled:  # while its def part ran
             task.cancel()
 
-    def _record(self, call: Call, task: asyncio.Task[None] | None) -> None:
-        if not call._event and recording.admits():
-            call._event = recording.begin(_SERVE, call.method)
+    @staticmethod
+    def _trace(call: Call, task: asyncio.Task[None]) -> None:
         if recorder.recorder is not None and call.span is None:
             call.span = recorder.enter_call(call.source, call.call, call.slot, call.method, task)
 
@@ -397,7 +399,7 @@ class Runtime:
         coroutine = self._coroutine(call, function)
         coroutine.send(None)
         task = call.task = loop.create_task(coroutine)
-        self._record(call, task)
+        self._trace(call, task)
         return task
 
     # Each of these coroutines answers its call whichever way it ends, without a callback at the end of its task, which
@@ -555,13 +557,10 @@ class Runtime:
             client.send(frame, fds, later=bool(self._queue))
             return
         direct.send(frame, fds, later=bool(self._queue))
-        if status != _ITEM:
-            if call.came_at is None:
-                self.direct_callers.answered(call.source, call.call)
-            elif clock.monotonic() - call.came_at >= REPORT_DELAY_S:
-                # The caller has reported the call; blocked or stopped, it does not report the answer.  The daemon hears
-                # of the answer DirectCallers' delay later, which is longer than the caller's: not before the call.
-                self.direct_callers.answered(call.source, call.call, direct)
+        # A caller that has reported its direct call may be blocked or stopped, and not report the answer.  The daemon
+        # hears of that DirectCallers' delay later, which is longer than the caller's: not before it hears of the call.
+        if status != _ITEM and (call.came_at is None or clock.monotonic() - call.came_at >= REPORT_DELAY_S):
+            self.direct_callers.answered(call)
 
     # -- the end ------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import pytest
 from rlinf_async._core import frames
 from rlinf_async._wire.unix import Connection
 from rlinf_async._worker.direct_callers import DirectCallers
+from rlinf_async._worker.running_call import Call
 
 CALLER = frames.endpoint(0, 3)
 
@@ -128,9 +129,9 @@ def test_no_answer_is_written_by_itself_for_the_sake_of_the_report(loop: asyncio
     free: Any = Way(is_full=False)
     full: Any = Way(is_full=True)
     for number in range(3):
-        direct_callers.answered(CALLER, number, free)
-        direct_callers.answered(CALLER + 1, number, full)
-    direct_callers.answered(CALLER + 2, 0)
+        direct_callers.answered(Call(CALLER, 0, number, "note", 0, free, 0.0))
+        direct_callers.answered(Call(CALLER + 1, 0, number, "note", 0, full, 0.0))
+    direct_callers.answered(Call(CALLER + 2, 0, 0, "note", 0, full, None))
     assert not free.asked
     for report in reports:
         report()
