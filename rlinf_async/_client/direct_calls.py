@@ -83,44 +83,48 @@ class DirectCalls:
         # tests/_client/test_direct_calls.py::test_calls_run_in_their_order_whichever_way_they_take
         # tests/_client/test_direct_calls.py::test_a_call_follows_those_that_a_broken_socket_still_owes
         # tests/simulation/test_sim_order.py::test_no_call_overtakes_those_that_a_full_socket_still_owes
-        ways: list[tuple[int, Connection]] = []
-        rest: list[int] = []
-        for slot, way in enumerate(self._find_ways(targets, len(targets) > MAX_TARGETS)):
-            if way is None:
-                self._relayed[targets[slot]] = call
-                rest.append(slot)
-            else:
-                ways.append((slot, way))
+        ways, rest = self._find_ways(targets, len(targets) > MAX_TARGETS)
+        for slot in rest:
+            self._relayed[targets[slot]] = call
         if ways:
             self._went_directly(call, method, [targets[slot] for slot, _ in ways] if rest else targets)
         return ways, rest
 
     def open_again(self, call: int, target: int, method: str) -> Connection | None:
         """An open call is about to be sent to one more target. Return the way, None where the daemon relays it."""
-        (way,) = self._find_ways((target,))
-        if way is None:
+        ways, _ = self._find_ways((target,))
+        if not ways:
             self._relayed[target] = call
-        else:
-            _, targets = self._open.get(call, ("", ()))
-            self._went_directly(call, method, [*targets, target])
-        return way
+            return None
+        _, targets = self._open.get(call, ("", ()))
+        self._went_directly(call, method, [*targets, target])
+        return ways[0][1]
 
-    def _find_ways(self, targets: Sequence[int], prefers_daemon: bool = False) -> list[Connection | None]:
-        """Return the sockets on which the next frame to each worker keeps its place; None where the daemon relays it.
+    def _find_ways(
+        self, targets: Sequence[int], prefers_daemon: bool = False
+    ) -> tuple[list[tuple[int, Connection]], list[int]]:
+        """Return the slots of workers to whom the next frame keeps its place on a socket, with that, and the others'.
 
         Args:
             prefers_daemon: a socket is for frames only that a relayed one would overtake: it is full, or broken.
         """
         find, relayed, signalled, calls = self._direct_sockets.find, self._relayed, self._signalled, self._calls
-        ways: list[Connection | None] = []
-        for target in targets:
+        ways: list[tuple[int, Connection]] = []
+        rest: list[int] = []
+        for slot, target in enumerate(targets):
             way = find(target)
-            if way is not None and not way.is_closed:
-                is_late = relayed.get(target) in calls or (signalled and signalled.get(target) in calls)
-                if is_late or (prefers_daemon and not way.is_behind()):
-                    way = None
-            ways.append(way)
-        return ways
+            if way is None or (
+                not way.is_closed
+                and (
+                    relayed.get(target) in calls
+                    or (signalled and signalled.get(target) in calls)
+                    or (prefers_daemon and not way.is_behind())
+                )
+            ):
+                rest.append(slot)
+            else:
+                ways.append((slot, way))
+        return ways, rest
 
     def _went_directly(self, call: int, method: str, targets: Sequence[int]) -> None:
         self._open[call] = (method, targets)
@@ -130,17 +134,18 @@ class DirectCalls:
 
     def split(self, call: int, targets: Sequence[int]) -> tuple[list[Connection], list[int]]:
         """The sockets by which what concerns a call follows it, and those of its targets that the daemon reaches."""
-        _, ways = self._open.get(call, ("", ()))
-        direct: list[Connection] = []
-        relayed: list[int] = []
+        _, went = self._open.get(call, ("", ()))
+        others = [target for target in targets if target not in went]
         # A relayed cancel has later calls relayed too (``has_signalled``), past those that a full socket owes.
-        others = iter(self._find_ways([target for target in targets if target not in ways], prefers_daemon=True))
+        ways, rest = self._find_ways(others, prefers_daemon=True)
+        direct = [way for _, way in ways]
+        relayed = [others[slot] for slot in rest]
         for target in targets:
-            way = self._direct_sockets.find(target) if target in ways else next(others)
-            if way is None:
-                relayed.append(target)
-            else:
-                direct.append(way)
+            if target in went:
+                if (way := self._direct_sockets.find(target)) is None:
+                    relayed.append(target)
+                else:
+                    direct.append(way)
         return direct, relayed
 
     def relays(self, worker: int, call: int) -> None:
