@@ -60,6 +60,8 @@ logger = own_logger(__name__)
 _SERVE: Final = EventKind.SERVE
 _DEF, _STREAM, _CONCURRENT = Kind.DEF, Kind.STREAM, Kind.CONCURRENT
 _OK, _ERROR, _ITEM = int(Status.OK), int(Status.ERROR), int(Status.ITEM)
+_CANCELLED, _END = int(Status.CANCELLED), int(Status.END)
+_CALL: Final = frames.CALL
 
 _TURN_S: Final = 0.005
 """Of ``def`` methods, after which the loop gets a turn, so that they cannot starve coroutines."""
@@ -108,9 +110,9 @@ class Runtime:
 
     def on_frame(self, frame: list[Any], fds: list[int]) -> None:
         kind = frame[0]
-        if kind == frames.CALL:
+        if kind == _CALL:
             self.direct_callers.read_available(frame[2])
-            self._take(frame, fds, self.direct_callers.to(frame[2]))
+            self._take(frame, fds, self.direct_callers.to(frame[2]), None)
         elif kind == frames.CANCEL:
             self._cancel(frame[2], frame[4])
         elif kind == frames.CREDIT:
@@ -137,8 +139,8 @@ class Runtime:
     def on_direct(self, source: int, way: Connection, frame: list[Any], fds: list[int]) -> None:
         kind = frame[0]
         frame[2] = source
-        if kind == frames.CALL and frames.is_call_sound(frame):
-            self._take(frame, fds, way, came_directly=True)
+        if kind == _CALL and frames.is_call_sound(frame):
+            self._take(frame, fds, way, clock.monotonic())
         elif kind == frames.CANCEL:
             self._cancel(source, frame[4])
         elif kind == frames.CREDIT:
@@ -149,9 +151,9 @@ class Runtime:
             close_fds(fds)
             raise frames.FrameError(f"a frame of kind {kind} has no business here")
 
-    def _take(self, frame: list[Any], fds: list[int], way: Connection | None, *, came_directly: bool = False) -> None:
+    def _take(self, frame: list[Any], fds: list[int], way: Connection | None, came_at: float | None) -> None:
         _, _, source, slot, number, method, credit, body = frame
-        call = Call(source, slot, number, method, credit, way, clock.monotonic() if came_directly else None)
+        call = Call(source, slot, number, method, credit, way, came_at)
         try:
             call.body = body if type(body) is bytes and not fds else open_body(body, fds)
             self._open[source, number] = call
@@ -213,7 +215,7 @@ class Runtime:
             if waiting:
                 call.state = ENDED
         if waiting:
-            self._answer(call, Status.CANCELLED, b"")
+            self._answer(call, _CANCELLED, b"")
         elif call.method in self._methods.concurrent:
             self._concurrent.cancel(call)
         else:
@@ -346,7 +348,7 @@ class Runtime:
             if self._constructor_error is not None:
                 self._answer(call, _ERROR, self._constructor_error)
                 return
-            args, kwargs = self._arguments(call)
+            args, kwargs = _arguments(call)
             value = self._run_hook(call, function, *args) if call.method == ON_RESTART else function(*args, **kwargs)
         except BaseException as error:
             self._answer_error(call, error)
@@ -410,7 +412,7 @@ class Runtime:
     async def _coroutine(self, call: Call, function: Callable[..., Any]) -> None:
         try:
             await _first_step()
-            args, kwargs = self._arguments(call)
+            args, kwargs = _arguments(call)
             value = await function(*args, **kwargs)
         except BaseException as error:
             self._answer_error(call, error)
@@ -435,7 +437,7 @@ class Runtime:
             await _first_step()
             if not call.credit:
                 raise TypeError(f"{call.method}() is an async generator: iterate over it with `async for`")
-            args, kwargs = self._arguments(call)
+            args, kwargs = _arguments(call)
             generator = function(*args, **kwargs)
             async with contextlib.aclosing(generator):
                 async for item in generator:
@@ -448,14 +450,14 @@ class Runtime:
         except BaseException as error:
             self._answer_error(call, error)
         else:
-            self._answer(call, Status.END, b"")
+            self._answer(call, _END, b"")
         finally:
             self._leave(call)
 
     def _leave(self, call: Call) -> None:
         """The task of a call is at its end."""
         if call.state is not ENDED:  # its answer could not be made
-            self._answer(call, Status.CANCELLED, b"")
+            self._answer(call, _CANCELLED, b"")
         if call.method not in self._methods.concurrent:
             self._running -= 1
             if self._queue and self._running == self._max_concurrency - 1:
@@ -479,10 +481,6 @@ class Runtime:
         ]
 
     # -- answers ------------------------------------------------------------------------------------------------
-
-    def _arguments(self, call: Call) -> Any:
-        body, call.body = call.body, None
-        return codec.decode(body if body is not None else b"")
 
     def _capture(self, error: BaseException) -> failures.Failure:
         info = self._identity.info
@@ -511,11 +509,11 @@ class Runtime:
         if isinstance(error, asyncio.CancelledError) and (
             call.cancelled or self._stopping or type(error) is _CancelledAtFirst
         ):
-            self._answer(call, Status.CANCELLED, b"")
+            self._answer(call, _CANCELLED, b"")
             return
         if call.void is not None:
             logger.info("%s() has ended with %r, and is called again: %s", call.method, error, call.void)
-            self._answer(call, Status.CANCELLED, b"")
+            self._answer(call, _CANCELLED, b"")
             return
         if call.failure is not None and isinstance(error, RuntimeError):  # torch's: a process group was aborted
             failures.add_note(error, advice(call.failure))
@@ -551,7 +549,7 @@ class Runtime:
         if ((giving_back := client.giving_back).open or giving_back.held) and not was_held:
             giving_back.hold(partial(self._send, call, status, body, fds, was_held=True))
             return
-        frame = (frames.REPLY, len(fds), client.endpoint, call.source, call.call, call.slot, int(status), body)
+        frame = (frames.REPLY, len(fds), client.endpoint, call.source, call.call, call.slot, status, body)
         direct = call.direct
         if direct is None:
             client.send(frame, fds, later=bool(self._queue))
@@ -580,6 +578,11 @@ def _first_step() -> Generator[None, None, None]:
         yield
     except asyncio.CancelledError as error:
         raise _CancelledAtFirst from error
+
+
+def _arguments(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    body, call.body = call.body, None  # once: it may be large
+    return codec.decode_arguments(body if body is not None else b"")
 
 
 def _is_paused(call: Call) -> bool:
