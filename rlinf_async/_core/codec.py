@@ -58,7 +58,7 @@ _NOTHING: Final = ()
 _NO_ARGUMENTS: Final = Encoded([pickle.dumps(((), {}), 5)])
 _NO_ARGUMENTS_BODY: Final = _NO_ARGUMENTS.to_bytes()
 _NONE_BODY: Final = plain_body(None)
-"""What most methods return."""
+"""Body of the commonest result."""
 
 
 def encode_plain(value: Any) -> bytes | None:

@@ -63,7 +63,7 @@ class Call:
         self.direct = direct
         """The way that all its answers take; None: by way of the daemon."""
         self.came_at = came_at
-        """Of a call that came directly, which the caller reports to the daemon: monotonic seconds; None otherwise."""
+        """Monotonic seconds, of a call that came directly and that its caller reports to the daemon; None otherwise."""
         self.body: Body | None = None
         """Its arguments, until it begins."""
         self.state: State = QUEUED
