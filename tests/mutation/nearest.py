@@ -128,7 +128,8 @@ NEAREST: Final = {
     "launcher/daemon/resources.py": "tests/test_locks.py",
     "launcher/daemon/router.py": "tests/launcher/daemon/test_messages.py",
     "launcher/daemon/run_metrics.py": "tests/test_metrics.py",
-    "launcher/daemon/service.py": "tests/launcher/daemon/test_worker_process.py tests/_core/test_operations.py"
+    "launcher/daemon/service.py": "tests/launcher/daemon/test_cleanup.py tests/_core/test_operations.py",
+    "launcher/daemon/worker_groups.py": "tests/launcher/daemon/test_worker_process.py tests/launcher/daemon/test_group_spawns.py"
     " tests/launcher/daemon/test_messages.py tests/test_restarts.py tests/test_preload.py",
     "launcher/daemon/shared_links.py": "tests/launcher/daemon/test_membership.py",
     "launcher/daemon/sub_workers.py": "tests/test_sub_workers.py",
