@@ -69,6 +69,7 @@ class Contestant:
             stderr=self._log,
             text=True,
             env=environment,
+            cwd=checkout,  # the daemons of an early version find their packages there, and not by PYTHONPATH
             start_new_session=True,
         )
 

@@ -388,8 +388,9 @@ class _Leftover:
         self._method = method
         self._targets = targets
 
-    def _begin(self, call: int) -> None:
+    def _begin(self, call: int) -> Sequence[int]:
         """It was begun by the call."""
+        return self._targets
 
     def _mark_departed(self) -> None:
         """It had departed."""

@@ -68,6 +68,13 @@ class Handle(Work[list[R]]):
     """By slot, how far the call had come on a worker that has died since, and in whose place another one is."""
     _deaths: frozenset[tuple[Any, ...]] = frozenset()
     """Slots, and the workers in these that have died and in whose place another one gets the call."""
+    _views: tuple[Work[Any], ...] = ()
+    """Parts, ticks and outcomes: who waits for one of them waits for this call."""
+    _keep_going = False
+    _cancelled = False
+    _cancel_sent = False
+    _iterated = 0
+    """Loops over ``as_completed`` that go on: they get the outcome, though they wait for nothing at the moment."""
     _again: Sequence[Any] | None = None
     """Its bodies, where it may be made again on the next incarnation of a rank that dies without an answer."""
 
@@ -81,16 +88,9 @@ class Handle(Work[list[R]]):
         self._order: list[int] = []
         self._parts: dict[int, Part[Any]] | None = None
         self._tick: Part[None] | None = None
-        self._views: list[Work[Any]] = []
-        """Parts, ticks and outcomes: who waits for one of them waits for this call."""
-        self._keep_going = False
-        self._cancelled = False
         self._gives_up = False
         """Its ranks are to be told so, once it has left."""
-        self._cancel_sent = False
         self._retrieved = False
-        self._iterated = 0
-        """Loops over ``as_completed`` that go on: they get the outcome, though they wait for nothing at the moment."""
         self._cause: str | None = None
         """Of the error, once that has arrived."""
         self._departed = False
@@ -137,9 +137,10 @@ class Handle(Work[list[R]]):
 
     # -- answers, on the client's loop --------------------------------------------------------------------------
 
-    def _begin(self, call: int) -> None:
+    def _begin(self, call: int) -> Sequence[int]:
         """The call is about to leave under this id."""
         self._call, self._targets = call, self._callee.targets
+        return self._targets
 
     def _mark_departed(self) -> None:
         """The call has left."""
@@ -175,9 +176,8 @@ class Handle(Work[list[R]]):
                 self._stop_others()
             else:
                 self._callee.client.later(ASK_FIRST_S, self._stop_others)
-        tick, self._tick = self._tick, None
-        if tick is not None:
-            tick._settle()
+        if self._tick is not None:
+            self._wake_tick()
         return False
 
     def _note_death(self, slot: int, report: dict[str, Any]) -> bool:
@@ -207,9 +207,14 @@ class Handle(Work[list[R]]):
         if (self._tally.failed or self._outcome is not None) and not (self._done or self._cancelled):
             self._arrive()
         self._settle()
-        for slot, part in list((self._parts or {}).items()):
-            if not part.done():
-                self._settle_part(part, slot)
+        if self._parts is not None:
+            for slot, part in list(self._parts.items()):
+                if not part.done():
+                    self._settle_part(part, slot)
+        if self._tick is not None:
+            self._wake_tick()
+
+    def _wake_tick(self) -> None:
         tick, self._tick = self._tick, None
         if tick is not None:
             tick._settle()
@@ -254,7 +259,8 @@ class Handle(Work[list[R]]):
             self._callee.client.later(_SETTLE_S, self._give_up)
 
     def _report_to(self, view: Work[Any], callback: Callable[[], None]) -> None:
-        self._views.append(view)
+        with self._lock:
+            self._views += (view,)
         self._follow(callback)
 
     def _has_failed(self) -> bool:
@@ -436,7 +442,7 @@ class Handle(Work[list[R]]):
             part = self._parts.get(slot)
             if part is None:
                 part = self._parts[slot] = _OfRank(self, slot)
-                self._views.append(part)
+                self._views += (part,)
                 answered = self._tally.answers[slot] is not None or self._done
             else:
                 answered = False
@@ -471,7 +477,7 @@ class Handle(Work[list[R]]):
             with self._lock:
                 if seen >= len(self._order) and not self._done and self._tick is None:
                     self._tick = _NextAnswer(self)
-                    self._views.append(self._tick)
+                    self._views += (self._tick,)
                 tick = self._tick
             if seen >= len(self._order) and tick is not None:
                 await tick
@@ -503,7 +509,7 @@ class Handle(Work[list[R]]):
         with self._lock:
             if not self._done:
                 self._followers = [*(self._followers or ()), collect]
-                self._views.append(every)
+                self._views += (every,)
                 return every
         collect()
         return every
@@ -578,7 +584,7 @@ class Handle(Work[list[R]]):
     def _pop_times(self) -> Handle:
         handle = Handle(self._callee, "pop_execution_times")
         body, fds = pack_body(codec.encode(((), {})))
-        self._callee.client.call(handle, frames.route_to(self._callee.targets), handle._method, body, fds)
+        self._callee.client.call(handle, frames.route_to, handle._method, body, fds)
         return handle
 
     def __reduce__(self) -> Any:

@@ -68,8 +68,9 @@ class StreamCall:
     def _title(self) -> str:
         return f"{self._callee.name}.{self._method}()"
 
-    def _begin(self, call: int) -> None:
+    def _begin(self, call: int) -> Sequence[int]:
         self._call, self._targets = call, self._callee.targets
+        return self._targets
 
     def _mark_departed(self) -> None:
         self._departed = True

@@ -21,6 +21,9 @@ logger = own_logger(__name__)
 
 T = TypeVar("T")
 
+_NOBODY: Final[list[Callable[[], None]]] = []
+"""The waiters of all works that are done: a waiter is added to one that is not, under its lock."""
+
 _DUE_S: Final = 0.001
 """A deadline that is no further away has passed: loops' timers fire early by less."""
 
@@ -165,8 +168,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
                 return False
             self._value, self._error = value, error
             self._done = True
-            waiters, self._waiters = self._waiters, []
-            followers, self._followers = self._followers, None
+            waiters, followers = self._waiters, self._followers
+            self._waiters, self._followers = _NOBODY, None
         if self._event:
             recording.end(self._event, self._has_failed())
         for wake in (*waiters, *followers) if followers else waiters:
@@ -216,8 +219,10 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             raise self._inherited()
         loop = asyncio.get_running_loop()
         future = loop.create_future()
-        wakeups = _wakeups_of(loop)
-        rows = wakeups.waits.rows
+        wakeups = _here.wakeups
+        if wakeups is None or wakeups.loop is not loop:
+            wakeups = _here.wakeups = _Wakeups(loop)
+        waits = wakeups.waits
 
         def wake() -> None:
             if running_loop() is loop and not wakeups.waking:
@@ -238,9 +243,9 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             if self._timeout is not None:
                 timers = []
                 timers.append(loop.call_later(self._remaining() or 0.0, self._meet_deadline, loop, timers))
-            rows[future] = (self, clock.monotonic())
-            if not wakeups.waits.armed:
-                wakeups.waits.arm()
+            waits.rows[future] = (self, clock.monotonic())
+            if not waits.armed:
+                waits.arm()
             yield from future
         except BaseException:
             self._was_awaited = True
@@ -254,7 +259,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
                 self._left()
             raise
         finally:
-            rows.pop(future, None)
+            waits.rows.pop(future, None)
             if timers:
                 timers[0].cancel()
             if watch is not None:
@@ -529,14 +534,6 @@ class _Here(threading.local):
 
 
 _here = _Here()
-
-
-def _wakeups_of(loop: asyncio.AbstractEventLoop) -> _Wakeups:
-    """The wakeups of the loop that runs on this thread."""
-    wakeups = _here.wakeups
-    if wakeups is None or wakeups.loop is not loop:
-        wakeups = _here.wakeups = _Wakeups(loop)
-    return wakeups
 
 
 class Whole(Work[T]):

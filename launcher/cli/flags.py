@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..remote.exported_env import EXPORTED
+from . import flag_values as values
+from .flag_values import Value
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,7 @@ class Flag:
         aliases: other names, with their dashes.
         repeats: may be given several times; its variable then holds several words, quoted as in a shell.
         has_twin: whether the variable exists.
+        read: makes the field of ``Options`` out of a value.
     """
 
     name: str
@@ -29,6 +34,20 @@ class Flag:
     aliases: tuple[str, ...] = ()
     repeats: bool = False
     has_twin: bool = True
+    read: Callable[[Value], Any] = values.text
+
+    def read_all(self, given: Sequence[Value]) -> Any:
+        """Return the values of a flag that repeats, else the last one; of one without a value whether it was given.
+
+        A ``--flag=no`` takes back what was given before it. ``--verbose`` counts.
+        """
+        if not self.metavar:
+            total = 0
+            for value in given:
+                times = values.times(value)
+                total = total + times if times else 0
+            return total if self.name == "verbose" else total > 0
+        return tuple(self.read(value) for value in given) if self.repeats else self.read(given[-1])
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -50,32 +69,35 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             aliases=("--hostfile", "--machinefile"),
             has_twin=False,  # $RLINF_HOSTS is a source of its own, below --hosts
         ),
-        Flag("nnodes", "N", "use the first N hosts only.", short="n"),
-        Flag("local-nodes", "N", "N nodes on this machine, without ssh: for development."),
+        Flag("nnodes", "N", "use the first N hosts only.", short="n", read=values.positive),
+        Flag("local-nodes", "N", "N nodes on this machine, without ssh: for development.", read=values.positive),
         Flag(
             "fake-gpus",
             "N",
             "declare N GPUs on every host, whatever it has, to rehearse a placement; torch sees none. "
             "Hosts with gpus= or fake_gpus= of their own keep those.",
+            read=values.gpus,
         ),
         Flag("allow-duplicate-hosts", "", "a host listed twice is one host with the slots of both."),
-        Flag("iface", "NAME", "network interface that the nodes talk over."),
+        Flag("iface", "NAME", "network interface that the nodes talk over.", read=values.interface),
         Flag(
             "port-range",
             "A-B",
             "ports that nodes and groups of workers listen on, on every host (default: the kernel's choice).",
+            read=values.port_range,
         ),
     ),
     "what runs": (
         Flag("module", "", "the script is a module's name, as in python -m.", short="m"),
         Flag("python", "PATH", "interpreter of the script and on the nodes (default: the one that runs this)."),
-        Flag("cwd", "DIR", "working directory on the nodes (default: this one)."),
+        Flag("cwd", "DIR", "working directory on the nodes (default: this one).", read=values.path_text),
         Flag(
             "sync",
             "[DIR]",
             "ship a folder to every node, and put it first on the path there (default: this one, or the nearest "
             "above with a pyproject.toml or .git). "
             "The next word is taken for DIR if it is a folder; --sync=DIR says so plainly.",
+            read=values.folder,
         ),
         Flag(
             "rlinf",
@@ -88,7 +110,12 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "end what the script waits for when another call has failed, whose error it does not await.",
         ),
         Flag("pdb", "", "keep a rank whose method has raised for `rlinf-ctl debug`, for an hour at most."),
-        Flag("timeout", "SECONDS", "end the run after so long, in order, with exit code 124 (default: never)."),
+        Flag(
+            "timeout",
+            "SECONDS",
+            "end the run after so long, in order, with exit code 124 (default: never).",
+            read=values.patience,
+        ),
     ),
     "environment": (
         Flag(
@@ -97,8 +124,9 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "set a variable on every node; K alone copies it from here.",
             short="e",
             repeats=True,
+            read=values.assignment,
         ),
-        Flag("env-file", "FILE", "variables from a file of K=V lines.", repeats=True),
+        Flag("env-file", "FILE", "variables from a file of K=V lines.", repeats=True, read=values.path),
         Flag(
             "export",
             "PATTERN",
@@ -110,6 +138,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "COMMANDS",
             "shell commands (bash) that run on every host before its node: 'source /opt/conda/bin/activate rl'. "
             "Without --python the node's is the python3 that they put first on the PATH.",
+            read=values.prologue,
         ),
     ),
     "the way to the hosts": (
@@ -118,22 +147,40 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "ssh|srun|auto",
             "how nodes are started on other hosts. auto (the default): by srun where all of them are nodes of the "
             "Slurm job that this runs in, else by ssh.",
+            read=values.launcher,
         ),
-        Flag("ssh-user", "NAME", "user on the hosts, where the hosts file names none."),
-        Flag("ssh-port", "PORT", "port, where the hosts file names none."),
-        Flag("ssh-key", "FILE", "private key (ssh -i)."),
-        Flag("ssh-args", "ARGS", "more arguments of ssh, quoted as one word: '-J jump -C'.", repeats=True),
+        Flag("ssh-user", "NAME", "user on the hosts, where the hosts file names none.", read=values.user),
+        Flag("ssh-port", "PORT", "port, where the hosts file names none.", read=values.port),
+        Flag("ssh-key", "FILE", "private key (ssh -i).", read=values.path),
+        Flag(
+            "ssh-args",
+            "ARGS",
+            "more arguments of ssh, quoted as one word: '-J jump -C'.",
+            repeats=True,
+            read=values.split_shell,
+        ),
         Flag("accept-new-host-keys", "", "trust hosts that are seen for the first time; changed keys stay refused."),
-        Flag("start-timeout", "SECONDS", "until every node must be up (default 60; 0 waits for ever)."),
+        Flag(
+            "start-timeout",
+            "SECONDS",
+            "until every node must be up (default 60; 0 waits for ever).",
+            read=values.patience,
+        ),
     ),
     "output": (
         Flag(
             "log-dir",
             "DIR",
             "where the log of every rank goes (default: $TMPDIR/rlinf-logs-UID/RUN; 20 failed runs and 20 more stay).",
+            read=values.path,
         ),
-        Flag("trace", "FILE", "write what the run does when to FILE, here, for https://ui.perfetto.dev."),
-        Flag("tee", "all|none|0,3", "ranks of each group whose output is shown here (default all)."),
+        Flag(
+            "trace",
+            "FILE",
+            "write what the run does when to FILE, here, for https://ui.perfetto.dev.",
+            read=values.path,
+        ),
+        Flag("tee", "all|none|0,3", "ranks of each group whose output is shown here (default all).", read=values.tee),
         Flag("json", "", "one JSON object per line instead of the table."),
         Flag("quiet", "", "only errors and the script's own output.", short="q"),
         Flag("verbose", "", "say more; -vv says all.", short="v"),
@@ -146,13 +193,15 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "plan a configuration's component_placement on the hosts and their gpus=, fake_gpus= or slots=, print "
             "who is where and draw it; start nothing. The next word is taken for FILE if it ends in .yaml; without "
             "it, the one that the script's words name (--config FILE).",
+            read=values.text_or_nothing,
         ),
-        Flag("placement-svg", "FILE", "where --show-placement draws (default: placement.svg here)."),
+        Flag("placement-svg", "FILE", "where --show-placement draws (default: placement.svg here).", read=values.path),
         Flag("check", "", "look at every host, say what was checked and what is missing, start nothing."),
         Flag(
             "sweep",
             "RUN",
             "kill what a run has left on the hosts, and remove its directories; refused while a daemon of it answers.",
+            read=values.run_id,
         ),
         Flag("force", "", "--sweep a run that is alive, too.", has_twin=False),
         Flag(

@@ -33,9 +33,10 @@ from .network import Network
 from .node_link import NodeLink
 from .process_state import is_exiting
 from .router import Router
-from .service import DaemonService, Group, NewProcess, Site
+from .service import DaemonService
 from .sign_of_life import SignOfLife
 from .templates import Templates
+from .worker_groups import Group, NewProcess, Site
 from .worker_process import WorkerProcess
 
 logger = own_logger(__name__)
@@ -142,7 +143,7 @@ class Node:
                 self._sign_of_life.wind_up(0)  # no loop winds it up while this process sweeps up
             self._loop.remove_reader(listener.fileno())  # also of a start that failed: uvloop aborts without its file
             listener.close()
-            self._service.close_stores()
+            self._service.groups.close_stores()
             self._service.traces.close()
             self._bodies.close()
             remove([str(self._boot.run_dir)])
@@ -405,7 +406,7 @@ class Node:
         self._start(self._service.handlers.handle(Requester(source, number), operation, fields), operation)
 
     def _abandon(self, group: Group) -> None:
-        self._start(self._service.close_group(group, group.close_grace), f"closing group '{group.name}'")
+        self._start(self._service.groups.close_group(group, group.close_grace), f"closing group '{group.name}'")
 
     def _start(self, work: Coroutine[Any, Any, None], what: str) -> None:
         """Makes it one of this node's tasks: what goes wrong in it is logged and ends nothing else."""
@@ -441,7 +442,7 @@ class Node:
         self._stop.set()
 
     async def _close_everything(self) -> None:
-        self._service.closing = True
+        self._service.groups.closing = True
         self._service.membership.close()
         self._service.probes.close()
         await self._service.run_metrics.close()
@@ -455,11 +456,11 @@ class Node:
         self._templates.close()
 
     async def _close_groups(self) -> None:
-        most = math.inf if self._in_order else _HASTY_GRACE_S
+        most, groups = math.inf if self._in_order else _HASTY_GRACE_S, self._service.groups
         await asyncio.gather(
             *(
-                _logged(self._service.close_group(group, min(group.close_grace, most)), f"closing group '{group.name}'")
-                for group in list(self._service.groups.values())
+                _logged(groups.close_group(group, min(group.close_grace, most)), f"closing group '{group.name}'")
+                for group in list(groups.by_name.values())
             )
         )
 

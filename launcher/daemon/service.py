@@ -1,7 +1,6 @@
-"""``DaemonService``: registers the daemon's handlers; spawns, closes worker groups; frees what dead processes own.
+"""``DaemonService``: registers the daemon's handlers, and frees what dead processes own.
 
-It also opens the listening sockets of groups' stores, keeps the errors that the script has not observed for the
-launcher, and answers ``NodeStatus``.
+It also keeps the errors that the script has not observed for the launcher, and answers ``NodeStatus``.
 """
 
 from __future__ import annotations
@@ -10,20 +9,14 @@ import asyncio
 import contextlib
 import functools
 import os
-import socket
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from rlinf_async._core import clock, frames, operations
-from rlinf_async._core.closing import seconds_for_calls, seconds_until_kill
-from rlinf_async._core.descriptors import explained_shortage
 from rlinf_async._core.ended_endpoints import EndedEndpoints
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.taken_page import TakenPage
 from rlinf_async._recorder.recording import journal_in
-from rlinf_async._wire.unix import Connection
 from rlinf_async.errors import AuthError, LaunchError
 
 from .activity import Activity
@@ -37,7 +30,6 @@ from .debug_relay import DebugRelay
 from .device_locks import Locks
 from .endpoint import Endpoint
 from .experiences import Experiences
-from .fork_server import MARKER, ForkServer
 from .group_names import Names
 from .handlers import Handlers, Requester
 from .inspection import Inspection
@@ -45,10 +37,7 @@ from .membership import Membership
 from .node_metrics import NodeMetrics
 from .operator_requests import OperatorRequests
 from .ports import Ports
-from .preloads import Refusal, Wanted, wanted_by
 from .probes import Probes
-from .process_state import is_stopped, state_of
-from .profiled_worker import ProfiledStarter
 from .resources import count_memory
 from .router import Router
 from .run_metrics import RunMetrics
@@ -57,13 +46,10 @@ from .stuck_ranks import StuckRanks
 from .sub_workers import SubWorkers
 from .templates import Templates
 from .trace_service import Traces
-from .worker_env import WorkerEnv, prepare
-from .worker_process import DESCRIPTORS_PER_WORKER, WorkerProcess, WorkerSetup
+from .worker_groups import Group, NewProcess, Site, WorkerGroups
+from .worker_process import WorkerProcess
 
 logger = own_logger(__name__)
-
-_MAX_FORMER: Final = 64
-"""Workers of a group that have died and are replaced, and whose ends are still told."""
 
 _RETURN_ANSWER_S: Final = 2.0
 """For other nodes to hear that a rank is back, or will not be."""
@@ -72,58 +58,12 @@ _MAX_UNOBSERVED_ERRORS: Final = 1000
 """Errors that a daemon keeps for the launcher: one is enough for the exit code, and people read the first ones."""
 
 
-NewProcess = Callable[[asyncio.AbstractEventLoop, WorkerSetup, str, Path], WorkerProcess]
-"""Makes a worker process of this node, which is not started yet."""
-
-
-@dataclass
-class Group:
-    """The part of a worker group that lives on this node.
-
-    Attributes:
-        supervised: its owner starts workers again that have died.
-        close_grace: seconds that its workers have for their end, where the owner does not say.
-        former: workers that have died, and in whose place others are.
-        past: endpoints of those that have died longest ago, which own channels of the group maybe.
-        spawning: requests that start workers of it now.
-        store: the socket of the store at MASTER_PORT, for the next one of rank 0.
-    """
-
-    name: str
-    owner: int
-    workers: list[Endpoint] = field(default_factory=list)
-    supervised: bool = False
-    close_grace: float = 0.0
-    former: list[Endpoint] = field(default_factory=list)
-    past: list[int] = field(default_factory=list)
-    spawning: int = 0
-    store: socket.socket | None = None
-    closed: asyncio.Future[None] | None = None
-
-
-@dataclass(frozen=True)
-class Site:
-    """Constants of a node: names, address, log directory, environment of workers."""
-
-    run: str
-    node: int
-    name: str
-    address: str
-    log_dir: Path
-    environment: dict[str, str]
-    cpus: int
-    sync: Sequence[str] | None = None
-    tee: str = "all"
-    ports: Sequence[int] | None = None
-
-
 class DaemonService:
     """Handlers for the control requests that the processes of a run make to one daemon.
 
     Attributes:
         welcome: what every process of this node is told of the run when it attaches.
         lost: the nodes that are lost, as they were told to those who were attached then.
-        closing: this node ends; no worker is started any more.
     """
 
     def __init__(
@@ -136,17 +76,10 @@ class DaemonService:
         new_process: NewProcess = WorkerProcess,
     ) -> None:
         """``abandon`` closes a group whose owner is gone."""
-        self._loop = loop
-        self._new_process = new_process
         self._site = site
-        self._templates = templates
-        self._abandon = abandon
         self.router = router
         self.welcome: dict[str, Any] = {}
         self.lost: list[dict[str, Any]] = []
-        self.closing = False
-        self.groups: dict[tuple[int, str], Group] = {}
-        self._stores: dict[tuple[int, str], socket.socket] = {}
         self._pages: dict[int, TakenPage] = {}
         self.gone = EndedEndpoints()
         self.handlers = Handlers(router, self.gone)
@@ -159,7 +92,7 @@ class DaemonService:
         self.locks = Locks(answer)
         self.ports = Ports(site.address, site.ports)
         self.sub_workers = SubWorkers(router, site.name)
-        self.probes = Probes(site.name, site.environment, self._here)
+        self.probes = Probes(site.name, site.environment, site.here)
         self.shared_links = SharedLinkService()
         self.stuck_ranks = StuckRanks(router)
         self.membership = Membership(router)
@@ -174,6 +107,12 @@ class DaemonService:
         self.operators = OperatorRequests(router, self.probes, templates, site.name, site.log_dir)
         self.run_metrics = RunMetrics(router, site.name, lambda: self.welcome)
         self.node_metrics = NodeMetrics(router, self.channels, self.death_watch, self.probes, site.log_dir)
+        self.groups = WorkerGroups(
+            loop, site, templates, router, self.gone,
+            ports=self.ports, probes=self.probes, sub_workers=self.sub_workers, black_box=self.black_box,
+            new_process=new_process, abandon=abandon, greet=self.greet, on_died=self._died,
+            forget=self.forget_endpoint,
+        )  # fmt: skip
         self.unobserved: dict[tuple[int, str], str] = {}
         """Errors that the script has not awaited; the launcher is told of those that are left at the end."""
         self._register()
@@ -210,9 +149,9 @@ class DaemonService:
         on(operations.CountSamples, self.experiences.count_samples)
         on(operations.CountEarlier, self.experiences.count_earlier)
         on(operations.HowEnded, self.death_watch.how_ended)
-        on(operations.OpenStore, self.open_store)
-        on(operations.Spawn, self.spawn)
-        on(operations.CloseGroup, self.close)
+        on(operations.OpenStore, self.groups.open_store)
+        on(operations.Spawn, self.groups.spawn)
+        on(operations.CloseGroup, self.groups.close)
         on(operations.Watch, self.death_watch.watch)
         on(operations.WatchedBy, self.death_watch.watched_by)
         on(operations.CallsChecked, self.call_check.calls_checked)
@@ -268,97 +207,22 @@ class DaemonService:
 
     # -- groups -------------------------------------------------------------------------------------------------
 
-    async def open_store(self, requester: Requester, op: operations.OpenStore) -> int:
-        """A listening socket on this node's own address for the group's first rank; its port."""
-        with explained_shortage(self._site.name, f"the store of group '{op.group}'", 1):
-            listener = self.ports.listen(f"the store of group '{op.group}'")
-        earlier = self._stores.pop((requester.endpoint, op.group), None)
-        if earlier is not None:
-            earlier.close()
-        self._stores[requester.endpoint, op.group] = listener
-        return int(listener.getsockname()[1])
+    async def restart_ranks(self, requester: Requester, op: operations.RestartRanks) -> list[int]:
+        """Ends workers with these numbers, whose owners start them again and count it against no limit.
 
-    async def spawn(self, requester: Requester, op: operations.Spawn) -> list[list[Any]]:
-        """Starts workers on this node; ``[number, pid, log path]`` of each, in the order of the request."""
-        count = len(op.workers)
-        what = f"{count} worker{'s' * (count != 1)} of group '{op.group}'"
-        with explained_shortage(self._site.name, what, count * DESCRIPTORS_PER_WORKER):
-            started = await self._spawn(requester.endpoint, op)
-        self.black_box.launched(op, started)
-        return started
-
-    async def _spawn(self, owner: int, op: operations.Spawn) -> list[list[Any]]:
-        name = op.group
-        while (group := self.groups.setdefault((owner, name), Group(name, owner))).closed is not None:
-            await asyncio.shield(group.closed)  # an earlier one of this name, on its way out
-        group.supervised, group.close_grace = op.supervised, op.close_grace
-        group.spawning += 1
-        try:
-            return await self._spawn_in(group, op)
-        finally:
-            group.spawning -= 1
-            # Another request may be starting workers of this group, which nobody would find in order to end them; the
-            # group of ranks that are away has their channels, and the store.
-            # tests/launcher/daemon/test_group_spawns.py::test_a_spawn_that_fails_leaves_what_others_have_in_the_group
-            if not (group.spawning or group.workers or group.former) and group.closed is None:
-                self.groups.pop((owner, name), None)
-                self._close_stores_of(group)
-
-    async def _spawn_in(self, group: Group, op: operations.Spawn) -> list[list[Any]]:
-        name, owner = group.name, group.owner
-        self._check_wanted(group)  # or a node that ends would start a template, and wait for its imports
-        self._replace_dead(group, [worker["rank"] for worker in op.workers])
-        place = prepare(self._site.environment, op.env, op.node_env, op.python, self._site.name, op.script_env)
-        plain = self._templates.get({**place.own, **place.special}, place.python)
-        wanted = self._wanted_modules(op, place)
-
-        def on_refused(refusal: Refusal) -> None:
-            facts = {"group": name, "node": self._site.name, "module": refusal.module, "reason": refusal.reason}
-            logger.info("module %(module)s is not preloaded for group '%(group)s': %(reason)s", facts)
-            self.router.tell(owner, "not_preloaded", facts | {"asked": refusal.module in wanted.asked})
-
-        async with self._templates.preloaded(plain, wanted, on_refused) as template:
-            results = await asyncio.gather(
-                *(self._start_worker(group, template, place, op, worker) for worker in op.workers),
-                return_exceptions=True,
-            )
-        started = [result for result in results if isinstance(result, Endpoint)]
-        for result in results:
-            if isinstance(result, BaseException):
-                await asyncio.gather(*(self._undo(group, endpoint) for endpoint in started))
-                raise result
-        return [[endpoint.number, endpoint.process.pid, endpoint.process.log_path] for endpoint in started]  # type: ignore[union-attr]
-
-    def _wanted_modules(self, op: operations.Spawn, place: WorkerEnv) -> Wanted:
-        shared = place.variables({})
-        threads = self._threads(op, op.workers[0]["env"] if op.workers else {}, shared)
-        variables = self._shared_variables(shared, threads)
-        python = place.python or self._templates.python
-        return wanted_by(op, self._site.name, python, variables, place.paths, self._here)
-
-    def _threads(self, op: operations.Spawn, own: Mapping[str, str], environment: Mapping[str, str]) -> int:
-        there = max(len(op.workers), _first_number(own.get("NODE_LOCAL_WORLD_SIZE")) or 1)
-        return _first_number(environment.get("OMP_NUM_THREADS")) or max(1, self._site.cpus // there)
-
-    def _shared_variables(self, environment: Mapping[str, str], threads: int) -> dict[str, str]:
-        """An environment with the variables that the node adds."""
-        node = {"RLINF_RUN_ID": self._site.run, "RLINF_NODE_RANK": str(self._site.node)}
-        return {"OMP_NUM_THREADS": str(threads), **environment, **node}
-
-    def _replace_dead(self, group: Group, ranks: Sequence[int]) -> None:
-        """Workers of these ranks that have died make room; their channels live on with the group."""
-        for endpoint in group.workers.copy():
-            assert endpoint.process is not None
-            if endpoint.exit_report is not None and endpoint.process.setup.rank in ranks:
-                group.workers.remove(endpoint)
-                group.former.append(endpoint)
-                self.router.endpoints.pop(endpoint.number, None)
-                self.router.replaced[endpoint.number] = endpoint
-                self.sub_workers.forget(endpoint)
-        for endpoint in group.former[:-_MAX_FORMER]:
-            self.router.replaced.pop(endpoint.number, None)
-            group.past.append(endpoint.id)
-        del group.former[:-_MAX_FORMER]
+        Raises:
+            LaunchError: one of them is of a group that is not supervised; none was ended.
+        """
+        groups = self.groups.by_name.values()
+        found = [(group, each) for group in groups for each in group.workers if each.number in op.numbers]
+        for group, _ in found:
+            if not group.supervised:
+                text = "was launched without restart=, so that nothing of what its constructors had is kept"
+                raise LaunchError(f"group '{group.name}' {text}\n  fix: launch(..., restart='rank')")
+        for group, worker in found:
+            self.router.tell(group.owner, "restart_wanted", {"endpoint": worker.id})
+        kill = operations.KillRanks(op.numbers, "was restarted by an operator (rlinf-ctl restart)")
+        return await self.operators.kill_ranks(requester, kill)
 
     async def rank_returned(self, requester: Requester, op: operations.RankReturned) -> None:
         """Tells every process of the run that a rank is back, or will not be.
@@ -395,142 +259,12 @@ class DaemonService:
         if self._site.node == 0:
             self.router.tell_all("rank_returned", vars(op))
 
-    async def restart_ranks(self, requester: Requester, op: operations.RestartRanks) -> list[int]:
-        """Ends workers with these numbers, whose owners start them again and count it against no limit.
-
-        Raises:
-            LaunchError: one of them is of a group that is not supervised; none was ended.
-        """
-        found = [(group, each) for group in self.groups.values() for each in group.workers if each.number in op.numbers]
-        for group, _ in found:
-            if not group.supervised:
-                text = "was launched without restart=, so that nothing of what its constructors had is kept"
-                raise LaunchError(f"group '{group.name}' {text}\n  fix: launch(..., restart='rank')")
-        for group, worker in found:
-            self.router.tell(group.owner, "restart_wanted", {"endpoint": worker.id})
-        kill = operations.KillRanks(op.numbers, "was restarted by an operator (rlinf-ctl restart)")
-        return await self.operators.kill_ranks(requester, kill)
-
-    async def _undo(self, group: Group, endpoint: Endpoint) -> None:
-        """Ends a worker whose group does not come to be; returns once it is reaped."""
-        assert endpoint.process is not None
-        if endpoint.exit_report is not None:
-            self.forget_endpoint(endpoint.id)  # it died by itself: its channels were to live on with the group
-        endpoint.process.closing = True
-        endpoint.process.kill()
-        await asyncio.shield(endpoint.process.ended)
-        self.router.endpoints.pop(endpoint.number, None)
-        self.sub_workers.forget(endpoint)
-        if endpoint in group.workers:
-            group.workers.remove(endpoint)
-
-    async def _start_worker(
-        self, group: Group, template: ForkServer, place: WorkerEnv, op: operations.Spawn, worker: dict[str, Any]
-    ) -> Endpoint:
-        site = self._site
-        environment = place.variables(await self.probes.rendering(worker["env"], place.variables(worker["env"])))
-        # The template may have been imported for long.  A worker of a group that was closed meanwhile would take the
-        # store of the next group of that name.
-        self._check_wanted(group)
-        threads = self._threads(op, worker["env"], environment)
-        environment = self._shared_variables(environment, threads)
-        endpoint = self.router.new_endpoint("worker")
-        token = f"{site.run[:8]:0>8}{endpoint.id & 0xFFFFFFFF:08x}"
-        environment[MARKER] = token
-        spec = {
-            "env": environment,
-            "token": token,
-            "cwd": self._here(op.cwd),
-            "sys_path": [*place.paths, *(self._here(entry) for entry in op.sys_path)],
-            "script": self._here(op.script) if op.script else None,
-            "module": op.module,
-            "seed": None if op.seed is None else op.seed + worker["rank"],
-            "threads": threads,
-            "max_concurrency": op.max_concurrency,
-            "direct_sockets": self.router.grant_direct_sockets(endpoint),
-            "info": {**worker["info"], "node_name": site.name},
-            "world_size": op.world_size,
-            "group": group.name,
-            "config": op.config,
-            "script_env": op.script_env,
-        }
-        on_lines = None
-        if not op.quiet and site.tee != "none" and _teed(site.tee, worker["rank"]):
-            prefix = f"{group.name}:{worker['rank']}@{site.name}"
-
-            def on_lines(stream: str, lines: list[str]) -> None:
-                facts = {"who": prefix, "stream": stream, "lines": lines, "log": process.log_of(stream)}
-                self.router.tell(group.owner, "output", facts)
-
-        setup = WorkerSetup(group.name, worker["rank"], worker["address"], spec, None, on_lines)
-        process = self._new_process(self._loop, setup, site.name, site.log_dir)
-        endpoint.process = process
-        try:
-            nursery = self._profiled(worker.get("profiler"), place, spec) or template
-            if worker["rank"] == 0:
-                setup.store = self._store_for(group)
-            sock = await process.start(nursery, lambda: self._died(endpoint))
-        except BaseException:
-            self.router.endpoints.pop(endpoint.number, None)
-            raise
-        try:
-            self._check_wanted(group)
-        except LaunchError:
-            sock.close()
-            await self._undo(group, endpoint)
-            raise
-        endpoint.connection = Connection(
-            sock,
-            self._loop,
-            on_frame=lambda frame, fds: self.router.from_endpoint(endpoint, frame, fds),
-            on_closed=lambda reason: None,  # its pidfd tells of its death; end-of-file proves nothing
-        )
-        self.greet(endpoint)
-        endpoint.connection.open()
-        group.workers.append(endpoint)
-        return endpoint
-
-    def _check_wanted(self, group: Group) -> None:
-        """Raises:
-        LaunchError: nobody waits for the group's workers any more.
-        """
-        if group.closed is not None or group.owner in self.gone or self.closing:
-            raise LaunchError(f"group '{group.name}' was closed while its workers were started")
-
-    def _store_for(self, group: Group) -> socket.socket | None:
-        """The listening socket for rank 0; of a supervised group one stays here, so that the port stays the group's."""
-        store = self._stores.pop((group.owner, group.name), None)
-        if store is not None and group.store is not None:
-            group.store.close()
-            group.store = None
-        if not group.supervised:
-            return store
-        group.store = store or group.store
-        return None if group.store is None else group.store.dup()
-
-    def _profiled(self, profiler: Any, place: WorkerEnv, spec: dict[str, Any]) -> ProfiledStarter | None:
-        """What starts a worker that a profiler is wrapped around; None where there is none."""
-        if profiler is None:
-            return None
-        python = place.python or self._templates.python
-        templates = self._templates
-        return ProfiledStarter(profiler, spec["env"], python, templates.flags, self._site, templates.open_files)
-
-    def _here(self, path: str) -> str:
-        """A path of the driver's machine, as it is called on this one (``--sync``)."""
-        if self._site.sync is None:
-            return path
-        near, far = self._site.sync
-        if path == near or path.startswith(near.rstrip("/") + "/"):
-            return far + path[len(near.rstrip("/")) :]
-        return path
-
     def _died(self, endpoint: Endpoint) -> None:
         process = endpoint.process
         assert process is not None
         if endpoint.connection is not None:
             endpoint.connection.drain()
-        group = next((group for group in self.groups.values() if endpoint in group.workers), None)
+        group = self.groups.group_of(endpoint)
         if process.closing:
             self._report_exit(endpoint, group, expected=True)
         else:
@@ -561,47 +295,6 @@ class DaemonService:
 
     def _note_death(self, name: str, report: Mapping[str, Any]) -> None:
         self.black_box.death(name, report["pid"], report["verdict"], report["last_words"])
-
-    async def close(self, requester: Requester, op: operations.CloseGroup) -> None:
-        """Ends the workers of a group on this node, in order if they can within ``grace`` seconds."""
-        group = self.groups.get((requester.endpoint, op.group))
-        # A launch that was given up before its workers were asked for has a store, and no group.
-        await self.close_group(group or Group(op.group, requester.endpoint), op.grace)
-
-    async def close_group(self, group: Group, grace: float) -> None:
-        """Returns once every worker of the group, and what it left behind, is gone."""
-        if group.closed is not None:
-            await asyncio.shield(group.closed)
-            return
-        group.closed = self._loop.create_future()
-        try:
-            self._close_stores_of(group)
-            for endpoint in group.former:
-                group.past.append(endpoint.id)
-                self.router.replaced.pop(endpoint.number, None)
-            for past in group.past:
-                self.forget_endpoint(past)
-            processes = []
-            me = frames.endpoint(self._site.node, 0)
-            for endpoint in group.workers:
-                assert endpoint.process is not None
-                if endpoint.exit_report is not None:
-                    self.forget_endpoint(endpoint.id)  # its channels have lived on with the group
-                endpoint.process.closing = True
-                endpoint.send((frames.STOP, 0, me, max(0.0, grace)))
-                processes.append(endpoint.process)
-            await _end(processes, grace)
-            for endpoint in group.workers:
-                self.router.endpoints.pop(endpoint.number, None)
-                self.sub_workers.forget(endpoint)
-        finally:
-            self.groups.pop((group.owner, group.name), None)
-            group.closed.set_result(None)
-
-    def _close_stores_of(self, group: Group) -> None:
-        for store in (self._stores.pop((group.owner, group.name), None), group.store):
-            if store is not None:
-                store.close()
 
     # -- those who are gone -------------------------------------------------------------------------------------
 
@@ -642,24 +335,16 @@ class DaemonService:
             self.channels.drop_client, self.channel_names.drop_client, self.death_watch.forget, self.locks.drop,
             self.ports.drop, self.traces.drop, self.inspection.drop, self.debugging.drop,
             *((self.channels.drop_owner, self.channel_names.drop_owner, self.experiences.drop_owner) if ended else ()),
-            self.router.drop_caller, self.names.drop, self._drop_stores, self._abandon_groups,
+            self.router.drop_caller, self.names.drop, self.groups.drop,
             self.experiences.drop_client,
         ]  # fmt: skip
         run_all(f"endpoint {gone}", (functools.partial(part, gone) for part in parts))
-
-    def _drop_stores(self, owner: int) -> None:
-        for key in [key for key in self._stores if key[0] == owner]:
-            self._stores.pop(key).close()
-
-    def _abandon_groups(self, owner: int) -> None:
-        for group in [group for group in self.groups.values() if group.owner == owner]:
-            self._abandon(group)
 
     def drop_node(self, node: int) -> None:
         """Frees what the endpoints of a lost node owned here, and does nothing more for any of them."""
         # A request that came before is a task of its own, which begins after this, maybe.
         self.gone.add_all(frames.endpoint(node, 0), frames.endpoint(node + 1, 0) - 1)
-        owners = self.names.clients() | {owner for owner, _ in (*self._stores, *self.groups)}
+        owners = self.names.clients() | self.groups.owners()
         owners |= self.router.callers_on(node) | self.channels.clients_and_owners()
         owners |= self.channel_names.table.clients() | self.locks.holders() | self.ports.owners()
         for owner in owners:
@@ -689,7 +374,7 @@ class DaemonService:
             "node": self._site.node,
             "pid": os.getpid(),
             "groups": {
-                group.name: len(group.workers) for group in self.groups.values() if group.owner not in self.gone
+                group.name: len(group.workers) for group in self.groups.by_name.values() if group.owner not in self.gone
             },
             "endpoints": len(self.router.endpoints),
             "busy": {
@@ -709,35 +394,3 @@ class DaemonService:
             },
             "calls_sent": {str(node): neighbour.calls_sent for node, neighbour in self.router.neighbours.items()},
         }
-
-    def close_stores(self) -> None:
-        for store in self._stores.values():
-            store.close()
-        self._stores.clear()
-
-
-async def _end(processes: Sequence[WorkerProcess], grace: float) -> None:
-    """Wait for the orderly ends of processes; kill one that is stopped when calls have had their time, others later."""
-    waits = (seconds_for_calls(grace), seconds_until_kill(grace) - seconds_for_calls(grace), None)
-    for number, timeout in enumerate(waits):
-        waiting = [process.ended for process in processes if not process.ended.done()]
-        if waiting:
-            await asyncio.wait(waiting, timeout=timeout)
-        for process in processes:
-            if process.exit_status is None and (number or is_stopped(process.pid)):
-                if grace:
-                    state = state_of(process.pid, None) or "not done"
-                    logger.warning("worker %s is killed: its group is closed, and it is %s", process.setup.name, state)
-                process.kill()
-
-
-def _first_number(text: str | None) -> int | None:
-    """Of a list such as OpenMP's ``"4,2"``, a number per level; None where it does not begin with one."""
-    try:
-        return max(1, int((text or "").split(",")[0]))
-    except ValueError:
-        return None
-
-
-def _teed(tee: str, rank: int) -> bool:
-    return tee in ("all", "") or str(rank) in tee.split(",")

@@ -154,30 +154,33 @@ class NodeClient:
     def call(
         self,
         handler: ReplyHandler,
-        route: list[list[Any]],
+        route_to: Callable[[Sequence[int]], list[list[Any]]],
         method: str,
         body: bytes | int,
         fds: Sequence[int],
         credit: int = 0,
         held: Sequence[int] = (),
     ) -> None:
-        """Sends a call to every target of the route but those in ``held`` slots; the answers go to the handler."""
+        """Sends a call to every target of the handler but those in ``held`` slots; the answers go to the handler.
+
+        Args:
+            route_to: gives the route to all targets, where the daemon relays the call to all.
+        """
         call, targets = self._begin(handler, held)
         ways, rest = self._direct_calls.open(call, targets, method)
         if held:
             rest = [slot for slot in rest if targets[slot] != NOWHERE]
         try:
-            count = len(fds)
-            copies = self._copies(fds, len(ways)) if count else []
-            for place, (slot, way) in enumerate(ways):
-                own = copies[place * count : (place + 1) * count] if count else ()
-                way.send((frames.CALL, count, 0, slot, call, method, credit, body), own)
-            if not rest:
-                close_fds(fds)
+            if fds:
+                self._send_copies(ways, fds, (call, method, credit, body))
             else:
-                if ways or held:
-                    route = frames.route_to(targets, rest)
+                for slot, way in ways:
+                    way.send((frames.CALL, 0, 0, slot, call, method, credit, body))
+            if rest:
+                route = frames.route_to(targets, rest) if ways or held else route_to(targets)
                 self.send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds)
+            elif fds:
+                close_fds(fds)
         except BaseException:
             self._calls.pop(call, None)  # the end of the client may have come first
             self._direct_calls.ended(call)
@@ -186,26 +189,30 @@ class NodeClient:
 
     def _begin(self, handler: ReplyHandler, held: Sequence[int]) -> tuple[int, Sequence[int]]:
         call = next(self._ids)
-        handler._begin(call)
+        targets = handler._begin(call)
         if held:
-            targets = handler._targets = [*handler._targets]
+            targets = handler._targets = [*targets]
             for slot in held:
                 targets[slot] = NOWHERE
         self._calls[call] = handler
-        return call, handler._targets
+        return call, targets
 
     @staticmethod
-    def _copies(fds: Sequence[int], ways: int) -> list[int]:
-        """Descriptors for all ways, before anything is sent: or some ranks would run a call that others never hear of.
+    def _send_copies(ways: Sequence[tuple[int, Connection]], fds: Sequence[int], fields: tuple[Any, ...]) -> None:
+        """Send a call with copies of its descriptors.
 
         Raises:
             OSError: there are not as many; ``fds`` are closed.
         """
+        count = len(fds)
         try:
-            return copy_fds([*fds] * ways)
+            # All before anything is sent: or some ranks would run a call that others never hear of.
+            copies = copy_fds([*fds] * len(ways))
         except BaseException:
             close_fds(fds)
             raise
+        for place, (slot, way) in enumerate(ways):
+            way.send((frames.CALL, count, 0, slot, *fields), copies[place * count : (place + 1) * count])
 
     def call_each(
         self,
@@ -400,16 +407,12 @@ class NodeClient:
     def _on_frame(self, frame: list[Any], fds: list[int]) -> None:
         kind = frame[0]
         if kind == frames.REPLY:
-            try:
-                status, body = frame[6], open_body(frame[7], fds)
-            except Exception as error:  # it cannot be mapped: no memory, no descriptors
-                status, body = int(Status.ERROR), failures.pack(failures.capture(error, {"node": "this process"}))
             # The daemon may tell of a death before the worker's last answer, on its own socket, has been read here.
             # That call has been answered, and must not fail: what the socket still holds is read first.
             # tests/test_failures.py::test_the_last_answer_of_a_worker_that_dies_at_once_is_not_lost
-            if status in _TOLD_BY_DAEMONS:
+            if frame[6] in _TOLD_BY_DAEMONS:
                 self._drain_callee(frame[4], frame[5])
-            self._answer(frame[4], frame[5], status, body)
+            self._on_reply(self._calls.get(frame[4]), frame, fds)
         elif kind in self.receivers:
             self.receivers[kind].on_frame(frame, fds)
         elif kind == frames.DIRECT:
@@ -484,12 +487,21 @@ class NodeClient:
             frame[2] = source
             self.receivers[frames.MESSAGE].on_frame(frame, fds)
             return
-        ours = frame[0] == frames.REPLY and frame[6] not in _TOLD_BY_DAEMONS
-        handler = self._calls.get(frame[4]) if ours else None
-        if handler is None or handler._targets[frame[5]] != source:
+        handler = self._calls.get(frame[4]) if frame[0] == frames.REPLY else None
+        if handler is None or frame[6] in _TOLD_BY_DAEMONS or handler._targets[frame[5]] != source:
             close_fds(fds)
         else:
-            self._on_frame(frame, fds)
+            self._on_reply(handler, frame, fds)
+
+    def _on_reply(self, handler: ReplyHandler | None, frame: list[Any], fds: list[int]) -> None:
+        _, _, _, _, call, slot, status, body = frame
+        try:
+            if fds or type(body) is not bytes:
+                body = open_body(body, fds)
+        except Exception as error:  # it cannot be mapped: no memory, no descriptors
+            status, body = int(Status.ERROR), failures.pack(failures.capture(error, {"node": "this process"}))
+        if handler is not None:
+            self._answer_by(handler, call, slot, status, body)
 
     def _read_daemon_first(self) -> None:
         """Something has come past the daemon: what the daemon had said before that is heard before it."""
@@ -506,9 +518,10 @@ class NodeClient:
             self.direct_sockets.drain(handler._targets[slot])
 
     def _answer(self, call: int, slot: int, status: int, body: Body) -> None:
-        handler = self._calls.get(call)
-        if handler is None:
-            return
+        if (handler := self._calls.get(call)) is not None:
+            self._answer_by(handler, call, slot, status, body)
+
+    def _answer_by(self, handler: ReplyHandler, call: int, slot: int, status: int, body: Body) -> None:
         if status in frames.FINAL:
             self._direct_calls.answered(call, handler._targets[slot])
         if handler._answer(slot, status, body):

@@ -83,42 +83,48 @@ class DirectCalls:
         # tests/_client/test_direct_calls.py::test_calls_run_in_their_order_whichever_way_they_take
         # tests/_client/test_direct_calls.py::test_a_call_follows_those_that_a_broken_socket_still_owes
         # tests/simulation/test_sim_order.py::test_no_call_overtakes_those_that_a_full_socket_still_owes
-        many = len(targets) > MAX_TARGETS
-        ways: list[tuple[int, Connection]] = []
-        rest: list[int] = []
-        for slot, target in enumerate(targets):
-            way = self._find_way(target, many)
-            if way is None:
-                self._relayed[target] = call
-                rest.append(slot)
-            else:
-                ways.append((slot, way))
+        ways, rest = self._find_ways(targets, len(targets) > MAX_TARGETS)
+        for slot in rest:
+            self._relayed[targets[slot]] = call
         if ways:
             self._went_directly(call, method, [targets[slot] for slot, _ in ways] if rest else targets)
         return ways, rest
 
     def open_again(self, call: int, target: int, method: str) -> Connection | None:
         """An open call is about to be sent to one more target. Return the way, None where the daemon relays it."""
-        way = self._find_way(target)
-        if way is None:
+        ways, _ = self._find_ways((target,))
+        if not ways:
             self._relayed[target] = call
-        else:
-            _, targets = self._open.get(call, ("", ()))
-            self._went_directly(call, method, [*targets, target])
-        return way
+            return None
+        _, targets = self._open.get(call, ("", ()))
+        self._went_directly(call, method, [*targets, target])
+        return ways[0][1]
 
-    def _find_way(self, target: int, prefers_daemon: bool = False) -> Connection | None:
-        """Return the socket on which the next frame to a worker keeps its place; None where the daemon relays it.
+    def _find_ways(
+        self, targets: Sequence[int], prefers_daemon: bool = False
+    ) -> tuple[list[tuple[int, Connection]], list[int]]:
+        """Return the slots of workers to whom the next frame keeps its place on a socket, with that, and the others'.
 
         Args:
-            prefers_daemon: the socket is for frames only that a relayed one would overtake: it is full, or broken.
+            prefers_daemon: a socket is for frames only that a relayed one would overtake: it is full, or broken.
         """
-        way = self._direct_sockets.find(target)
-        if way is None or way.is_closed:
-            return way
-        signalled, calls = self._signalled, self._calls
-        is_late = self._relayed.get(target) in calls or (signalled and signalled.get(target) in calls)
-        return None if is_late or (prefers_daemon and not way.is_behind()) else way
+        find, relayed, signalled, calls = self._direct_sockets.find, self._relayed, self._signalled, self._calls
+        ways: list[tuple[int, Connection]] = []
+        rest: list[int] = []
+        for slot, target in enumerate(targets):
+            way = find(target)
+            if way is None or (
+                not way.is_closed
+                and (
+                    relayed.get(target) in calls
+                    or (signalled and signalled.get(target) in calls)
+                    or (prefers_daemon and not way.is_behind())
+                )
+            ):
+                rest.append(slot)
+            else:
+                ways.append((slot, way))
+        return ways, rest
 
     def _went_directly(self, call: int, method: str, targets: Sequence[int]) -> None:
         self._open[call] = (method, targets)
@@ -128,16 +134,18 @@ class DirectCalls:
 
     def split(self, call: int, targets: Sequence[int]) -> tuple[list[Connection], list[int]]:
         """The sockets by which what concerns a call follows it, and those of its targets that the daemon reaches."""
-        _, ways = self._open.get(call, ("", ()))
-        direct: list[Connection] = []
-        relayed: list[int] = []
+        _, went = self._open.get(call, ("", ()))
+        others = [target for target in targets if target not in went]
+        # A relayed cancel has later calls relayed too (``has_signalled``), past those that a full socket owes.
+        ways, rest = self._find_ways(others, prefers_daemon=True)
+        direct = [way for _, way in ways]
+        relayed = [others[slot] for slot in rest]
         for target in targets:
-            # A relayed cancel has later calls relayed too (``has_signalled``), past those that a full socket owes.
-            way = self._direct_sockets.find(target) if target in ways else self._find_way(target, prefers_daemon=True)
-            if way is None:
-                relayed.append(target)
-            else:
-                direct.append(way)
+            if target in went:
+                if (way := self._direct_sockets.find(target)) is None:
+                    relayed.append(target)
+                else:
+                    direct.append(way)
         return direct, relayed
 
     def relays(self, worker: int, call: int) -> None:

@@ -18,8 +18,8 @@ class ReplyHandler(Protocol):
     _targets: Sequence[int]
     """Endpoints of the workers that are called, by slot, once it has begun; or ``NOWHERE``."""
 
-    def _begin(self, call: int) -> None:
-        """It is about to be sent, and known to the daemons by this number."""
+    def _begin(self, call: int) -> Sequence[int]:
+        """It is about to be sent, and known to the daemons by this number. Return its targets."""
 
     def _mark_departed(self) -> None:
         """It has been sent to all of them."""

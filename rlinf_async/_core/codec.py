@@ -57,10 +57,14 @@ _CONTAINERS: Final = frozenset({tuple, list, dict})
 _NOTHING: Final = ()
 _NO_ARGUMENTS: Final = Encoded([pickle.dumps(((), {}), 5)])
 _NO_ARGUMENTS_BODY: Final = _NO_ARGUMENTS.to_bytes()
+_NONE_BODY: Final = plain_body(None)
+"""Body of the commonest result."""
 
 
 def encode_plain(value: Any) -> bytes | None:
     """The whole body of a value of a few builtin atoms and containers, at once; None for whatever needs ``encode``."""
+    if value is None:
+        return _NONE_BODY
     kind = type(value)
     if kind in ATOMS or (kind in _CONTAINERS and _is_plain(value, 3)):
         return plain_body(value)
@@ -183,13 +187,25 @@ def decode(body: bytes | bytearray | memoryview) -> Any:
     """
     try:
         if body[0] == 0:
-            return pickle.loads(memoryview(body)[1:])
+            return None if body == _NONE_BODY else pickle.loads(memoryview(body)[1:])
         head, buffers = split(memoryview(body))
         return _load(head, buffers)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
         raise _cannot_be_rebuilt(error) from error
+
+
+def decode_arguments(body: bytes | bytearray | memoryview) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call that ``encode_arguments`` has encoded.
+
+    Raises:
+        SerializationError: as ``decode``.
+    """
+    if body == _NO_ARGUMENTS_BODY:
+        return (), {}
+    args, kwargs = decode(body)
+    return args, kwargs
 
 
 def decode_parts(head: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:

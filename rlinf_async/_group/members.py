@@ -512,13 +512,7 @@ class Members:
         """
         if not self.admits(handler, method):
             return
-        bodies: list[tuple[bytes | int, Sequence[int]]] = []
-        try:
-            for value in encoded:
-                bodies.append(pack_body(value))
-        except BaseException:  # the next one finds no descriptor
-            close_fds(fd for _, fds in bodies for fd in fds)
-            raise
+        bodies: Bodies = (pack_body(encoded[0]),) if len(encoded) == 1 else _pack_each(encoded)
         self.record(handler, method, len(callee.ranks))
         if repeats and isinstance(handler, Handle):
             handler._again = encoded
@@ -545,16 +539,16 @@ class Members:
         Raises:
             ClosedError: the group or its cluster is closed.
         """
+        client = self.client
         if self.closed:
             raise self._is_closed(method)
-        end = self.client.closed
-        if end is not None:
+        if (end := client.closed) is not None:
             if isinstance(end, ClosedError | ForkedProcessError):
                 raise copy_of(end)
             handler._fail(copy_of(end))
             return False
-        if self.client.loop.is_closed():
-            raise loop_watch.closed(self.client.loop, f"{self.name}.{method}() was called")
+        if client.loop.is_closed():
+            raise loop_watch.closed(client.loop, f"{self.name}.{method}() was called")
         if self.deadline is not None and isinstance(handler, Handle):
             handler._since = clock.monotonic()
         return True
@@ -583,12 +577,14 @@ class Members:
         """Send a call; not to the slots whose ranks are held, for which its bodies are kept."""
         credit = handler._window if isinstance(handler, StreamCall) else 0
         self.open[id(handler)] = handler
-        self.watch_deadlines()
+        if self.deadline is not None:
+            self.watch_deadlines()
         try:
             if same:
                 body, fds = bodies[0]
-                fds = copy_fds(fds) if held else fds
-                self.client.call(handler, callee.route, method, body, fds, credit, held)
+                if held:
+                    fds = copy_fds(fds)
+                self.client.call(handler, callee.route_to, method, body, fds, credit, held)
             else:
                 self.client.call_each(handler, method, bodies, credit, held)
         except BaseException:
@@ -713,9 +709,8 @@ class Callee:
             self._targets = version, targets
         return targets
 
-    @property
-    def route(self) -> list[list[Any]]:
-        targets = self.targets
+    def route_to(self, targets: Sequence[int]) -> list[list[Any]]:
+        """Return the route to all of its targets, as a call that begins has them."""
         of, route = self._route
         if of is not targets:
             route = frames.route_to(targets)
@@ -769,6 +764,17 @@ class Callee:
 
     def describe(self) -> str:
         return f"{name_ranks(self.ranks)} of '{self.name}'"
+
+
+def _pack_each(encoded: Sequence[Encoded | bytes]) -> Bodies:
+    bodies: list[tuple[bytes | int, Sequence[int]]] = []
+    try:
+        for value in encoded:
+            bodies.append(pack_body(value))
+    except BaseException:  # the next one finds no descriptor
+        close_fds(fd for _, fds in bodies for fd in fds)
+        raise
+    return bodies
 
 
 def _raise(error: BaseException) -> None:

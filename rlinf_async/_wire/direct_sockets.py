@@ -41,6 +41,8 @@ class DirectSockets:
         self._on_end = on_end
         self.connections: dict[int, Connection | None] = {}
         """None stands for an endpoint that is to have none."""
+        self.find: Callable[[int], Connection | None] = self.connections.get
+        """``find(peer)``, the socket to an endpoint, if there is one; it takes frames also while it is broken."""
         self._broken: set[int] = set()
         self._replaced: set[int] = set()
         """Endpoints whose first socket is gone."""
@@ -49,10 +51,6 @@ class DirectSockets:
 
     def __repr__(self) -> str:
         return f"<DirectSockets [{len(self.connections)} connections, {len(self._broken)} of them broken]>"
-
-    def find(self, peer: int) -> Connection | None:
-        """The socket to an endpoint, if there is one; it takes frames also while it is broken."""
-        return self.connections.get(peer)
 
     def add(self, peer: int, connection: Connection, others: DirectSockets | None) -> None:
         """There is a socket to an endpoint.

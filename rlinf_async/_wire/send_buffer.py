@@ -85,6 +85,12 @@ class SendBuffer:
         if on_sent is not None:
             self.callbacks.append((self._sent_bytes + self.nbytes, on_sent))
 
+    def add_plain(self, data: bytes) -> None:
+        """As ``add``, of a frame on which nothing rides."""
+        self.kept.add_plain(data)
+        self._queue.append(data)
+        self.nbytes += len(data)
+
     def add_control(self, data: bytes) -> None:
         """Appends what is not kept."""
         self._queue.append(data)

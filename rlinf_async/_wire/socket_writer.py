@@ -114,7 +114,10 @@ class SocketWriter:
             if self.incoming.is_due or (sibling is not None and sibling.incoming.is_due):
                 self._add_acknowledgements(sibling)
             buffer = self.buffer
-            buffer.add(data, fds, content_bytes(frame) if fds else 0, on_sent)
+            if fds or on_sent is not None:
+                buffer.add(data, fds, content_bytes(frame) if fds else 0, on_sent)
+            else:
+                buffer.add_plain(data)
             if hold or (self._is_scheduled and not now) or self._is_blocked or not self.thread:
                 return
             if now:

@@ -199,7 +199,7 @@ class Connection:
         """Handles what has been read, and reads everything that the other side still said before it went."""
         with self._arbiter.lock:
             self.reader.handle()
-            while self._read():
+            while self.reader.has_more() and self._read():
                 pass
 
     def drain_if_intact(self) -> None:

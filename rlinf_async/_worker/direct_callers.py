@@ -13,7 +13,7 @@ from __future__ import annotations
 import resource
 import socket
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
@@ -22,6 +22,7 @@ from rlinf_async._core import clock, frames
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._wire.direct_sockets import DirectSockets
 from rlinf_async._wire.unix import Connection
+from rlinf_async._worker.running_call import Call
 
 logger = own_logger(__name__)
 
@@ -62,7 +63,9 @@ class DirectCallers:
         self._breaks: Counter[int] = Counter()
         client.own_direct_sockets = self._direct_sockets
         self._lock = threading.Lock()
-        self._answered: list[int] = []
+        self._answered: deque[Call] = deque()
+        """Calls of whose end the daemon is to hear."""
+        self._is_armed = False
 
     def to(self, source: int) -> Connection | None:
         """The socket to a caller; None where its answers go by way of the daemon."""
@@ -126,18 +129,29 @@ class DirectCallers:
         for source in list(self._connections):
             self.read_available(source)
 
-    def answered(self, source: int, call: int) -> None:
+    def answered(self, call: Call) -> None:
         """A call has been answered directly."""
-        with self._lock:
-            self._answered += (source, call)
-            first = len(self._answered) == 2
-        if first:
+        self._answered.append(call)  # first, without a lock: a report that runs meanwhile takes it, or is armed again
+        if not self._is_armed:
+            self._is_armed = True
             self._client.later(_REPORT_DELAY_S, self._report)
 
     def _report(self) -> None:
-        with self._lock:
-            answered, self._answered = self._answered, []
-        self._client.send((frames.SETTLED, 0, self._client.endpoint, answered))
+        self._is_armed = False
+        answered = [self._answered.popleft() for _ in range(len(self._answered))]
+        # A socket is asked once for all its answers, not after each: that would write every answer by itself. Until an
+        # answer has left, the daemon answers for a worker that dies; of one that waits for room the caller reports.
+        # tests/_worker/test_direct_callers.py::test_no_answer_is_written_by_itself_for_the_sake_of_the_report
+        ways = {call.direct for call in answered if call.direct is not None and call.came_at is not None}
+        behind = {way for way in ways if way.is_behind()}
+        told = [
+            each
+            for call in answered
+            if call.came_at is None or call.direct not in behind
+            for each in (call.source, call.call)
+        ]
+        if told:
+            self._client.send((frames.SETTLED, 0, self._client.endpoint, told))
 
     def forget(self) -> None:
         """In a forked child: the sockets are the parent's."""

@@ -29,7 +29,6 @@ class Call:
         "body",
         "call",
         "came_at",
-        "came_directly",
         "cancelled",
         "credit",
         "direct",
@@ -46,13 +45,27 @@ class Call:
         "waits",
     )
 
-    def __init__(self, source: int, slot: int, call: int, method: str, credit: int, body: Body) -> None:
+    def __init__(
+        self,
+        source: int,
+        slot: int,
+        call: int,
+        method: str,
+        credit: int,
+        direct: Connection | None,
+        came_at: float | None,
+    ) -> None:
         self.source = source
         self.slot = slot
         self.call = call
         self.method = method
         self.credit = credit
-        self.body: Body | None = body
+        self.direct = direct
+        """The way that all its answers take; None: by way of the daemon."""
+        self.came_at = came_at
+        """Monotonic seconds, of a call that came directly and that its caller reports to the daemon; None otherwise."""
+        self.body: Body | None = None
+        """Its arguments, until it begins."""
         self.state: State = QUEUED
         self.cancelled = False
         self.task: asyncio.Task[None] | None = None
@@ -63,15 +76,9 @@ class Call:
         """In the flight recorder, once it runs."""
         self.place = 0
         """In the journal of calls, once it runs."""
-        self.direct: Connection | None = None
-        """The way that all its answers take; None: by way of the daemon."""
         self.failure: str | None = None
         """Of another rank of the group, while this call was open."""
         self.void: PeerLost | None = None
         """True once a rank has died during an ``on_restart``, whose hooks are then called again."""
         self.waits: EndableWaits | None = None
         """The blocking waits of an ``on_restart`` on the main thread."""
-        self.came_directly = False
-        """The daemon is told of it by the caller."""
-        self.came_at = 0.0
-        """Of a call that came directly; monotonic seconds."""

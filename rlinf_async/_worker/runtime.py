@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import types
 from asyncio import _get_running_loop as running_loop
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
@@ -27,6 +28,7 @@ from typing import Any, Final
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.direct_calls import REPORT_DELAY_S
 from rlinf_async._core import clock, codec, failures, frames, main_module, process
+from rlinf_async._core.encoded import Encoded
 from rlinf_async._core.frames import Status
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.payload import open_body, pack_body
@@ -58,6 +60,8 @@ logger = own_logger(__name__)
 _SERVE: Final = EventKind.SERVE
 _DEF, _STREAM, _CONCURRENT = Kind.DEF, Kind.STREAM, Kind.CONCURRENT
 _OK, _ERROR, _ITEM = int(Status.OK), int(Status.ERROR), int(Status.ITEM)
+_CANCELLED, _END = int(Status.CANCELLED), int(Status.END)
+_CALL: Final = frames.CALL
 
 _TURN_S: Final = 0.005
 """Of ``def`` methods, after which the loop gets a turn, so that they cannot starve coroutines."""
@@ -106,9 +110,9 @@ class Runtime:
 
     def on_frame(self, frame: list[Any], fds: list[int]) -> None:
         kind = frame[0]
-        if kind == frames.CALL:
+        if kind == _CALL:
             self.direct_callers.read_available(frame[2])
-            self._take(frame, fds, self.direct_callers.to(frame[2]))
+            self._take(frame, fds, self.direct_callers.to(frame[2]), None)
         elif kind == frames.CANCEL:
             self._cancel(frame[2], frame[4])
         elif kind == frames.CREDIT:
@@ -135,8 +139,8 @@ class Runtime:
     def on_direct(self, source: int, way: Connection, frame: list[Any], fds: list[int]) -> None:
         kind = frame[0]
         frame[2] = source
-        if kind == frames.CALL and frames.is_call_sound(frame):
-            self._take(frame, fds, way, came_directly=True)
+        if kind == _CALL and frames.is_call_sound(frame):
+            self._take(frame, fds, way, clock.monotonic())
         elif kind == frames.CANCEL:
             self._cancel(source, frame[4])
         elif kind == frames.CREDIT:
@@ -147,14 +151,11 @@ class Runtime:
             close_fds(fds)
             raise frames.FrameError(f"a frame of kind {kind} has no business here")
 
-    def _take(self, frame: list[Any], fds: list[int], way: Connection | None, *, came_directly: bool = False) -> None:
+    def _take(self, frame: list[Any], fds: list[int], way: Connection | None, came_at: float | None) -> None:
         _, _, source, slot, number, method, credit, body = frame
-        call = Call(source, slot, number, method, credit, b"")
-        call.direct, call.came_directly = way, came_directly
-        if came_directly:
-            call.came_at = clock.monotonic()
+        call = Call(source, slot, number, method, credit, way, came_at)
         try:
-            call.body = open_body(body, fds)
+            call.body = body if type(body) is bytes and not fds else open_body(body, fds)
             self._open[source, number] = call
         except Exception as error:  # the body cannot be mapped: no memory, no descriptors
             self._answer_error(call, error)
@@ -163,7 +164,7 @@ class Runtime:
     def on_caller_gone(self, source: int, way: Connection) -> None:
         """Nobody waits for what its calls would return; of those that it relayed the daemon knows."""
         for call in list(self._open.copy().values()):  # other threads answer meanwhile
-            if call.direct is way and call.came_directly:
+            if call.direct is way and call.came_at is not None:
                 self._cancel(source, call.call)
 
     def _credit(self, source: int, number: int, count: int) -> None:
@@ -214,7 +215,7 @@ class Runtime:
             if waiting:
                 call.state = ENDED
         if waiting:
-            self._answer(call, Status.CANCELLED, b"")
+            self._answer(call, _CANCELLED, b"")
         elif call.method in self._methods.concurrent:
             self._concurrent.cancel(call)
         else:
@@ -269,6 +270,8 @@ class Runtime:
                 return False
             call.state = RUNNING
         call.place = recording.start_call(call.source, call.call)
+        if recording.admits():
+            call._event = recording.begin(_SERVE, call.method)
         return True
 
     def _woken(self) -> None:
@@ -298,7 +301,8 @@ class Runtime:
                 if kind is _CONCURRENT:
                     self._submit_concurrent(call)
                 elif self._begin(call):
-                    self._start(call, kind, function)
+                    is_stream = kind is _STREAM
+                    self._start(call, self._stream(call, function) if is_stream else self._coroutine(call, function))
             self._awake = False
             if not queue:
                 return
@@ -320,8 +324,6 @@ class Runtime:
                 break
             queue.popleft()
             if self._begin(call):
-                if recording.admits():
-                    call._event = recording.begin(_SERVE, call.method)
                 if recorder.recorder is not None:
                     call.span = recorder.enter_call(call.source, call.call, call.slot, call.method)
                 self._run(call, function)
@@ -346,7 +348,7 @@ class Runtime:
             if self._constructor_error is not None:
                 self._answer(call, _ERROR, self._constructor_error)
                 return
-            args, kwargs = self._arguments(call)
+            args, kwargs = _arguments(call)
             value = self._run_hook(call, function, *args) if call.method == ON_RESTART else function(*args, **kwargs)
         except BaseException as error:
             self._answer_error(call, error)
@@ -368,9 +370,7 @@ class Runtime:
             return
         if isinstance(value, Coroutine) and not call.credit:
             # A plain function that returns a coroutine: a decorator that forgot functools.wraps.
-            self._watch(call, self._finish(call, value))
-            assert call.task is not None
-            call.task.add_done_callback(lambda task: value.close())  # one that was cancelled first has not begun it
+            self._start(call, self._finish(call, value))
             return
         if isinstance(value, Generator):
             value.close()
@@ -379,20 +379,17 @@ class Runtime:
             return
         self._answer_value(call, value)
 
-    def _start(self, call: Call, kind: Kind, function: Callable[..., Any]) -> None:
-        self._watch(call, self._stream(call, function) if kind is _STREAM else self._coroutine(call, function))
-
-    def _watch(self, call: Call, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _start(self, call: Call, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a call's coroutine as a task of the main loop."""
         self._running += 1
-        call.task = self._loop.create_task(coroutine)
-        self._record(call, call.task)
-        call.task.add_done_callback(lambda task: self._ended(call))
+        coroutine.send(None)  # to its ``_first_step``
+        call.task = task = self._loop.create_task(coroutine)
+        self._trace(call, task)
         if call.cancelled:  # while its def part ran
-            call.task.cancel()
+            task.cancel()
 
-    def _record(self, call: Call, task: asyncio.Task[None]) -> None:
-        if not call._event and recording.admits():
-            call._event = recording.begin(_SERVE, call.method)
+    @staticmethod
+    def _trace(call: Call, task: asyncio.Task[None]) -> None:
         if recorder.recorder is not None and call.span is None:
             call.span = recorder.enter_call(call.source, call.call, call.slot, call.method, task)
 
@@ -401,33 +398,48 @@ class Runtime:
         if not self._begin(call):
             return None
         _, function = self._methods.find(call.method)
-        task = call.task = loop.create_task(self._coroutine(call, function))
-        self._record(call, task)
-        task.add_done_callback(lambda task: self._answer_unanswered(call))
+        coroutine = self._coroutine(call, function)
+        coroutine.send(None)
+        task = call.task = loop.create_task(coroutine)
+        self._trace(call, task)
         return task
+
+    # Each of these coroutines answers its call whichever way it ends, without a callback at the end of its task, which
+    # would cost a turn of the loop.  A task that is cancelled before its first step never enters its coroutine, and the
+    # caller would wait for ever; so it runs to ``_first_step`` before it is a task: the cancel arrives there.
+    # tests/_worker/test_runtime.py::test_a_call_that_is_cancelled_before_its_first_step_is_answered
 
     async def _coroutine(self, call: Call, function: Callable[..., Any]) -> None:
         try:
-            args, kwargs = self._arguments(call)
+            await _first_step()
+            args, kwargs = _arguments(call)
             value = await function(*args, **kwargs)
         except BaseException as error:
             self._answer_error(call, error)
         else:
             self._answer_value(call, value)
+        finally:
+            self._leave(call)
 
     async def _finish(self, call: Call, awaitable: Any) -> None:
         try:
+            await _first_step()
             value = await awaitable
         except BaseException as error:
             self._answer_error(call, error)
         else:
             self._answer_value(call, value)
+        finally:
+            if isinstance(awaitable, Coroutine):
+                awaitable.close()  # one that was cancelled first has not begun it
+            self._leave(call)
 
     async def _stream(self, call: Call, function: Callable[..., Any]) -> None:
         try:
+            await _first_step()
             if not call.credit:
                 raise TypeError(f"{call.method}() is an async generator: iterate over it with `async for`")
-            args, kwargs = self._arguments(call)
+            args, kwargs = _arguments(call)
             generator = function(*args, **kwargs)
             async with contextlib.aclosing(generator):
                 async for item in generator:
@@ -440,18 +452,18 @@ class Runtime:
         except BaseException as error:
             self._answer_error(call, error)
         else:
-            self._answer(call, Status.END, b"")
+            self._answer(call, _END, b"")
+        finally:
+            self._leave(call)
 
-    def _answer_unanswered(self, call: Call) -> None:
-        """The task of a call is over; one that was cancelled before its first step has not answered."""
-        if call.state is not ENDED:
-            self._answer(call, Status.CANCELLED, b"")
-
-    def _ended(self, call: Call) -> None:
-        self._answer_unanswered(call)
-        self._running -= 1
-        if self._queue and self._running == self._max_concurrency - 1:
-            self._loop.call_soon(self._pump)
+    def _leave(self, call: Call) -> None:
+        """The task of a call is at its end."""
+        if call.state is not ENDED:  # its answer could not be made
+            self._answer(call, _CANCELLED, b"")
+        if call.method not in self._methods.concurrent:
+            self._running -= 1
+            if self._queue and self._running == self._max_concurrency - 1:
+                self._loop.call_soon(self._pump)
 
     def _grant(self, call: Call, count: int) -> None:
         call.credit += count
@@ -472,10 +484,6 @@ class Runtime:
 
     # -- answers ------------------------------------------------------------------------------------------------
 
-    def _arguments(self, call: Call) -> Any:
-        body, call.body = call.body, None
-        return codec.decode(body if body is not None else b"")
-
     def _capture(self, error: BaseException) -> failures.Failure:
         info = self._identity.info
         where = {
@@ -488,8 +496,10 @@ class Runtime:
 
     def _answer_value(self, call: Call, value: Any) -> None:
         try:
-            what = f"the result of {call.method}()"
-            body, fds = pack_body(codec.encode_plain(value) or codec.encode(value, describe=what, root="result"))
+            encoded: Encoded | bytes | None = codec.encode_plain(value)
+            if encoded is None:
+                encoded = codec.encode(value, describe=f"the result of {call.method}()", root="result")
+            body, fds = pack_body(encoded)
         except BaseException as error:
             self._answer_error(call, error)
             return
@@ -498,12 +508,14 @@ class Runtime:
     def _answer_error(self, call: Call, error: BaseException) -> None:
         if self._pid != process.pid:
             process.leave(error)
-        if (call.cancelled or self._stopping) and isinstance(error, asyncio.CancelledError):
-            self._answer(call, Status.CANCELLED, b"")
+        if isinstance(error, asyncio.CancelledError) and (
+            call.cancelled or self._stopping or type(error) is _CancelledAtFirst
+        ):
+            self._answer(call, _CANCELLED, b"")
             return
         if call.void is not None:
             logger.info("%s() has ended with %r, and is called again: %s", call.method, error, call.void)
-            self._answer(call, Status.CANCELLED, b"")
+            self._answer(call, _CANCELLED, b"")
             return
         if call.failure is not None and isinstance(error, RuntimeError):  # torch's: a process group was aborted
             failures.add_note(error, advice(call.failure))
@@ -531,25 +543,24 @@ class Runtime:
             recorder.leave_call(call.span, status == _ERROR)
         self._send(call, status, body, fds)
 
-    def _send(self, call: Call, status: int, body: Any, fds: Any) -> None:
+    def _send(self, call: Call, status: int, body: Any, fds: Any, *, was_held: bool = False) -> None:
         # A caller may have another rank get the items that this call has given back: they are in their places first.
         # tests/simulation/test_sim_channels.py::
         # test_items_that_a_call_gives_back_are_at_their_places_before_its_answer
-        giving_back = self.client.giving_back
-        if giving_back.open or giving_back.held:
-            giving_back.hold(partial(self._send_now, call, status, body, fds))
-        else:
-            self._send_now(call, status, body, fds)
-
-    def _send_now(self, call: Call, status: int, body: Any, fds: Any) -> None:
-        frame = (frames.REPLY, len(fds), self.client.endpoint, call.source, call.call, call.slot, int(status), body)
+        client = self.client
+        if ((giving_back := client.giving_back).open or giving_back.held) and not was_held:
+            giving_back.hold(partial(self._send, call, status, body, fds, was_held=True))
+            return
+        frame = (frames.REPLY, len(fds), client.endpoint, call.source, call.call, call.slot, status, body)
         direct = call.direct
         if direct is None:
-            self.client.send(frame, fds, later=bool(self._queue))
+            client.send(frame, fds, later=bool(self._queue))
             return
         direct.send(frame, fds, later=bool(self._queue))
-        if status != _ITEM and (not call.came_directly or _is_reported(call)):
-            self.direct_callers.answered(call.source, call.call)
+        # A caller that has reported its direct call may be blocked or stopped, and not report the answer.  The daemon
+        # hears of that DirectCallers' delay later, which is longer than the caller's: not before it hears of the call.
+        if status != _ITEM and (call.came_at is None or clock.monotonic() - call.came_at >= REPORT_DELAY_S):
+            self.direct_callers.answered(call)
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -558,12 +569,22 @@ class Runtime:
         self._loop.stop()
 
 
-def _is_reported(call: Call) -> bool:
-    """Whether a caller has told the daemon of its direct call; blocked or stopped, it does not tell of the answer."""
-    # The daemon hears of the answer DirectCallers' delay later, which is longer than the caller's: not before the call.
-    # And not of one that waits for room in the socket: until that has left the daemon answers for a worker that dies.
-    is_sent = call.direct is None or not call.direct.is_behind()
-    return is_sent and clock.monotonic() - call.came_at >= REPORT_DELAY_S
+class _CancelledAtFirst(asyncio.CancelledError):
+    """The cancel of a call whose task has not had its first step."""
+
+
+@types.coroutine
+def _first_step() -> Generator[None, None, None]:
+    """Suspend a call's coroutine until its task begins."""
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        raise _CancelledAtFirst from error
+
+
+def _arguments(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    body, call.body = call.body, None  # once: it may be large
+    return codec.decode_arguments(body if body is not None else b"")
 
 
 def _is_paused(call: Call) -> bool:

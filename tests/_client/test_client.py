@@ -40,14 +40,14 @@ async def test_what_a_worker_has_still_said_on_its_own_socket_comes_before_word_
 
 async def test_a_call_that_could_not_be_sent_is_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
     client = NodeClient(asyncio.get_running_loop())
-    handler: Any = SimpleNamespace(_targets=[WORKER], _begin=lambda call: None)
+    handler: Any = SimpleNamespace(_targets=[WORKER], _begin=lambda call: [WORKER])
 
     def refuse(*_: Any) -> None:
         raise OSError("no more descriptors")
 
     monkeypatch.setattr(client, "send", refuse)
     with pytest.raises(OSError, match="no more descriptors"):
-        client.call(handler, [[WORKER]], "step", b"", ())
+        client.call(handler, frames.route_to, "step", b"", ())
     left = dict(client._calls)
     client._calls.clear()
     client.close()

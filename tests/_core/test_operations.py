@@ -17,7 +17,8 @@ from rlinf_async._core.operations import OPERATIONS, Operation, WaitingOperation
 from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.node import Node
 from rlinf_launcher.daemon.router import Router
-from rlinf_launcher.daemon.service import DaemonService, Site
+from rlinf_launcher.daemon.service import DaemonService
+from rlinf_launcher.daemon.worker_groups import Site
 
 ANY: list[Any] = [5, "text", b"bytes", True, 1.5, None, [], [1], ["a"], [[1]], {}, {"a": 1}]
 """Of each type that a field may have, as msgpack brings it."""

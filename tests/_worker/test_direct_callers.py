@@ -14,6 +14,7 @@ from rlinf_async._core import frames
 from rlinf_async._core.giving_back import GivingBack
 from rlinf_async._wire.unix import Connection
 from rlinf_async._worker.direct_callers import DirectCallers
+from rlinf_async._worker.running_call import Call
 
 CALLER = frames.endpoint(0, 3)
 
@@ -134,3 +135,34 @@ def test_at_the_end_all_callers_together_have_the_time_and_one_that_comes_meanwh
     assert [len(way.given) for way in ways] == [1, 1, 1]
     assert ways[0].given[0] > 0.2 > ways[1].given[0]
     assert ways[2].given == [0.0]
+
+
+class Connected:
+    """A socket to a caller that counts how often it is asked, which writes what it has."""
+
+    def __init__(self, is_full: bool) -> None:
+        self.is_full, self.asked = is_full, 0
+
+    def is_behind(self) -> bool:
+        self.asked += 1
+        return self.is_full
+
+
+def test_no_answer_is_written_by_itself_for_the_sake_of_the_report(loop: asyncio.AbstractEventLoop) -> None:
+    reports: list[Callable[[], None]] = []
+    sent: list[Any] = []
+    client: Any = Client(loop)
+    client.later = lambda seconds, callback: reports.append(callback)
+    client.send = sent.append
+    direct_callers = DirectCallers(client, granted=True, inbox=Inbox())
+    free: Any = Connected(is_full=False)
+    full: Any = Connected(is_full=True)
+    for number in range(3):
+        direct_callers.answered(Call(CALLER, 0, number, "note", 0, free, 0.0))
+        direct_callers.answered(Call(CALLER + 1, 0, number, "note", 0, full, 0.0))
+    direct_callers.answered(Call(CALLER + 2, 0, 0, "note", 0, full, None))
+    assert not free.asked
+    for report in reports:
+        report()
+    assert (len(reports), free.asked, full.asked) == (1, 1, 1)
+    assert sent == [(frames.SETTLED, 0, client.endpoint, [CALLER, 0, CALLER, 1, CALLER, 2, CALLER + 2, 0])]

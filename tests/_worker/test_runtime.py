@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,6 +18,7 @@ from rlinf_async._core.frames import Status
 from rlinf_async._core.giving_back import GivingBack
 from rlinf_async._worker.context import Identity
 from rlinf_async._worker.methods import CONSTRUCT, Methods
+from rlinf_async._worker.running_call import Call
 from rlinf_async._worker.runtime import Runtime
 from rlinf_async.address import WorkerAddress, WorkerInfo
 
@@ -152,3 +153,51 @@ def test_a_coroutine_that_a_cancelled_method_returns_is_closed(
     gc.collect()
     assert [frame[6] for frame in sent] == [Status.CANCELLED]
     assert not recwarn.list
+
+
+class Late:
+    async def value(self) -> int:
+        return 1
+
+    async def items(self) -> AsyncIterator[int]:
+        yield 1
+
+    def later(self) -> Any:
+        return self.value()
+
+
+@pytest.mark.parametrize("method", ["value", "items", "later"])
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_a_call_that_is_cancelled_before_its_first_step_is_answered(runtime: Runtime, method: str) -> None:
+    sent: list[Any] = []
+    runtime.client = cast(Any, a_client(sent))
+    runtime._early, runtime._methods.worker = None, Late()
+    arguments = codec.encode(((), {})).to_bytes()
+
+    def begin(number: int) -> Call:
+        runtime.on_frame([frames.CALL, 0, 7, 0, number, method, int(method == "items"), arguments], [])
+        call = runtime._open[7, number]
+        if method == "later":
+            runtime._run_blocking()
+        else:
+            runtime._pump()
+        assert call.task is not None
+        return call
+
+    def cancel_both() -> None:
+        for number in (1, 2):
+            call = begin(number)
+            if number == 1:
+                runtime._cancel_running(call)
+            elif call.task is not None:  # as user code does that ends all tasks
+                call.task.cancel()
+        runtime._loop.call_later(0.01, runtime._loop.stop)
+
+    if method == "later":
+        cancel_both()
+    else:
+        runtime._loop.call_soon(cancel_both)
+    runtime._loop.run_forever()
+    assert [(frame[4], frame[6]) for frame in sent] == [(1, Status.CANCELLED), (2, Status.CANCELLED)]
+    assert not runtime._open
+    assert not runtime._running

@@ -128,14 +128,16 @@ NEAREST: Final = {
     "launcher/daemon/resources.py": "tests/test_locks.py",
     "launcher/daemon/router.py": "tests/launcher/daemon/test_messages.py",
     "launcher/daemon/run_metrics.py": "tests/test_metrics.py",
-    "launcher/daemon/service.py": "tests/launcher/daemon/test_worker_process.py tests/_core/test_operations.py"
-    " tests/launcher/daemon/test_messages.py tests/test_restarts.py tests/test_preload.py",
+    "launcher/daemon/service.py": "tests/launcher/daemon/test_cleanup.py tests/_core/test_operations.py"
+    " tests/launcher/daemon/test_messages.py tests/test_restarts.py",
     "launcher/daemon/shared_links.py": "tests/launcher/daemon/test_membership.py",
     "launcher/daemon/sub_workers.py": "tests/test_sub_workers.py",
     "launcher/daemon/template_log.py": "tests/launcher/daemon/test_templates.py",
     "launcher/daemon/templates.py": "tests/test_preload.py",
     "launcher/daemon/trace_service.py": "tests/test_tracing.py",
     "launcher/daemon/worker_output.py": "tests/launcher/daemon/test_run_logs.py tests/test_full_disks.py",
+    "launcher/daemon/worker_groups.py": "tests/launcher/daemon/test_worker_process.py tests/test_preload.py"
+    " tests/launcher/daemon/test_group_spawns.py tests/launcher/daemon/test_daemon_faults.py tests/test_restarts.py",
     "launcher/daemon/worker_process.py": "tests/test_failures.py",
 }
 """Tests of a module beside those with its name; the line of a folder is for each of its modules, and comes last."""

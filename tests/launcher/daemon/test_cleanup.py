@@ -21,7 +21,8 @@ from rlinf_launcher.daemon.cleanup import run_all
 from rlinf_launcher.daemon.endpoint import Endpoint
 from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.router import Router
-from rlinf_launcher.daemon.service import DaemonService, Site
+from rlinf_launcher.daemon.service import DaemonService
+from rlinf_launcher.daemon.worker_groups import Site
 
 NODE = 3
 """Of the daemon: so that endpoint ids are large numbers, which stand for nothing else."""
@@ -149,7 +150,7 @@ def find(inside: Any, number: int, path: str, seen: set[int]) -> Iterator[str]:
 async def daemon(tmp_path: Path) -> AsyncIterator[Daemon]:
     daemon = Daemon(tmp_path)
     yield daemon
-    daemon.service.close_stores()
+    daemon.service.groups.close_stores()
 
 
 async def with_channel(daemon: Daemon) -> Client:
@@ -177,7 +178,7 @@ def test_a_part_that_raises_keeps_no_other_from_being_done(caplog: pytest.LogCap
 PARTS = [
     "channels.drop_client", "channels.drop_owner", "channel_names.drop_client", "channel_names.drop_owner",
     "death_watch.forget", "locks.drop", "ports.drop", "traces.drop", "router.drop_caller", "names.drop",
-    "_drop_stores", "_abandon_groups",
+    "groups.drop",
 ]  # fmt: skip
 
 
@@ -188,8 +189,8 @@ async def test_whichever_part_of_a_cleanup_raises_the_others_are_done_and_it_is_
     daemon = Daemon(tmp_path)
     done: list[str] = []
     for name in PARTS:
-        *owners, method = name.split(".")
-        owner = getattr(daemon.service, owners[0]) if owners else daemon.service
+        attribute, method = name.split(".")
+        owner = getattr(daemon.service, attribute)
         cleans = getattr(owner, method)
 
         def clean(gone: int, name: str = name, really: Any = cleans) -> None:
@@ -349,7 +350,7 @@ async def test_whatever_a_process_says_nothing_is_left_of_it(tmp_path: Path, cap
         for client in (*liars, honest):
             await daemon.end(client)
             assert daemon.left_of(client) == [], f"seed {seed}"
-        daemon.service.close_stores()
+        daemon.service.groups.close_stores()
     assert "cleaning up" not in caplog.text
 
 

@@ -28,8 +28,9 @@ from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.node import _logged
 from rlinf_launcher.daemon.node_link import _HEADER, NodeLink
 from rlinf_launcher.daemon.router import Router
-from rlinf_launcher.daemon.service import DaemonService, Group, Site
+from rlinf_launcher.daemon.service import DaemonService
 from rlinf_launcher.daemon.templates import Template, Templates
+from rlinf_launcher.daemon.worker_groups import Group, Site
 from rlinf_launcher.daemon.worker_output import Output
 from tests._support.workers import Parent, Plain
 
@@ -369,8 +370,8 @@ async def test_only_the_lookup_that_was_meant_is_forgotten_and_a_dead_endpoint_w
 
 async def test_the_stores_of_a_dead_owner_are_closed_and_its_groups_not_listed(tmp_path: Path) -> None:
     service = new_service(tmp_path, new_router())
-    port = await service.open_store(Requester(9, 1), operations.OpenStore("g"))
-    service.groups[9, "g"] = Group("g", 9)
+    port = await service.groups.open_store(Requester(9, 1), operations.OpenStore("g"))
+    service.groups.by_name[9, "g"] = Group("g", 9)
     service.drop_node(0)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5).close()
@@ -439,7 +440,7 @@ async def test_a_worker_is_born_with_the_script_and_the_threads_of_its_launch(
     to, forker = new_router(), Forker(fail_after=0)
     forker.may.set()
     with pytest.raises(LaunchError, match="no more workers"):
-        await new_service(tmp_path, to, forker).spawn(Requester(9, 1), request(1, script=script, env=variable))
+        await new_service(tmp_path, to, forker).groups.spawn(Requester(9, 1), request(1, script=script, env=variable))
     (spec,) = forker.specs
     assert (spec["script"], spec["threads"]) == (script, threads)
 
@@ -449,11 +450,11 @@ async def test_workers_that_are_born_after_their_groups_end_are_killed_and_reape
     to, forker = new_router(), Forker()
     service = new_service(tmp_path, to, forker)
     owner, _ = attach(to)
-    start = asyncio.ensure_future(service.spawn(Requester(owner.id, 1), request()))
+    start = asyncio.ensure_future(service.groups.spawn(Requester(owner.id, 1), request()))
     while len(forker.specs) < 3:
         await asyncio.sleep(0)
     if end == "close":
-        await service.close(Requester(owner.id, 2), operations.CloseGroup("g", 0.0))
+        await service.groups.close(Requester(owner.id, 2), operations.CloseGroup("g", 0.0))
     else:
         service.drop_owner(owner.id)
     forker.may.set()
@@ -470,10 +471,10 @@ async def test_of_a_failed_spawn_no_worker_is_left(tmp_path: Path) -> None:
     owner, _ = attach(to)
     forker.may.set()
     with pytest.raises(LaunchError, match="no more workers"):
-        await service.spawn(Requester(owner.id, 1), request())
+        await service.groups.spawn(Requester(owner.id, 1), request())
     assert len(forker.pids) == 2
     assert not any(psutil.pid_exists(pid) for pid in forker.pids)
-    assert service.groups == {}
+    assert service.groups.by_name == {}
     assert list(to.endpoints) == [owner.number]
 
 

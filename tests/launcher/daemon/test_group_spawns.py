@@ -17,9 +17,10 @@ import pytest
 
 from rlinf_async import LaunchError
 from rlinf_async._core import operations
-from rlinf_launcher.daemon import service as services
+from rlinf_launcher.daemon import worker_groups
 from rlinf_launcher.daemon.handlers import Requester
-from rlinf_launcher.daemon.service import DaemonService, Group
+from rlinf_launcher.daemon.service import DaemonService
+from rlinf_launcher.daemon.worker_groups import Group
 
 from .test_daemon_faults import Forker, attach, new_router, new_service, request
 
@@ -34,11 +35,11 @@ def is_open(port: int) -> bool:
 
 
 async def opened(service: DaemonService) -> int:
-    return await service.open_store(Requester(OWNER, 1), operations.OpenStore("g"))
+    return await service.groups.open_store(Requester(OWNER, 1), operations.OpenStore("g"))
 
 
 async def close(service: DaemonService) -> None:
-    await service.close(Requester(OWNER, 2), operations.CloseGroup("g", 0.0))
+    await service.groups.close(Requester(OWNER, 2), operations.CloseGroup("g", 0.0))
 
 
 async def test_a_spawn_that_fails_leaves_what_others_have_in_the_group(tmp_path: Path) -> None:
@@ -46,17 +47,17 @@ async def test_a_spawn_that_fails_leaves_what_others_have_in_the_group(tmp_path:
     slow, broken = Forker(), Forker(fail_after=0)
     broken.may.set()
     service = new_service(tmp_path, new_router(), slow)
-    good = asyncio.ensure_future(service.spawn(Requester(OWNER, 1), request(1)))
+    good = asyncio.ensure_future(service.groups.spawn(Requester(OWNER, 1), request(1)))
     while not slow.specs:
         await asyncio.sleep(0)
-    service._templates.preloaded = lambda *_: contextlib.nullcontext(broken)  # type: ignore[assignment,method-assign]
+    service.groups._templates.preloaded = lambda *_: contextlib.nullcontext(broken)  # type: ignore[assignment,method-assign]
     with pytest.raises(LaunchError, match="no more workers"):
-        await service.spawn(Requester(OWNER, 2), request(1))
+        await service.groups.spawn(Requester(OWNER, 2), request(1))
     slow.may.set()
     await good
     await close(service)
     assert not psutil.pid_exists(*slow.pids)
-    assert service.groups == {}
+    assert service.groups.by_name == {}
 
 
 async def test_a_group_whose_only_rank_cannot_be_started_again_still_has_its_store_and_ends_as_a_whole(
@@ -66,17 +67,17 @@ async def test_a_group_whose_only_rank_cannot_be_started_again_still_has_its_sto
     service = new_service(tmp_path, to, forker)
     forker.may.set()
     port = await opened(service)
-    await service.spawn(Requester(OWNER, 1), request(1, supervised=True))
+    await service.groups.spawn(Requester(OWNER, 1), request(1, supervised=True))
     (worker,) = to.endpoints.values()
     os.kill(forker.pids[0], signal.SIGKILL)
     assert worker.process is not None
     await worker.process.ended
     with pytest.raises(LaunchError, match="no more workers"):
-        await service.spawn(Requester(OWNER, 2), request(1, supervised=True))
+        await service.groups.spawn(Requester(OWNER, 2), request(1, supervised=True))
     assert is_open(port)
     await close(service)
     assert not is_open(port)
-    assert to.replaced == service.groups == {}
+    assert to.replaced == service.groups.by_name == {}
 
 
 async def test_a_launch_that_is_given_up_before_its_workers_were_asked_for_leaves_no_store(tmp_path: Path) -> None:
@@ -96,8 +97,8 @@ async def test_a_launch_that_was_given_up_does_not_take_the_store_of_the_next_on
         await imported.wait()
         yield forker
 
-    service._templates.preloaded = preloaded  # type: ignore[assignment,method-assign]
-    first = asyncio.ensure_future(service.spawn(Requester(OWNER, 1), request(1)))
+    service.groups._templates.preloaded = preloaded  # type: ignore[assignment,method-assign]
+    first = asyncio.ensure_future(service.groups.spawn(Requester(OWNER, 1), request(1)))
     await asyncio.sleep(0)
     await close(service)
     port = await opened(service)
@@ -106,13 +107,13 @@ async def test_a_launch_that_was_given_up_does_not_take_the_store_of_the_next_on
         await first
     assert is_open(port)
     assert forker.pids == []
-    service.close_stores()
+    service.groups.close_stores()
 
 
 async def test_of_ranks_that_come_back_for_ever_the_latest_ends_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(services, "_MAX_FORMER", 2)
+    monkeypatch.setattr(worker_groups, "_MAX_FORMER", 2)
     to = new_router()
     service, group = new_service(tmp_path, to), Group("g", OWNER)
     dead = []
@@ -121,10 +122,10 @@ async def test_of_ranks_that_come_back_for_ever_the_latest_ends_are_kept(
         endpoint.process = SimpleNamespace(setup=SimpleNamespace(rank=0))  # type: ignore[assignment]
         endpoint.exit_report = b"report"
         group.workers.append(endpoint)
-        service._replace_dead(group, [0])
+        service.groups._replace_dead(group, [0])
         dead.append(endpoint)
     assert group.former == list(to.replaced.values()) == dead[-2:]
     forgotten: list[int] = []
-    monkeypatch.setattr(service, "forget_endpoint", forgotten.append)
-    await service.close_group(group, 0.0)
+    monkeypatch.setattr(service.groups, "_forget", forgotten.append)
+    await service.groups.close_group(group, 0.0)
     assert forgotten == [endpoint.id for endpoint in dead]

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from rlinf_launcher.daemon import service
+from rlinf_launcher.daemon import worker_groups
 from rlinf_launcher.daemon.fork_server import MARKER
 from rlinf_launcher.daemon.worker_process import WorkerProcess, WorkerSetup
 
@@ -45,10 +45,10 @@ async def test_a_stopped_worker_is_killed_when_calls_have_had_their_time_and_all
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     killed: list[int] = []
-    monkeypatch.setattr(service, "is_stopped", lambda pid: pid % 2 == 1)
-    monkeypatch.setattr(service, "state_of", lambda pid, _: f"state of {pid}")
+    monkeypatch.setattr(worker_groups, "is_stopped", lambda pid: pid % 2 == 1)
+    monkeypatch.setattr(worker_groups, "state_of", lambda pid, _: f"state of {pid}")
     async with asyncio.timeout(10):
-        await service._end([Ending(2, killed), Ending(3, killed)], 0.05)  # type: ignore[list-item]
+        await worker_groups._end([Ending(2, killed), Ending(3, killed)], 0.05)  # type: ignore[list-item]
     assert killed == [3, 2]
 
 

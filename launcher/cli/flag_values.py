@@ -1,0 +1,185 @@
+"""Values of ``rlinf-launch``'s flags and environment variables: each reader names the place, the value and the fix."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rlinf_async._core.resource_locks import parse_port_range
+from rlinf_async.errors import ConfigError
+
+from ..remote.exported_env import is_name
+from ..remote.host import MAX_FAKE_GPUS
+
+_RANKS: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", re.ASCII)
+_RUN: Final = re.compile(r"[0-9a-f]{8}")
+_USER: Final = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.\-]*", re.ASCII)
+_YES: Final = ("1", "true", "yes", "on")
+_NO: Final = ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True)
+class Value:
+    """A raw value of a flag, and its origin: ``--nnodes`` or ``$RLINF_NNODES``."""
+
+    text: str
+    where: str
+
+    def error(self, problem: str, fix: str) -> ConfigError:
+        return ConfigError(f"{self.where}: {problem}\n  fix: {fix}")
+
+
+def text_or_nothing(value: Value) -> str:
+    return value.text
+
+
+def text(value: Value) -> str:
+    if not value.text:
+        raise value.error("the value is empty", "leave the flag out, or give it a value")
+    return value.text
+
+
+def _number(value: Value, low: int, high: int) -> int:
+    text = value.text.strip()
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and low <= int(text) <= high):
+        raise value.error(f"{value.text!r} is not a number from {low} to {high}", f"write {low} or more")
+    return int(text)
+
+
+def positive(value: Value) -> int:
+    return _number(value, 1, 10**6)
+
+
+def gpus(value: Value) -> int:
+    return _number(value, 0, MAX_FAKE_GPUS)
+
+
+def port(value: Value) -> int:
+    return _number(value, 1, 65535)
+
+
+def port_range(value: Value) -> tuple[int, int]:
+    try:
+        return parse_port_range(value.text)
+    except ValueError as error:
+        raise value.error(str(error), "write the first and the last port, as in 20000-20099") from None
+
+
+def launcher(value: Value) -> str:
+    if value.text not in ("ssh", "srun", "auto"):
+        raise value.error(f"{value.text!r} is no way to a host", "write ssh, srun or auto")
+    return value.text
+
+
+def prologue(value: Value) -> str:
+    if "\n" in value.text:
+        raise value.error(
+            "it has several lines", "write ';' between the commands, or put them in a file: 'source FILE'"
+        )
+    return text(value)
+
+
+def seconds(value: Value) -> float:
+    try:
+        seconds = float(value.text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise value.error(f"{value.text!r} is not a number of seconds", "write 60, or 0 to wait for ever")
+    return seconds
+
+
+def patience(value: Value) -> float | None:
+    """Seconds to wait; None for ever."""
+    return seconds(value) or None
+
+
+def path(value: Value) -> Path:
+    """Absolute, seen from here: the same path is used on every node."""
+    return Path(text(value)).expanduser().absolute()
+
+
+def path_text(value: Value) -> str:
+    return str(path(value))
+
+
+def folder(value: Value) -> Path:
+    if not value.text:
+        return _project(value)
+    folder = path(value).resolve()
+    if not folder.is_dir():
+        raise value.error(f"{value.text!r} is not a folder", "name the folder that holds your code")
+    return folder
+
+
+def _project(value: Value) -> Path:
+    """The nearest folder from here upwards that looks like a project, below the home folder; else this folder."""
+    here = Path.cwd().resolve()
+    too_large = {Path("/"), Path(os.environ.get("HOME", "/")).resolve()}
+    if here in too_large:
+        raise value.error(f"all of {here} would be shipped", "go to the folder of your code, or name it: --sync=DIR")
+    below = itertools.takewhile(lambda folder: folder not in too_large, (here, *here.parents))
+    return next((each for each in below if (each / "pyproject.toml").exists() or (each / ".git").exists()), here)
+
+
+def user(value: Value) -> str:
+    if not _USER.fullmatch(value.text):
+        raise value.error(f"{value.text!r} is not a user name", "write a name without '@' and blanks")
+    return value.text
+
+
+def interface(value: Value) -> str:
+    if not value.text or "/" in value.text or value.text.split() != [value.text]:
+        raise value.error(f"{value.text!r} is not an interface", "write a name that `ip link` lists, as eth0")
+    return value.text
+
+
+def run_id(value: Value) -> str:
+    if not _RUN.fullmatch(value.text):
+        raise value.error(
+            f"{value.text!r} is not a run's id", "write the id, 8 of 0-9 and a-f, that follows 'run' in its first line"
+        )
+    return value.text
+
+
+def assignment(value: Value) -> tuple[str, str | None]:
+    name, equals, text = value.text.partition("=")
+    if not is_name(name):
+        raise value.error(f"{name!r} cannot name a variable", "write -e NAME=value, or -e NAME to copy it")
+    return name, text if equals else None
+
+
+def tee(value: Value) -> str:
+    if value.text in ("all", "none"):
+        return value.text
+    ranks: set[int] = set()
+    for part in value.text.split(","):
+        match = _RANKS.fullmatch(part.strip())
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise value.error(f"{part!r} is not a rank", "write all, none, or ranks: 0,3 or 0-3")
+        ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return ",".join(map(str, sorted(ranks)))
+
+
+def split_shell(value: Value) -> tuple[str, ...]:
+    """Words as a shell reads them."""
+    try:
+        return tuple(shlex.split(value.text))
+    except ValueError as error:
+        raise value.error(f"cannot read {value.text!r}: {error}", "close the quotes") from error
+
+
+def times(value: Value) -> int:
+    """0 or 1; more only where a variable asks for it, as RLINF_VERBOSE=2 does."""
+    text = value.text.strip().lower()
+    if text in _YES or text in _NO:
+        return int(text in _YES)
+    if len(text) == 1 and text.isdecimal() and value.where == "$RLINF_VERBOSE":
+        return int(text)
+    raise value.error(f"{value.text!r} is neither yes nor no", "write 1 or 0")

@@ -1,0 +1,433 @@
+"""``WorkerGroups``: the part of a run's worker groups that lives on one node: starts workers, ends groups in order.
+
+It also has the listening sockets of groups' stores, at MASTER_PORT, until rank 0 is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_async._core import frames, operations
+from rlinf_async._core.closing import seconds_for_calls, seconds_until_kill
+from rlinf_async._core.descriptors import explained_shortage
+from rlinf_async._core.ended_endpoints import EndedEndpoints
+from rlinf_async._core.own_logger import own_logger
+from rlinf_async._wire.unix import Connection
+from rlinf_async.errors import LaunchError
+
+from .black_box import BlackBox
+from .endpoint import Endpoint
+from .fork_server import MARKER, ForkServer
+from .handlers import Requester
+from .ports import Ports
+from .preloads import Refusal, Wanted, wanted_by
+from .probes import Probes
+from .process_state import is_stopped, state_of
+from .profiled_worker import ProfiledStarter
+from .router import Router
+from .sub_workers import SubWorkers
+from .templates import Templates
+from .worker_env import WorkerEnv, prepare
+from .worker_process import DESCRIPTORS_PER_WORKER, WorkerProcess, WorkerSetup
+
+logger = own_logger(__name__)
+
+_MAX_FORMER: Final = 64
+"""Workers of a group that have died and are replaced, and whose ends are still told."""
+
+NewProcess = Callable[[asyncio.AbstractEventLoop, WorkerSetup, str, Path], WorkerProcess]
+"""Makes a worker process of this node, which is not started yet."""
+
+
+@dataclass
+class Group:
+    """The part of a worker group that lives on this node.
+
+    Attributes:
+        supervised: its owner starts workers again that have died.
+        close_grace: seconds that its workers have for their end, where the owner does not say.
+        former: workers that have died, and in whose place others are.
+        past: endpoints of those that have died longest ago, which own channels of the group maybe.
+        spawning: requests that start workers of it now.
+        store: the socket of the store at MASTER_PORT, for the next one of rank 0.
+    """
+
+    name: str
+    owner: int
+    workers: list[Endpoint] = field(default_factory=list)
+    supervised: bool = False
+    close_grace: float = 0.0
+    former: list[Endpoint] = field(default_factory=list)
+    past: list[int] = field(default_factory=list)
+    spawning: int = 0
+    store: socket.socket | None = None
+    closed: asyncio.Future[None] | None = None
+
+
+@dataclass(frozen=True)
+class Site:
+    """Constants of a node: names, address, log directory, environment of workers."""
+
+    run: str
+    node: int
+    name: str
+    address: str
+    log_dir: Path
+    environment: dict[str, str]
+    cpus: int
+    sync: Sequence[str] | None = None
+    tee: str = "all"
+    ports: Sequence[int] | None = None
+
+    def here(self, path: str) -> str:
+        """A path of the driver's machine, as it is called on this one (``--sync``)."""
+        if self.sync is None:
+            return path
+        near, far = self.sync
+        if path == near or path.startswith(near.rstrip("/") + "/"):
+            return far + path[len(near.rstrip("/")) :]
+        return path
+
+
+class WorkerGroups:
+    """Starts the workers of one node, and ends them with their groups.
+
+    Args:
+        abandon: closes a group whose owner is gone.
+        greet: sends an endpoint the first frame.
+        on_died: called when a worker has ended, by itself or not.
+        forget: an endpoint of this node is no more.
+
+    Attributes:
+        by_name: the groups by their owners' endpoints and their names.
+        closing: this node ends; no worker is started any more.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        site: Site,
+        templates: Templates,
+        router: Router,
+        gone: EndedEndpoints,
+        *,
+        ports: Ports,
+        probes: Probes,
+        sub_workers: SubWorkers,
+        black_box: BlackBox,
+        new_process: NewProcess,
+        abandon: Callable[[Group], None],
+        greet: Callable[[Endpoint], None],
+        on_died: Callable[[Endpoint], None],
+        forget: Callable[[int], None],
+    ) -> None:
+        self._loop = loop
+        self._site = site
+        self._templates = templates
+        self._router = router
+        self._gone = gone
+        self._ports = ports
+        self._probes = probes
+        self._sub_workers = sub_workers
+        self._black_box = black_box
+        self._new_process = new_process
+        self._abandon = abandon
+        self._greet = greet
+        self._on_died = on_died
+        self._forget = forget
+        self.by_name: dict[tuple[int, str], Group] = {}
+        self.closing = False
+        self._stores: dict[tuple[int, str], socket.socket] = {}
+
+    def __repr__(self) -> str:
+        return f"<WorkerGroups of node {self._site.node} [{len(self.by_name)} groups]>"
+
+    def group_of(self, endpoint: Endpoint) -> Group | None:
+        """The group that a worker belongs to."""
+        return next((group for group in self.by_name.values() if endpoint in group.workers), None)
+
+    async def open_store(self, requester: Requester, op: operations.OpenStore) -> int:
+        """A listening socket on this node's own address for the group's first rank; its port."""
+        with explained_shortage(self._site.name, f"the store of group '{op.group}'", 1):
+            listener = self._ports.listen(f"the store of group '{op.group}'")
+        earlier = self._stores.pop((requester.endpoint, op.group), None)
+        if earlier is not None:
+            earlier.close()
+        self._stores[requester.endpoint, op.group] = listener
+        return int(listener.getsockname()[1])
+
+    async def spawn(self, requester: Requester, op: operations.Spawn) -> list[list[Any]]:
+        """Starts workers on this node; ``[number, pid, log path]`` of each, in the order of the request."""
+        count = len(op.workers)
+        what = f"{count} worker{'s' * (count != 1)} of group '{op.group}'"
+        with explained_shortage(self._site.name, what, count * DESCRIPTORS_PER_WORKER):
+            started = await self._spawn(requester.endpoint, op)
+        self._black_box.launched(op, started)
+        return started
+
+    async def _spawn(self, owner: int, op: operations.Spawn) -> list[list[Any]]:
+        name = op.group
+        while (group := self.by_name.setdefault((owner, name), Group(name, owner))).closed is not None:
+            await asyncio.shield(group.closed)  # an earlier one of this name, on its way out
+        group.supervised, group.close_grace = op.supervised, op.close_grace
+        group.spawning += 1
+        try:
+            return await self._spawn_in(group, op)
+        finally:
+            group.spawning -= 1
+            # Another request may be starting workers of this group, which nobody would find in order to end them; the
+            # group of ranks that are away has their channels, and the store.
+            # tests/launcher/daemon/test_group_spawns.py::test_a_spawn_that_fails_leaves_what_others_have_in_the_group
+            if not (group.spawning or group.workers or group.former) and group.closed is None:
+                self.by_name.pop((owner, name), None)
+                self._close_stores_of(group)
+
+    async def _spawn_in(self, group: Group, op: operations.Spawn) -> list[list[Any]]:
+        name, owner = group.name, group.owner
+        self._check_wanted(group)  # or a node that ends would start a template, and wait for its imports
+        self._replace_dead(group, [worker["rank"] for worker in op.workers])
+        place = prepare(self._site.environment, op.env, op.node_env, op.python, self._site.name, op.script_env)
+        plain = self._templates.get({**place.own, **place.special}, place.python)
+        wanted = self._wanted_modules(op, place)
+
+        def on_refused(refusal: Refusal) -> None:
+            facts = {"group": name, "node": self._site.name, "module": refusal.module, "reason": refusal.reason}
+            logger.info("module %(module)s is not preloaded for group '%(group)s': %(reason)s", facts)
+            self._router.tell(owner, "not_preloaded", facts | {"asked": refusal.module in wanted.asked})
+
+        async with self._templates.preloaded(plain, wanted, on_refused) as template:
+            results = await asyncio.gather(
+                *(self._start_worker(group, template, place, op, worker) for worker in op.workers),
+                return_exceptions=True,
+            )
+        started = [result for result in results if isinstance(result, Endpoint)]
+        for result in results:
+            if isinstance(result, BaseException):
+                await asyncio.gather(*(self._undo(group, endpoint) for endpoint in started))
+                raise result
+        return [[endpoint.number, endpoint.process.pid, endpoint.process.log_path] for endpoint in started]  # type: ignore[union-attr]
+
+    def _wanted_modules(self, op: operations.Spawn, place: WorkerEnv) -> Wanted:
+        shared = place.variables({})
+        threads = self._threads(op, op.workers[0]["env"] if op.workers else {}, shared)
+        variables = self._shared_variables(shared, threads)
+        python = place.python or self._templates.python
+        return wanted_by(op, self._site.name, python, variables, place.paths, self._site.here)
+
+    def _threads(self, op: operations.Spawn, own: Mapping[str, str], environment: Mapping[str, str]) -> int:
+        there = max(len(op.workers), _first_number(own.get("NODE_LOCAL_WORLD_SIZE")) or 1)
+        return _first_number(environment.get("OMP_NUM_THREADS")) or max(1, self._site.cpus // there)
+
+    def _shared_variables(self, environment: Mapping[str, str], threads: int) -> dict[str, str]:
+        """An environment with the variables that the node adds."""
+        node = {"RLINF_RUN_ID": self._site.run, "RLINF_NODE_RANK": str(self._site.node)}
+        return {"OMP_NUM_THREADS": str(threads), **environment, **node}
+
+    def _replace_dead(self, group: Group, ranks: Sequence[int]) -> None:
+        """Workers of these ranks that have died make room; their channels live on with the group."""
+        for endpoint in group.workers.copy():
+            assert endpoint.process is not None
+            if endpoint.exit_report is not None and endpoint.process.setup.rank in ranks:
+                group.workers.remove(endpoint)
+                group.former.append(endpoint)
+                self._router.endpoints.pop(endpoint.number, None)
+                self._router.replaced[endpoint.number] = endpoint
+                self._sub_workers.forget(endpoint)
+        for endpoint in group.former[:-_MAX_FORMER]:
+            self._router.replaced.pop(endpoint.number, None)
+            group.past.append(endpoint.id)
+        del group.former[:-_MAX_FORMER]
+
+    def _check_wanted(self, group: Group) -> None:
+        """Raises:
+        LaunchError: nobody waits for the group's workers any more.
+        """
+        if group.closed is not None or group.owner in self._gone or self.closing:
+            raise LaunchError(f"group '{group.name}' was closed while its workers were started")
+
+    def _store_for(self, group: Group) -> socket.socket | None:
+        """The listening socket for rank 0; of a supervised group one stays here, so that the port stays the group's."""
+        store = self._stores.pop((group.owner, group.name), None)
+        if store is not None and group.store is not None:
+            group.store.close()
+            group.store = None
+        if not group.supervised:
+            return store
+        group.store = store or group.store
+        return None if group.store is None else group.store.dup()
+
+    def _profiled(self, profiler: Any, place: WorkerEnv, spec: dict[str, Any]) -> ProfiledStarter | None:
+        """What starts a worker that a profiler is wrapped around; None where there is none."""
+        if profiler is None:
+            return None
+        python = place.python or self._templates.python
+        templates = self._templates
+        return ProfiledStarter(profiler, spec["env"], python, templates.flags, self._site, templates.open_files)
+
+    async def _undo(self, group: Group, endpoint: Endpoint) -> None:
+        """Ends a worker whose group does not come to be; returns once it is reaped."""
+        assert endpoint.process is not None
+        if endpoint.exit_report is not None:
+            self._forget(endpoint.id)  # it died by itself: its channels were to live on with the group
+        endpoint.process.closing = True
+        endpoint.process.kill()
+        await asyncio.shield(endpoint.process.ended)
+        self._router.endpoints.pop(endpoint.number, None)
+        self._sub_workers.forget(endpoint)
+        if endpoint in group.workers:
+            group.workers.remove(endpoint)
+
+    async def _start_worker(
+        self, group: Group, template: ForkServer, place: WorkerEnv, op: operations.Spawn, worker: dict[str, Any]
+    ) -> Endpoint:
+        site = self._site
+        environment = place.variables(await self._probes.rendering(worker["env"], place.variables(worker["env"])))
+        # The template may have been imported for long.  A worker of a group that was closed meanwhile would take the
+        # store of the next group of that name.
+        self._check_wanted(group)
+        threads = self._threads(op, worker["env"], environment)
+        environment = self._shared_variables(environment, threads)
+        endpoint = self._router.new_endpoint("worker")
+        token = f"{site.run[:8]:0>8}{endpoint.id & 0xFFFFFFFF:08x}"
+        environment[MARKER] = token
+        spec = {
+            "env": environment,
+            "token": token,
+            "cwd": self._site.here(op.cwd),
+            "sys_path": [*place.paths, *(self._site.here(entry) for entry in op.sys_path)],
+            "script": self._site.here(op.script) if op.script else None,
+            "module": op.module,
+            "seed": None if op.seed is None else op.seed + worker["rank"],
+            "threads": threads,
+            "max_concurrency": op.max_concurrency,
+            "direct_sockets": self._router.grant_direct_sockets(endpoint),
+            "info": {**worker["info"], "node_name": site.name},
+            "world_size": op.world_size,
+            "group": group.name,
+            "config": op.config,
+            "script_env": op.script_env,
+        }
+        on_lines = None
+        if not op.quiet and site.tee != "none" and _teed(site.tee, worker["rank"]):
+            prefix = f"{group.name}:{worker['rank']}@{site.name}"
+
+            def on_lines(stream: str, lines: list[str]) -> None:
+                facts = {"who": prefix, "stream": stream, "lines": lines, "log": process.log_of(stream)}
+                self._router.tell(group.owner, "output", facts)
+
+        setup = WorkerSetup(group.name, worker["rank"], worker["address"], spec, None, on_lines)
+        process = self._new_process(self._loop, setup, site.name, site.log_dir)
+        endpoint.process = process
+        try:
+            nursery = self._profiled(worker.get("profiler"), place, spec) or template
+            if worker["rank"] == 0:
+                setup.store = self._store_for(group)
+            sock = await process.start(nursery, lambda: self._on_died(endpoint))
+        except BaseException:
+            self._router.endpoints.pop(endpoint.number, None)
+            raise
+        try:
+            self._check_wanted(group)
+        except LaunchError:
+            sock.close()
+            await self._undo(group, endpoint)
+            raise
+        endpoint.connection = Connection(
+            sock,
+            self._loop,
+            on_frame=lambda frame, fds: self._router.from_endpoint(endpoint, frame, fds),
+            on_closed=lambda reason: None,  # its pidfd tells of its death; end-of-file proves nothing
+        )
+        self._greet(endpoint)
+        endpoint.connection.open()
+        group.workers.append(endpoint)
+        return endpoint
+
+    async def close(self, requester: Requester, op: operations.CloseGroup) -> None:
+        """Ends the workers of a group on this node, in order if they can within ``grace`` seconds."""
+        group = self.by_name.get((requester.endpoint, op.group))
+        # A launch that was given up before its workers were asked for has a store, and no group.
+        await self.close_group(group or Group(op.group, requester.endpoint), op.grace)
+
+    async def close_group(self, group: Group, grace: float) -> None:
+        """Returns once every worker of the group, and what it left behind, is gone."""
+        if group.closed is not None:
+            await asyncio.shield(group.closed)
+            return
+        group.closed = self._loop.create_future()
+        try:
+            self._close_stores_of(group)
+            for endpoint in group.former:
+                group.past.append(endpoint.id)
+                self._router.replaced.pop(endpoint.number, None)
+            for past in group.past:
+                self._forget(past)
+            processes = []
+            me = frames.endpoint(self._site.node, 0)
+            for endpoint in group.workers:
+                assert endpoint.process is not None
+                if endpoint.exit_report is not None:
+                    self._forget(endpoint.id)  # its channels have lived on with the group
+                endpoint.process.closing = True
+                endpoint.send((frames.STOP, 0, me, max(0.0, grace)))
+                processes.append(endpoint.process)
+            await _end(processes, grace)
+            for endpoint in group.workers:
+                self._router.endpoints.pop(endpoint.number, None)
+                self._sub_workers.forget(endpoint)
+        finally:
+            self.by_name.pop((group.owner, group.name), None)
+            group.closed.set_result(None)
+
+    def _close_stores_of(self, group: Group) -> None:
+        for store in (self._stores.pop((group.owner, group.name), None), group.store):
+            if store is not None:
+                store.close()
+
+    def owners(self) -> set[int]:
+        """Return the endpoints that have groups here, or stores."""
+        return {owner for owner, _ in (*self._stores, *self.by_name)}
+
+    def drop(self, owner: int) -> None:
+        """Close the stores of an owner that is gone, and begin the end of its groups."""
+        for key in [key for key in self._stores if key[0] == owner]:
+            self._stores.pop(key).close()
+        for group in [group for group in self.by_name.values() if group.owner == owner]:
+            self._abandon(group)
+
+    def close_stores(self) -> None:
+        for store in self._stores.values():
+            store.close()
+        self._stores.clear()
+
+
+async def _end(processes: Sequence[WorkerProcess], grace: float) -> None:
+    """Wait for the orderly ends of processes; kill one that is stopped when calls have had their time, others later."""
+    waits = (seconds_for_calls(grace), seconds_until_kill(grace) - seconds_for_calls(grace), None)
+    for number, timeout in enumerate(waits):
+        waiting = [process.ended for process in processes if not process.ended.done()]
+        if waiting:
+            await asyncio.wait(waiting, timeout=timeout)
+        for process in processes:
+            if process.exit_status is None and (number or is_stopped(process.pid)):
+                if grace:
+                    state = state_of(process.pid, None) or "not done"
+                    logger.warning("worker %s is killed: its group is closed, and it is %s", process.setup.name, state)
+                process.kill()
+
+
+def _first_number(text: str | None) -> int | None:
+    """Of a list such as OpenMP's ``"4,2"``, a number per level; None where it does not begin with one."""
+    try:
+        return max(1, int((text or "").split(",")[0]))
+    except ValueError:
+        return None
+
+
+def _teed(tee: str, rank: int) -> bool:
+    return tee in ("all", "") or str(rank) in tee.split(",")
