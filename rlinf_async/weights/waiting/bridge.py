@@ -13,7 +13,7 @@ from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from rlinf_async._client.tasks import Tasks
+from rlinf_async._client.tasks import Task, Tasks
 from rlinf_async.work import Work
 
 
@@ -122,16 +122,30 @@ class Turns:
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
-        self._works: list[Work[Any]] = []
+        self._works: list[Task] = []
         """All that have not ended: if the last one was cancelled, those before it may go on."""
 
     def run(self, begin: Callable[[], Coroutine[Any, Any, Any]], what: str) -> Any:
         """As ``Bridge.run``; it begins once those before it in coroutines have ended."""
-        before = self._works = [work for work in self._works if not work.done()]
+        before = self._works = self._running
         work = self._bridge.run(_begin_after(before, begin), what)
-        if isinstance(work, Work):
+        if isinstance(work, Task):
             self._works = [*before, work]
         return work
+
+    @property
+    def _running(self) -> list[Task]:
+        return [work for work in self._works if not work.done()]
+
+    @property
+    def is_taken(self) -> bool:
+        """True if one goes on that was not cancelled."""
+        return any(not work._cancelled for work in self._running)
+
+    @property
+    def is_ending(self) -> bool:
+        """True if those that go on were cancelled."""
+        return bool(self._running) and not self.is_taken
 
 
 async def _begin_after(before: Sequence[Work[Any]], begin: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
