@@ -282,9 +282,13 @@ class Subscriber:
             lambda: self.version > before, timeout, f"a version of '{self._model_id}' after {before}"
         )
 
+    def belongs_here(self) -> None:
+        """Keep forked processes from using their copies."""
+        self._pid = self._pid or process.pid
+
     def _listen(self) -> None:
         if self._pid is None and self.link is not None:
-            self._pid = process.pid
+            self.belongs_here()
             self.link.listen(self)
 
     async def _receive(self, timeout: float | None, enough: Callable[[], bool] = lambda: False, what: str = "") -> None:
