@@ -16,7 +16,7 @@ from rlinf_async.weights.schemes.sync_options import SyncOptions
 from rlinf_async.weights.scope import Scope
 from rlinf_async.weights.state import words as say
 from rlinf_async.weights.state.send_arguments import check_seconds
-from rlinf_async.weights.waiting.bridge import outlast
+from rlinf_async.weights.waiting.aside import outlast
 from rlinf_async.weights.waiting.gate import Reading
 from rlinf_async.work import blocking
 

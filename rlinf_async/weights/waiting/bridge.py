@@ -155,23 +155,6 @@ async def _begin_after(before: Sequence[Work[Any]], begin: Callable[[], Coroutin
     return await begin()
 
 
-async def outlast(work: Work[Any]) -> None:
-    """Waits for the end of a work, and passes a cancellation on once it has come.
-
-    Raises:
-        Exception: what the work has raised; not where the wait was cancelled.
-    """
-    cancelled: asyncio.CancelledError | None = None
-    while not work.done():
-        try:
-            await work.async_wait()
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    await work.async_wait()
-
-
 def at_once(what: str) -> Any:
     """What a method returns that has nothing to wait for: None; in a coroutine a ``Work`` of it."""
     return None if running_loop() is None else Bridge().run(_nothing(), what)
