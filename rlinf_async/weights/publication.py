@@ -23,7 +23,6 @@ from rlinf_async.weights.schemes.sync_options import SyncOptions
 from rlinf_async.weights.scope import Scope
 from rlinf_async.weights.state.send_arguments import check_seconds, number_of
 from rlinf_async.weights.state.sync_report import SyncReport
-from rlinf_async.weights.waiting.aside import Aside
 
 _BEHIND: Final = 2
 """Versions that followers may be behind, by default."""
@@ -91,7 +90,6 @@ class Publication(Scope):
         self._streamed = model if is_streamed(model) else None
         self._is_sharded = self._streamed is None and are_sharded(ParamTree.of(model))
         super().__init__(name, groups)
-        self._aside = Aside(f"weights of {name}")
         self._counted = 0
         """Versions, on ranks that have nothing to do."""
         self._followers: Followers | None = None
@@ -156,7 +154,7 @@ class Publication(Scope):
             number = number_of(self._counted + 1 if version is None else version)
             if self._streamed is not None and weights is None:
                 # Rank 0 iterates twice for the first version: to learn what there is, and to pack it.
-                await self._aside.do(exhaust, self._streamed, 1 if self._counted else 2, nbytes=None)
+                await self._sending.publisher.aside.do(exhaust, self._streamed, 1 if self._counted else 2, nbytes=None)
             self._counted = number
             return number
         is_first = self._sending.last is None
@@ -234,8 +232,5 @@ class Publication(Scope):
     async def _end(self) -> None:
         if self._followers is not None:
             self._followers.close()
-        try:
-            if self._sending.made is not None:
-                await self._sending.made.close(self._failure)
-        finally:
-            await self._aside.end()
+        if self._sending.made is not None:
+            await self._sending.made.close(self._failure)

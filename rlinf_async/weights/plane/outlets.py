@@ -21,7 +21,7 @@ from rlinf_async.weights.links.weight_link import Link, Words
 from rlinf_async.weights.memory.slot import SlotWriter
 from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.plane.outgoing import Outgoing
-from rlinf_async.weights.plane.outlet import Outlet
+from rlinf_async.weights.plane.outlet import Outlet, State
 from rlinf_async.weights.state import words as say
 from rlinf_async.weights.state.sync_report import Ack
 from rlinf_async.weights.state.versions import Ledger
@@ -64,15 +64,14 @@ class Outlets:
         self._changed = changed
         self._fill = fill
         self._verify = verify
-        self._lacking: list[Outlet] = []
-        """Those that wait for that, or for the end of the packing."""
+        self._lacking: dict[Outlet, Any] = {}
+        """Receivers that wait for that, or for the end of the packing; with memory that they cannot open."""
         self._lock = threading.RLock()
         """Held while words are said too: they leave in the order in which they were decided on."""
         self._outlets: dict[Hashable, Outlet] = {}
-        self._newcomers: list[Outlet] = []
-        """Those that have come since it is known whom the version that is being packed is for."""
-        self._refusing: set[Outlet] = set()
-        """Receivers that have refused what comes since then.  Their users may have left: nobody answers for them."""
+        self._present: dict[Outlet, bool] = {}
+        """Receivers that were there when it became known whom the version that is being packed is for, and whether they
+        have refused what comes since then: their users may have left, and nobody answers for them."""
         self._store: Store | None = None
         self._relay = Relay(self, self._lock, chain_from)
         self._plan = self._relay.plan
@@ -84,17 +83,12 @@ class Outlets:
 
     @property
     def unready(self) -> list[Hashable]:
-        return [name for name, outlet in list(self._outlets.copy().items()) if not outlet.is_ready]
+        return [name for name, outlet in self._outlets.copy().items() if outlet.state is not State.FITTING]
 
     @property
     def refusals(self) -> dict[Hashable, Exception]:
-        found = {name: outlet.refusal for name, outlet in list(self._outlets.copy().items())}
+        found = {name: outlet.refusal for name, outlet in self._outlets.copy().items()}
         return {name: error for name, error in found.items() if error is not None}
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether what comes does not fit one of them, or one has ended."""
-        return bool(self.refusals)
 
     @property
     def quarantined(self) -> dict[Hashable, str]:
@@ -117,8 +111,7 @@ class Outlets:
             ValueError: there is none of that name.
         """
         with self._lock:
-            self._newcomers.clear()
-            self._refusing.clear()
+            self._present = dict.fromkeys(self._outlets.values(), False)
             return self.check(names)
 
     def check(self, names: Sequence[Hashable] | None) -> list[Hashable]:
@@ -145,7 +138,6 @@ class Outlets:
             if self._is_closed:  # nobody would close its link
                 raise ClosedError(f"the publisher of '{self._model_id}' is closed")
             self._outlets[name] = outlet
-            self._newcomers.append(outlet)
             self.ledger.add(name)
         link.listen(outlet)
         link.opened._follow(lambda: self._greet([outlet]))
@@ -179,7 +171,7 @@ class Outlets:
             return
         for outlet in outlets:
             with self._lock:
-                if outlet.is_greeted or not outlet.link.opened.done() or outlet.link.error is not None:
+                if outlet.is_told or not outlet.link.opened.done() or outlet.link.error is not None:
                     continue
                 latest = store.latest
                 if latest is not None and not self.is_published(latest):
@@ -187,7 +179,7 @@ class Outlets:
                 if latest is not None and not latest.is_in_slot:
                     self._fill()  # what it is greeted with, everybody can read
                     continue
-                outlet.is_greeted = True
+                outlet.state = State.ASKED
                 if outlet.link.node is not None:
                     self._relay.act(self._plan.join, outlet, self._outgoing(store))
                     continue
@@ -195,7 +187,7 @@ class Outlets:
                 try:
                     self.inform(outlet, memory, version)
                 except TransferFailed:
-                    outlet.is_greeted = False  # once more with the next version
+                    outlet.state = State.NEW  # once more with the next version
 
     def inform(self, outlet: Outlet, memory: Any, version: int) -> None:
         """Tells a receiver what comes, and what is in the memory of its machine."""
@@ -216,8 +208,8 @@ class Outlets:
         complete: list[int] = []
         with self._lock:
             for outlet in list(self._outlets.values()):
-                if outlet.refusal is not None and outlet.link.error is None:
-                    outlet.refusal = None
+                if outlet.state is State.REFUSED and outlet.link.error is None:
+                    outlet.state, outlet.refusal = State.ASKED, None
                     complete += self._offer(outlet)
         self._finish(complete)
 
@@ -229,8 +221,7 @@ class Outlets:
         """
         with self._lock:
             self._is_closed = True
-            outlets, self._outlets = list(self._outlets.values()), {}
-            self._newcomers.clear()
+            outlets, self._outlets, self._present = list(self._outlets.values()), {}, {}
             self._relay.act(self._plan.close)
         for outlet in outlets:
             if reason and outlet.link.error is None:
@@ -254,14 +245,14 @@ class Outlets:
             latest = store.latest
             if latest is None or not self.is_published(latest):
                 return
-            lacking, self._lacking = self._lacking, []
-            for outlet in lacking:
+            lacking, self._lacking = self._lacking, {}
+            for outlet, lost in lacking.items():
                 if self._outlets.get(outlet.name) is not outlet:
                     continue
                 if error is not None:
                     complete += self._failed(outlet.name, latest.version, error)
                 else:
-                    complete += self._show(outlet, store, latest)
+                    complete += self._show(outlet, store, latest, lost)
         self._finish(complete)
         if error is None:
             self.greet(store)
@@ -306,9 +297,8 @@ class Outlets:
         with self._lock:
             there = [self._outlets[name] for name in names if name in self._outlets]
             # A receiver that lacks an earlier version may find its memory written to again: it gets this one instead.
-            owing = (each for each in self._outlets.values() if each.owed and each.link.error is None)
-            late = {*self._newcomers, *owing} if self._ahead else set(self._newcomers)
-            late = {each for each in late if each.is_greeted and self._outlets.get(each.name) is each}
+            there_now = [each for each in self._outlets.values() if each.is_told and each.link.error is None]
+            late = [each for each in there_now if each not in self._present or (self._ahead and each.owed)]
             gone = {name: self._removed(name, version) for name in names if name not in self._outlets}
             for name in called:
                 if name not in self.ledger.targets:
@@ -323,11 +313,11 @@ class Outlets:
             for outlet in there:
                 assert writer is not None
                 error = outlet.link.error
-                if outlet in self._refusing and outlet.refusal is not None:
+                if outlet.refusal is not None and self._present.get(outlet, True):
                     complete += self._failed_alone(outlet.name, version, outlet.refusal)
                 if error is not None:
                     complete += self._failed(outlet.name, version, outlet.refusal or error)
-                elif not outlet.is_greeted:
+                elif not outlet.is_told:
                     pass  # it hears of it with the greeting
                 elif outlet.link.node is not None:
                     far.append(outlet)
@@ -376,7 +366,7 @@ class Outlets:
             for outlet in outlets:
                 if error is not None:
                     complete += self._failed(outlet.name, version, error)
-                elif outlet.is_greeted:
+                elif outlet.is_told:
                     complete += self._tell(outlet, version, memory, None)
         self._finish(complete)
 
@@ -389,8 +379,8 @@ class Outlets:
             if self._outlets.get(outlet.name) is not outlet:
                 return
             if what == say.NEED:
-                outlet.gpu, outlet.lost = "", facts[1]
-                self._lacking.append(outlet)
+                outlet.gpu = ""
+                self._lacking[outlet] = facts[1]
                 self._fill()
             elif what == say.ACK:
                 complete = self._acked(outlet, *facts)
@@ -407,14 +397,13 @@ class Outlets:
             return self._tell(outlet, 0, None, None)
         if self.is_published(latest) and latest.is_in_slot:
             return self._show(outlet, store, latest)
-        self._lacking.append(outlet)
+        self._lacking.setdefault(outlet)
         self._fill()
         return []
 
-    def _show(self, outlet: Outlet, store: Store, latest: SlotWriter) -> list[int]:
+    def _show(self, outlet: Outlet, store: Store, latest: SlotWriter, lost: Any = None) -> list[int]:
         if outlet.link.node is None:
             return self._tell(outlet, latest.version, list(latest.name), None)
-        lost, outlet.lost = outlet.lost, None
         if lost is None:
             self._relay.act(self._plan.catch_up, outlet, self._outgoing(store))
         else:
@@ -432,9 +421,7 @@ class Outlets:
         with self._lock:
             if self._outlets.get(outlet.name) is not outlet:
                 return
-            outlet.is_ready = False
-            if outlet.refusal is None:
-                outlet.refusal = error
+            outlet.answered(outlet.refusal or error)
             complete = self._gone(outlet, error)
             self._relay.act(self._plan.leave, outlet)
         self._finish(complete)
@@ -445,11 +432,12 @@ class Outlets:
         outlet.owed.discard(version)
         outlet.gpu = gpu
         if not version or failure is None:
-            outlet.is_ready, outlet.refusal = failure is None, None if failure is None else unpack_error(failure)
+            outlet.answered(None if failure is None else unpack_error(failure))
         if not version:
             if outlet.refusal is None:
                 return []
-            self._refusing.add(outlet)
+            if outlet in self._present:
+                self._present[outlet] = True
             return self._gone(outlet, outlet.refusal)
         store = self._store
         if lags and store is not None and store.latest is not None and self.is_published(store.latest):

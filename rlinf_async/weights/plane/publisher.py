@@ -200,7 +200,7 @@ class Publisher:
             self._outlets.greet(self._store)
         self._outlets.ask_again()
         what = f"receivers of '{self.model_id}' to connect"
-        await self._changes.wait_until(lambda: not self._outlets.unready or self._outlets.is_refused, timeout, what)
+        await self._changes.wait_until(lambda: not self._outlets.unready or bool(self._outlets.refusals), timeout, what)
         self._check_open()  # it may have been closed meanwhile
         for worker_id, error in self._outlets.refusals.items():
             error.add_note(f"receiver {worker_id!r} of '{self.model_id}' does not take the weights")

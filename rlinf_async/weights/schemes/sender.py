@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -142,12 +143,12 @@ class WeightSender(Roster):
         if self._sending.turns.is_taken:
             raise RuntimeError(f"Cannot call {what.partition(' ')[0]} while another one is under way: await it first")
         if not self._is_complete:
-            return self._start(lambda: self._once_complete(send, wanted), "a send")
+            return self._sending.turns.run(lambda: self._once_complete(send, wanted), f"a send of '{self._model_id}'")
         prepared = self._prepare(*wanted)
         for transport in self._targets(wanted[2]).values() if prepared.deliveries and send == self._send_async else ():
             if not isinstance(transport, LinkTransport) and not hasattr(transport, "send_weights_async"):
                 raise RuntimeError(f"transport of type {type(transport)} does not support async send.")
-        return self._start(lambda: send(prepared), "a send")
+        return self._sending.turns.run(lambda: send(prepared), f"a send of '{self._model_id}'")
 
     def send_async(
         self,
@@ -237,9 +238,6 @@ class WeightSender(Roster):
             return self._strategy.extract_weights(self._source_model)
         return prepared
 
-    def _start(self, begin: Callable[[], Coroutine[Any, Any, Any]], what: str) -> Any:
-        return self._sending.turns.run(begin, f"{what} of '{self._model_id}'")
-
     @property
     def _publishes(self) -> bool:
         """Whether all workers have links to one publisher."""
@@ -327,7 +325,8 @@ class WeightSender(Roster):
         self._check_open()
         check_seconds(timeout)
         if self._sending.turns.is_ending:
-            return self._start(lambda: self._connect_after_all(call, weights, timeout), "a connection")
+            after_all = functools.partial(self._connect_after_all, call, weights, timeout)
+            return self._sending.turns.run(after_all, f"a connection of '{self._model_id}'")
         is_first = not self.version or (self._sending.gave_up and not self._publishes)
         if weights is not None or (is_first and self._weights(None) is not None):
             return self._send_as(call, weights, None, None, timeout)
