@@ -21,9 +21,9 @@ from rlinf_async.weights.plane.subscriber import Subscriber
 from rlinf_async.weights.schemes.configuration import Configuration
 from rlinf_async.weights.schemes.held import held
 from rlinf_async.weights.schemes.weight_strategy import _get_strategy
-from rlinf_async.weights.transports.calls import finish, nothing
+from rlinf_async.weights.transports.calls import finish
 from rlinf_async.weights.transports.transport import LinkTransport, TransportBackend
-from rlinf_async.weights.waiting.bridge import Bridge
+from rlinf_async.weights.waiting.bridge import Bridge, at_once
 from rlinf_async.weights.waiting.gate import Reading
 
 logger = own_logger(__name__)
@@ -302,7 +302,7 @@ class WeightReceiver(Receiving):
         self._check_open()
         if isinstance(self._transport, LinkTransport):
             return self._bridge.run(self._watched(_begin(self._standing, timeout)), "the sender")
-        return self._bridge.run(nothing(), "a connection")
+        return at_once()
 
     async def _watched(self, waiting: Coroutine[Any, Any, None]) -> None:
         with self._watching():

@@ -26,15 +26,12 @@ class WorkerLinkTransport(LinkTransport):
 
     def __init__(self, group: str, rank: int) -> None:
         self._member = (group, rank)
-        self._link: Link | None = None
 
     def __repr__(self) -> str:
         return f"<WorkerLinkTransport to {self._member[0]}:{self._member[1]}>"
 
-    def open_link(self, name: str) -> Link:
-        if self._link is None:
-            self._link = WorkerLink(*self._member, name)
-        return self._link
+    def _make_link(self, name: str) -> Link:
+        return WorkerLink(*self._member, name)
 
     def check_connection(self) -> bool:
         """Whether nothing is known that would keep a word from the other worker."""
@@ -49,17 +46,10 @@ class WorkerLinkTransport(LinkTransport):
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
         """None: nothing comes past the link."""
-        return at_once("nothing")
-
-    def close(self) -> Any:
-        """Lets go of the line; in a coroutine a ``Work``."""
-        link, self._link = self._link, None
-        if link is not None:
-            link.close()
-        return at_once(f"the closing of {self!r}")
+        return at_once()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_member": self._member, "_link": None}
+        return {"_member": self._member}
 
 
 class _GroupSender(WeightSender):

@@ -65,12 +65,6 @@ class Bridge:
                 weakref.finalize(self, _close, blocking.runner, blocking.pid)
             return blocking.runner.run(coroutine, context=contextvars.copy_context())
 
-    async def settle(self) -> None:
-        """Cancels what still goes on in the loop that runs here, and waits for its end."""
-        tasks = self._tasks.pop(asyncio.get_running_loop(), None)
-        if tasks is not None:
-            await tasks.settle()
-
     def release(self) -> None:
         """Gives back the loop for blocking calls, unless one runs there, or is about to."""
         blocking = self._blocking
@@ -155,10 +149,10 @@ async def _begin_after(before: Sequence[Work[Any]], begin: Callable[[], Coroutin
     return await begin()
 
 
-def at_once(what: str) -> Any:
-    """What a method returns that has nothing to wait for: None; in a coroutine a ``Work`` of it."""
-    return None if running_loop() is None else Bridge().run(_nothing(), what)
-
-
-async def _nothing() -> None:
-    pass
+def at_once() -> Any:
+    """Return the result of a method that has nothing to wait for: None; in a coroutine a ``Work`` of it."""
+    if running_loop() is None:
+        return None
+    work: Work[None] = Work()
+    work._settle()
+    return work
