@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from rlinf_async.weights.state.sync_report import SyncReport
 from rlinf_async.weights.transports.calls import finish
 from rlinf_async.weights.transports.deliveries import deliveries_to
 from rlinf_async.weights.transports.transport import LinkTransport, TransportBackend
-from rlinf_async.weights.waiting.bridge import Bridge, Turns
+from rlinf_async.weights.waiting.bridge import Bridge
 
 _NOT_PENDING = "No async send is pending. Call send_async() first."
 
@@ -319,18 +318,26 @@ class WeightSender(Roster):
             ValueError: there are neither, and the workers have to be told what comes.
             DeadlineExceeded: somebody did not come, or did not apply them; the notes name who.
         """
-        return self._connect_as(self._sending.publisher.next_call(), weights, timeout)
-
-    def _connect_as(self, call: Call, weights: Any, timeout: float | None) -> Any:
+        wanted = self._sending.publisher.next_call(), weights, None, None, timeout
         self._check_open()
         check_seconds(timeout)
         if self._sending.turns.is_ending:
-            after_all = functools.partial(self._connect_after_all, call, weights, timeout)
-            return self._sending.turns.run(after_all, f"a connection of '{self._model_id}'")
-        is_first = not self.version or (self._sending.gave_up and not self._publishes)
-        if weights is not None or (is_first and self._weights(None) is not None):
-            return self._send_as(call, weights, None, None, timeout)
+            return self._sending.turns.run(lambda: self._connect_in_turn(*wanted), f"the workers of '{self._model_id}'")
+        if self._lack(weights):
+            return self._send_as(*wanted)
         return self._bridge.run(self._connect(timeout), f"the workers of '{self._model_id}'")
+
+    def _lack(self, weights: Any) -> bool:
+        """True if workers that connect are to be sent these weights, or the model's."""
+        is_first = not self.version or (self._sending.gave_up and not self._publishes)
+        return weights is not None or (is_first and self._weights(None) is not None)
+
+    async def _connect_in_turn(self, *wanted: Any) -> None:
+        """Connect once it is known what has become of a send that was cancelled."""
+        if self._lack(wanted[1]):
+            await self._once_complete(self._send, wanted)
+        else:
+            await self._connect(wanted[-1])
 
     def replace(self, worker_id: int, pipe_or_worker: Any) -> Any:
         """A worker that has ended is there again, at the other end of this; in a coroutine a ``Work``.
@@ -357,11 +364,6 @@ class WeightSender(Roster):
         if was_linked and isinstance(new, LinkTransport):
             self._linked({worker_id: new})
             new.announce(self.version)
-
-    async def _connect_after_all(self, call: Call, weights: Any, timeout: float | None) -> None:
-        """Once it is known what has become of a send that was cancelled."""
-        self._sending.turns = Turns(self._bridge)  # or what is started here would wait for this
-        await self._connect_as(call, weights, timeout)
 
     async def _connect(self, timeout: float | None) -> None:
         if only_helps(self._weights(None)):
