@@ -20,7 +20,7 @@ from rlinf_async.weights.model.gather_calls import Call, Calls
 from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, name_of
 from rlinf_async.weights.model.shards import is_sharded
 from rlinf_async.weights.state.send_arguments import number_of
-from rlinf_async.weights.waiting.aside import finish_in_thread
+from rlinf_async.weights.waiting.aside import outlast
 
 Send: TypeAlias = Callable[[Any], Awaitable[Any]]
 Recv: TypeAlias = Callable[[], Awaitable[Any]]
@@ -141,11 +141,11 @@ class WeightSyncer:
                     await send(message)
             except BaseException:
                 with contextlib.suppress(Exception):
-                    await finish_in_thread(following)
+                    await outlast(following)
                     if self._gathers:  # the other ranks do, and would wait for this one
                         await in_thread(deque, messages, 0)
                 raise
-            message = await finish_in_thread(following)
+            message = await outlast(following)
 
     async def stage(self, state_dict: Mapping[str, Any], version: int) -> StagedWeights:
         """Takes a copy of a version, or of what has changed in it; after that, the weights may change.
@@ -332,4 +332,4 @@ def collect_param_names_need_sync(module: nn.Module) -> list[str]:
 
 async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a function in a thread of the loop's; it has ended when this ends, also if this is cancelled."""
-    return await finish_in_thread(asyncio.get_running_loop().run_in_executor(None, function, *arguments))
+    return await outlast(asyncio.get_running_loop().run_in_executor(None, function, *arguments))

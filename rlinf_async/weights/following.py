@@ -10,12 +10,13 @@ from rlinf_async._client.tasks import Tasks
 from rlinf_async._core import clock
 from rlinf_async.errors import ClosedError, DeadlineExceeded
 from rlinf_async.weights.links.worker_link import WorkerLink
+from rlinf_async.weights.plane.receiving import Receiving
 from rlinf_async.weights.plane.subscriber import Subscriber
 from rlinf_async.weights.schemes.sync_options import SyncOptions
 from rlinf_async.weights.scope import Scope
 from rlinf_async.weights.state import words as say
 from rlinf_async.weights.state.send_arguments import check_seconds
-from rlinf_async.weights.waiting.bridge import outlast
+from rlinf_async.weights.waiting.aside import outlast
 from rlinf_async.weights.waiting.gate import Reading
 from rlinf_async.work import blocking
 
@@ -68,7 +69,7 @@ def follow(
     return Following(model, group, rank, name, timeout, checked)
 
 
-class Following(Scope):
+class Following(Receiving, Scope):
     """Followed weights.  Entering waits for version 1; when the trainer leaves, the model keeps what it has.
 
     A thread of its own applies each version as soon as nobody reads, so that a method that blocks keeps nobody waiting.
@@ -106,21 +107,6 @@ class Following(Scope):
                 self._subscriber.serve()
             raise
         self._subscriber.serve()
-
-    @property
-    def version(self) -> int:
-        """Of the model's weights; 0 before the first."""
-        return self._subscriber.version
-
-    @property
-    def published(self) -> int:
-        """The latest that was heard of."""
-        return self._subscriber.published
-
-    @property
-    def staleness(self) -> int:
-        """Versions that the model is behind."""
-        return self._subscriber.staleness
 
     def reading(self, timeout: float | None = None) -> Reading:
         """``async with`` or ``with`` it around a use of the model: no update is applied meanwhile.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, Final
@@ -11,21 +10,19 @@ from typing import Any, Final
 from rlinf_async._client.requests import Request
 from rlinf_async._core import clock, operations
 from rlinf_async._worker import context
-from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost, PeerLost
+from rlinf_async.errors import ClosedError, NodeLost
 from rlinf_async.weights.followers import Followers
 from rlinf_async.weights.model.gather import gathers_here
-from rlinf_async.weights.model.gather_calls import Call, Calls
+from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.param_tree import ParamTree
 from rlinf_async.weights.model.streamed import exhaust, is_streamed
 from rlinf_async.weights.plane.publisher import Publisher
-from rlinf_async.weights.plane.sync_handle import SyncHandle
+from rlinf_async.weights.plane.sends import Sends
 from rlinf_async.weights.schemes.sharded import are_sharded
 from rlinf_async.weights.schemes.sync_options import SyncOptions
 from rlinf_async.weights.scope import Scope
 from rlinf_async.weights.state.send_arguments import check_seconds, number_of
-from rlinf_async.weights.state.sync_report import Ack, SyncReport
-from rlinf_async.weights.waiting.aside import Aside
-from rlinf_async.weights.waiting.bridge import Turns
+from rlinf_async.weights.state.sync_report import SyncReport
 
 _BEHIND: Final = 2
 """Versions that followers may be behind, by default."""
@@ -93,27 +90,20 @@ class Publication(Scope):
         self._streamed = model if is_streamed(model) else None
         self._is_sharded = self._streamed is None and are_sharded(ParamTree.of(model))
         super().__init__(name, groups)
-        self._aside = Aside(f"weights of {name}")
-        self._version = 0
-        self._publisher: Publisher | None = None
-        """None on ranks that have nothing to do."""
+        self._counted = 0
+        """Versions, on ranks that have nothing to do."""
         self._followers: Followers | None = None
         """None on ranks that do not send."""
-        self._calls = Calls()
-        self._turns = Turns(self._bridge)
-        self._last: SyncHandle | None = None
-        self._untold: dict[SyncHandle, None] = {}
-        """Handles of versions of which the trainer has not heard what has become, the oldest first."""
         self._told: Request[list[int]] | None = None
         """Tells this node's daemon of the last version; the answer has the nodes with experiences ``of`` this group."""
         self._sends_ahead = bool(options.behind)
         self._patience = options.ack_timeout
         identity = context.identity
         sends = gathers_here() if self._is_sharded else identity is not None and identity.info.rank == 0
-        if sends or self._is_sharded:
-            self._publisher = Publisher(model, model_id=name, **options.for_publisher())
-            if sends:
-                self._followers = Followers(self._publisher, name, groups, self._patience)
+        make = functools.partial(Publisher, model, model_id=name, **options.for_publisher())
+        self._sending = Sends(self._bridge, make)
+        if sends:
+            self._followers = Followers(self._sending.publisher, name, groups, self._patience)
 
     def __repr__(self) -> str:
         groups = ", ".join(group for group, _ in self._lines)
@@ -122,7 +112,7 @@ class Publication(Scope):
     @property
     def version(self) -> int:
         """Of the weights that were sent last; 0 before the first."""
-        return self._version if self._publisher is None else self._publisher.version
+        return self._counted or self._sending.version
 
     def send(
         self,
@@ -147,36 +137,30 @@ class Publication(Scope):
                 raised once, by this, by ``delivered`` or on leaving.
             WeightMismatch, ValueError: as ``Publisher.publish``.
         """
-        call = self._next_call()
+        call = self._sending.publisher.next_call(sharded=self._is_sharded)
         check_seconds(timeout)
         begin = functools.partial(self._send, call, weights, version=version, timeout=timeout)
-        return self._turns.run(begin, f"a send by {self!r}")
-
-    def _next_call(self) -> Call:
-        call = self._calls.next()  # before anything that this rank alone may refuse
-        if self._is_sharded:
-            call.found_sharded()
-        return call
+        return self._sending.turns.run(begin, f"a send by {self!r}")
 
     async def _send(self, call: Call, weights: Any = None, *, version: int | None = None, **options: Any) -> int:
         self._check_open()
         if self._sends_ahead:
-            self._tell_earlier()
-        elif self._last in self._untold:
+            self._sending.tell_earlier()
+        elif self._sending.last in self._sending.untold:
             await self._report()
         if self._followers is not None:
             self._followers.check()
-        if self._publisher is None:
-            number = number_of(self._version + 1 if version is None else version)
+        if self._followers is None and not self._is_sharded:
+            number = number_of(self._counted + 1 if version is None else version)
             if self._streamed is not None and weights is None:
                 # Rank 0 iterates twice for the first version: to learn what there is, and to pack it.
-                await self._aside.do(exhaust, self._streamed, 1 if self._version else 2, nbytes=None)
-            self._version = number
+                await self._sending.publisher.aside.do(exhaust, self._streamed, 1 if self._counted else 2, nbytes=None)
+            self._counted = number
             return number
-        handle = await self._publisher.publish(weights, version=version, call=call, **options)
-        is_first, self._last = self._last is None, handle
+        is_first = self._sending.last is None
+        handle = await self._sending.publish(weights, version=version, call=call, **options)
         if self._followers is not None:
-            self._untold[handle] = None
+            self._sending.untold[handle] = None
             await self._tell_experiences(handle.version, restart=is_first)
         return handle.version
 
@@ -197,17 +181,6 @@ class Publication(Scope):
                 for request in [client.request(published, node=node) for node in nodes if node != client.node]:
                     with contextlib.suppress(NodeLost):
                         await request
-
-    def _tell_earlier(self) -> None:
-        """Raise what has gone wrong with a version, once; but a follower that is late is no failure."""
-        for handle in list(self._untold):
-            if not handle.done():
-                continue
-            acks = {} if handle.report is None else handle.report.per_worker
-            report = SyncReport(handle.version, {name: ack for name, ack in acks.items() if not _is_late(ack.error)})
-            if handle is not self._last or report.failed:
-                self._untold.pop(handle, None)  # another task may wait for its delivery, and tell of it too
-            report.raise_failures()
 
     def delivered(self, timeout: float | None = None) -> Any:
         """Waits until every rank of the groups has followed once, and those that follow have the version sent last.
@@ -231,66 +204,33 @@ class Publication(Scope):
         self._check_open()
         if self._followers is None:
             return SyncReport(self.version, is_known=False)
-        if self._last is None:
+        if self._sending.last is None:
             raise RuntimeError(f"nothing of '{self._name}' was sent yet: send() first, or enter it by `async with`")
         begun = clock.monotonic()
         await self._followers.gather(timeout)
-        assert self._publisher is not None
         return await self._report(clock.rest(timeout, begun))
 
     async def _report(self, timeout: float | None = None) -> SyncReport:
         """What has become of the version sent last, also at those who have come since, but for those who have left."""
-        handle, publisher, followers = self._last, self._publisher, self._followers
+        handle, followers = self._sending.last, self._followers
         assert handle is not None
-        assert publisher is not None
         assert followers is not None
-        begun = clock.monotonic()
-        try:
-            report = await handle.async_wait(timeout)
-        except Exception as error:
-            if not handle.done() and isinstance(error, DeadlineExceeded):
-                lacking = ", ".join(sorted(map(str, publisher.waiting_for(handle))))
-                raise DeadlineExceeded(
-                    f"version {handle.version} of '{self._name}' was not delivered to {lacking} within {timeout:g} s"
-                ) from None
-            if handle.report is None:  # the publisher is closed
-                raise
-            report = handle.report
-        # A rank that has left, or is started again, may follow anew: it is asked as one that has come since.
-        acks: dict[Any, Ack] = {name: ack for name, ack in report.per_worker.items() if not _has_left(ack.error)}
-        if late := [name for name in publisher.worker_ids if name not in acks]:
-            acks |= await publisher.catch_up(late, self._patience if timeout is None else clock.rest(timeout, begun))
-        self._untold.pop(handle, None)  # and no later one, which another task may have sent meanwhile
-        there = {name: ack for name, ack in acks.items() if not _has_left(ack.error)}
-        report = dataclasses.replace(report, per_worker=there)
+        report = await self._sending.outcome(handle, timeout, self._patience)
         report.raise_failures()
-        self._tell_earlier()
+        self._sending.tell_earlier()
         followers.check()
         return report
 
     async def _enter(self) -> None:
-        await self._send(self._next_call())
+        await self._send(self._sending.publisher.next_call(sharded=self._is_sharded))
 
     async def _leave(self) -> None:
-        if self._last in self._untold:
+        if self._sending.last in self._sending.untold:
             await self._delivered(None)
-        self._tell_earlier()
+        self._sending.tell_earlier()
 
     async def _end(self) -> None:
         if self._followers is not None:
             self._followers.close()
-        try:
-            if self._publisher is not None:
-                await self._publisher.close(self._failure)
-        finally:
-            await self._aside.end()
-
-
-def _has_left(error: BaseException | None) -> bool:
-    """True of one who has left, or comes back."""
-    return isinstance(error, ClosedError) or (isinstance(error, PeerLost) and error.returns)
-
-
-def _is_late(error: BaseException | None) -> bool:
-    """True of one who has not answered, or has left: neither is a failure of the version."""
-    return isinstance(error, DeadlineExceeded) or _has_left(error)
+        if self._sending.made is not None:
+            await self._sending.made.close(self._failure)

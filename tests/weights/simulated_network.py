@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from rlinf_async.errors import ClosedError, PeerLost, TransferFailed, WorkerDied
-from rlinf_async.weights.waiting.aside import finish_in_thread
+from rlinf_async.weights.waiting.aside import outlast
 from rlinf_async.work import Work
 from tests._support.weight_parts import Link
 
@@ -192,7 +192,7 @@ class SimulatedAside:
                 future.set_exception(error)
 
         self._jobs.append(job)
-        return await finish_in_thread(future)
+        return await outlast(future)
 
     async def wait(self) -> None:
         await self.do(lambda: None, nbytes=None)

@@ -71,7 +71,7 @@ async def test_a_sender_whose_close_is_cancelled_closes_every_transport(turns: i
             await asyncio.wait([closing])
             while transport._link is not None:
                 await asyncio.sleep(0)
-        assert ends.sender._made._store is None
+        assert ends.sender._sending.made._store is None
 
 
 async def test_a_rank_that_only_exports_holds_up_no_loop_when_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ async def test_a_version_that_another_task_receives_ends_the_wait_too(kind: str)
         async with ends.receiver.reading():
             work = ends.sender.send()
             taking = asyncio.create_task(ends.take(20.0))
-            while ends.receiver._subscriber is None or not ends.receiver._subscriber._is_taking:
+            while not ends.receiver._subscriber._is_taking:
                 await asyncio.sleep(0)
             waiting = ends.receiver.wait_version(1, timeout=60)
             for _ in range(5):

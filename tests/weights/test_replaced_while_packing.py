@@ -41,7 +41,7 @@ async def test_who_is_gone_when_all_is_packed_and_not_there_again_has_failed_and
         scheme.init_on_worker("policy", pipe=theirs, model=model)
     await asyncio.gather(sending.connect(timeout=5), *(scheme.connect(timeout=5) for scheme in receiving[:2]))
     sender: Any = sending.get_sender()
-    publisher = sender._publisher
+    publisher = sender._sending.publisher
 
     def close_late(transport: MPTransport) -> Any:
         async def closed() -> None:

@@ -217,7 +217,7 @@ async def end_a_line_that_was_never_used(end: End) -> list[Any]:
     """Find in one thread that a new line has ended, while another thread has the next one of that name and its JOIN."""
     async with publish(end.model, to="rollout") as weights:
         await weights.delivered()
-        followers, publisher = weights._followers, weights._publisher
+        followers, publisher = weights._followers, weights._sending.publisher
         assert followers is not None
         assert publisher is not None
         stale: Any = SimpleNamespace(worker="rollout:0", group="rollout", rank=0, has_joined=False)

@@ -283,7 +283,7 @@ class Program:
         bad = {name: ack for name, ack in self.handle.report.per_worker.items() if name in self.receivers and ack.error}
         assert not bad, bad
         outlets = self.publisher._outlets
-        assert (outlets._lacking, outlets.ledger.pending) == ([], {})
+        assert (outlets._lacking, outlets.ledger.pending) == ({}, {})
         store, packing = self.publisher._store, self.publisher._packing
         assert store is not None
         assert packing is not None

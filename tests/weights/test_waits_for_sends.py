@@ -89,18 +89,18 @@ async def test_an_answer_that_comes_with_the_end_of_the_wait_is_told(
     async with both("multiprocess") as ends:
         await ends.deliver()
         await ends.sender.send_async(Tied(2.0))
-        report = ends.sender._report
+        answers = ends.sender._sending._answers
 
         async def overtaken(handle: Any) -> Any:
             try:
-                return await report(handle)
+                return await answers(handle)
             except asyncio.CancelledError:
                 assert await ends.take(5)
                 while not handle.done():
                     await asyncio.sleep(0)
                 raise
 
-        monkeypatch.setattr(ends.sender, "_report", overtaken)
+        monkeypatch.setattr(ends.sender._sending, "_answers", overtaken)
         if ended_by == "cancellation":
             waiting = asyncio.create_task(ends.sender.wait_async())
             await asyncio.sleep(0.05)

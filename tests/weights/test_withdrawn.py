@@ -242,8 +242,10 @@ async def test_another_machine_gets_afresh_what_is_published_and_not_what_is_wit
 
     async with Publisher(weights(0)) as publisher:
         publisher.add(0, links[0][0])
+        connecting = asyncio.create_task(publisher.connect(5))
+        await asyncio.to_thread(host.until, lambda: host.words)
         links[0][1].send([say.ACK, 0, None, "", 0.0, 0.0, 0.0, None])
-        await publisher.connect(5)
+        await connecting
         handle = await publisher.publish(weights(1))
         line = host.words[0][-1]
         links[0][1].send([ROOM, 1, line])

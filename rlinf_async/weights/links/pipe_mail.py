@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async.errors import ConfigError, DeadlineExceeded, PeerLost
 from rlinf_async.weights.links.socket_link import Notice
-from rlinf_async.weights.waiting.aside import finish_in_thread
+from rlinf_async.weights.waiting.aside import outlast
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -133,7 +133,7 @@ class PipeMail:
             return None
         taking = asyncio.wrap_future(self._reader.call(self._pipe.recv))  # which may wait in the middle for the rest
         try:
-            message: tuple[Any, str] = await finish_in_thread(taking)
+            message: tuple[Any, str] = await outlast(taking)
         except EOFError:
             raise PeerLost("the other end of the pipe is closed") from None
         except asyncio.CancelledError:

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from enum import Enum, auto
 from typing import Any
 
 from rlinf_async.errors import TransferFailed
 from rlinf_async.weights.links.weight_link import Link, Words
+
+
+class State(Enum):
+    """Receiver's part in the agreement on what comes."""
+
+    NEW = auto()
+    """It has heard of nothing yet."""
+    ASKED = auto()
+    """It has been told what comes, and has not answered."""
+    FITTING = auto()
+    REFUSED = auto()
+    """The announced weights did not fit, or the link has ended; ``refusal`` says why."""
 
 
 class Outlet:
@@ -17,11 +30,8 @@ class Outlet:
         ended: called with this and why nothing more comes.
 
     Attributes:
-        is_greeted: it was told what comes.
-        is_ready: it has said that what comes fits.
+        refusal: an error in REFUSED, None in other states.
         gpu: the uuid of the GPU on which it reads leaves; empty if none.
-        refusal: why it does not; or why its link has ended.
-        lost: memory on its machine that it was told of, and cannot open.
         owed: versions that it was told of and has not answered.
         verifying: versions whose digests it has sent, which are being compared.
     """
@@ -35,15 +45,22 @@ class Outlet:
     ) -> None:
         self.name = name
         self.link = link
-        self.is_greeted = False
-        self.is_ready = False
-        self.gpu = ""
+        self.state = State.NEW
         self.refusal: Exception | None = None
+        self.gpu = ""
         self.owed: set[int] = set()
         self.verifying: set[int] = set()
-        self.lost: Any = None
         self._heard = heard
         self._ended = ended
+
+    @property
+    def is_told(self) -> bool:
+        """True if it has heard what comes."""
+        return self.state is not State.NEW
+
+    def answered(self, refusal: Exception | None) -> None:
+        """Note whether it takes what comes."""
+        self.state, self.refusal = State.FITTING if refusal is None else State.REFUSED, refusal
 
     def hear(self, words: Words) -> None:
         self._heard(self, words)

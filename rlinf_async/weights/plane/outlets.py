@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rlinf_async._core import clock
@@ -21,7 +21,7 @@ from rlinf_async.weights.links.weight_link import Link, Words
 from rlinf_async.weights.memory.slot import SlotWriter
 from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.plane.outgoing import Outgoing
-from rlinf_async.weights.plane.outlet import Outlet
+from rlinf_async.weights.plane.outlet import Outlet, State
 from rlinf_async.weights.state import words as say
 from rlinf_async.weights.state.sync_report import Ack
 from rlinf_async.weights.state.versions import Ledger
@@ -64,15 +64,16 @@ class Outlets:
         self._changed = changed
         self._fill = fill
         self._verify = verify
-        self._lacking: list[Outlet] = []
-        """Those that wait for that, or for the end of the packing."""
+        self._lacking: dict[Outlet, Any] = {}
+        """Receivers that wait for that, or for the end of the packing; with memory that they cannot open."""
         self._lock = threading.RLock()
         """Held while words are said too: they leave in the order in which they were decided on."""
         self._outlets: dict[Hashable, Outlet] = {}
-        self._newcomers: list[Outlet] = []
-        """Those that have come since it is known whom the version that is being packed is for."""
-        self._refusing: set[Outlet] = set()
-        """Receivers that have refused what comes since then.  Their users may have left: nobody answers for them."""
+        self._completed: list[int] = []
+        """Versions that all have answered, as of which nobody has heard yet."""
+        self._present: dict[Outlet, bool] = {}
+        """Receivers that were there when it became known whom the version that is being packed is for, and whether they
+        have refused what comes since then: their users may have left, and nobody answers for them."""
         self._store: Store | None = None
         self._relay = Relay(self, self._lock, chain_from)
         self._plan = self._relay.plan
@@ -84,22 +85,18 @@ class Outlets:
 
     @property
     def unready(self) -> list[Hashable]:
-        return [name for name, outlet in list(self._outlets.copy().items()) if not outlet.is_ready]
+        return [name for name, outlet in self._outlets.copy().items() if outlet.state is not State.FITTING]
 
     @property
     def refusals(self) -> dict[Hashable, Exception]:
-        found = {name: outlet.refusal for name, outlet in list(self._outlets.copy().items())}
+        found = {name: outlet.refusal for name, outlet in self._outlets.copy().items()}
         return {name: error for name, error in found.items() if error is not None}
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether what comes does not fit one of them, or one has ended."""
-        return bool(self.refusals)
 
     @property
     def quarantined(self) -> dict[Hashable, str]:
         with self._lock:
-            return {name: target.trouble for name, target in self.ledger.targets.items() if target.trouble is not None}
+            troubles = {name: target.trouble for name, target in self.ledger.targets.items()}
+            return {name: f"{type(error).__name__}: {error}" for name, error in troubles.items() if error is not None}
 
     def label(self, name: Hashable) -> str:
         outlet = self._outlets.get(name)
@@ -117,8 +114,7 @@ class Outlets:
             ValueError: there is none of that name.
         """
         with self._lock:
-            self._newcomers.clear()
-            self._refusing.clear()
+            self._present = dict.fromkeys(self._outlets.values(), False)
             return self.check(names)
 
     def check(self, names: Sequence[Hashable] | None) -> list[Hashable]:
@@ -145,19 +141,17 @@ class Outlets:
             if self._is_closed:  # nobody would close its link
                 raise ClosedError(f"the publisher of '{self._model_id}' is closed")
             self._outlets[name] = outlet
-            self._newcomers.append(outlet)
             self.ledger.add(name)
         link.listen(outlet)
         link.opened._follow(lambda: self._greet([outlet]))
 
     def remove(self, name: Hashable) -> None:
         self.check([name])
-        with self._lock:
+        with self._settling():
             outlet = self._outlets.pop(name)
-            complete = self.ledger.remove(name, self._removed(name, self.ledger.version))
+            self._completed += self.ledger.remove(name, self._removed(name, self.ledger.version))
             self._relay.act(self._plan.leave, outlet)
         outlet.link.close()
-        self._finish(complete)
 
     def _removed(self, name: Hashable, version: int) -> Ack:
         return Ack("failed", version, ClosedError(f"receiver {name!r} of '{self._model_id}' was removed"))
@@ -179,7 +173,7 @@ class Outlets:
             return
         for outlet in outlets:
             with self._lock:
-                if outlet.is_greeted or not outlet.link.opened.done() or outlet.link.error is not None:
+                if outlet.is_told or not outlet.link.opened.done() or outlet.link.error is not None:
                     continue
                 latest = store.latest
                 if latest is not None and not self.is_published(latest):
@@ -187,7 +181,7 @@ class Outlets:
                 if latest is not None and not latest.is_in_slot:
                     self._fill()  # what it is greeted with, everybody can read
                     continue
-                outlet.is_greeted = True
+                outlet.state = State.ASKED
                 if outlet.link.node is not None:
                     self._relay.act(self._plan.join, outlet, self._outgoing(store))
                     continue
@@ -195,7 +189,7 @@ class Outlets:
                 try:
                     self.inform(outlet, memory, version)
                 except TransferFailed:
-                    outlet.is_greeted = False  # once more with the next version
+                    outlet.state = State.NEW  # once more with the next version
 
     def inform(self, outlet: Outlet, memory: Any, version: int) -> None:
         """Tells a receiver what comes, and what is in the memory of its machine."""
@@ -213,13 +207,11 @@ class Outlets:
 
     def ask_again(self) -> None:
         """Offers the latest version once more to those whom it does not fit, or asks them whether it does by now."""
-        complete: list[int] = []
-        with self._lock:
+        with self._settling():
             for outlet in list(self._outlets.values()):
-                if outlet.refusal is not None and outlet.link.error is None:
-                    outlet.refusal = None
-                    complete += self._offer(outlet)
-        self._finish(complete)
+                if outlet.state is State.REFUSED and outlet.link.error is None:
+                    outlet.state, outlet.refusal = State.ASKED, None
+                    self._offer(outlet)
 
     def close(self, reason: str = "") -> None:
         """Close all links.
@@ -229,8 +221,7 @@ class Outlets:
         """
         with self._lock:
             self._is_closed = True
-            outlets, self._outlets = list(self._outlets.values()), {}
-            self._newcomers.clear()
+            outlets, self._outlets, self._present = list(self._outlets.values()), {}, {}
             self._relay.act(self._plan.close)
         for outlet in outlets:
             if reason and outlet.link.error is None:
@@ -249,20 +240,18 @@ class Outlets:
 
     def filled(self, store: Store, error: Exception | None) -> None:
         """The latest version is in its slot; or why it is not.  If it is not published, ``greet`` asks again."""
-        complete: list[int] = []
-        with self._lock:
+        with self._settling():
             latest = store.latest
             if latest is None or not self.is_published(latest):
                 return
-            lacking, self._lacking = self._lacking, []
-            for outlet in lacking:
+            lacking, self._lacking = self._lacking, {}
+            for outlet, lost in lacking.items():
                 if self._outlets.get(outlet.name) is not outlet:
                     continue
                 if error is not None:
-                    complete += self._failed(outlet.name, latest.version, error)
+                    self._failed(outlet.name, latest.version, error)
                 else:
-                    complete += self._show(outlet, store, latest)
-        self._finish(complete)
+                    self._show(outlet, store, latest, lost)
         if error is None:
             self.greet(store)
 
@@ -303,18 +292,18 @@ class Outlets:
             called: receivers without a link, to which it goes as a message; ``answered`` says what becomes of it there.
         """
         far: list[Outlet] = []
-        with self._lock:
+        with self._settling():
             there = [self._outlets[name] for name in names if name in self._outlets]
             # A receiver that lacks an earlier version may find its memory written to again: it gets this one instead.
-            owing = (each for each in self._outlets.values() if each.owed and each.link.error is None)
-            late = {*self._newcomers, *owing} if self._ahead else set(self._newcomers)
-            late = {each for each in late if each.is_greeted and self._outlets.get(each.name) is each}
+            there_now = [each for each in self._outlets.values() if each.is_told and each.link.error is None]
+            late = [each for each in there_now if each not in self._present or (self._ahead and each.owed)]
             gone = {name: self._removed(name, version) for name in names if name not in self._outlets}
             for name in called:
                 if name not in self.ledger.targets:
                     self.ledger.add(name)
             # Who is greeted with this version may answer at once: not before it is known that an answer is due.
-            complete = [version] if self.ledger.begin(version, (*names, *called), gone) else []
+            if self.ledger.begin(version, (*names, *called), gone):
+                self._completed.append(version)
             if store is None or writer is None:
                 there = []
             else:
@@ -323,20 +312,19 @@ class Outlets:
             for outlet in there:
                 assert writer is not None
                 error = outlet.link.error
-                if outlet in self._refusing and outlet.refusal is not None:
-                    complete += self._failed_alone(outlet.name, version, outlet.refusal)
+                if outlet.refusal is not None and self._present.get(outlet, True):
+                    self._failed_alone(outlet.name, version, outlet.refusal)
                 if error is not None:
-                    complete += self._failed(outlet.name, version, outlet.refusal or error)
-                elif not outlet.is_greeted:
+                    self._failed(outlet.name, version, outlet.refusal or error)
+                elif not outlet.is_told:
                     pass  # it hears of it with the greeting
                 elif outlet.link.node is not None:
                     far.append(outlet)
                 else:
-                    complete += self._tell(outlet, version, list(writer.name), clock.monotonic())
+                    self._tell(outlet, version, list(writer.name), clock.monotonic())
             for outlet in late:  # with the version before
                 if outlet not in there and store is not None and writer is not None:
                     self._show(outlet, store, writer)
-        self._finish(complete)
         return far
 
     def has_begun(self, version: int) -> bool:
@@ -358,68 +346,61 @@ class Outlets:
                 job = Outgoing(version, store, writer, self.seconds, may_wait=self._ahead)
             self._relay.act(self._plan.publish, job.publish(), there)
 
-    def _tell(self, outlet: Outlet, version: int, memory: Any, moment: float | None) -> list[int]:
+    def _tell(self, outlet: Outlet, version: int, memory: Any, moment: float | None) -> None:
         if len(outlet.owed) >= _MOST_OWED:  # it hears of the latest once it answers
-            return []
+            return
         if memory is not None:
             outlet.owed.add(version)
         try:
             outlet.say(say.PUBLISH, version, memory, moment)
         except TransferFailed as error:
-            return self._failed(outlet.name, version, error)
-        return []
+            self._failed(outlet.name, version, error)
 
     def end(self, outlets: Iterable[Outlet], version: int, memory: Any, error: Exception | None) -> None:
         """Tells receivers of a version that is in the memory of their machine, or fails for them."""
-        complete: list[int] = []
-        with self._lock:
+        with self._settling():
             for outlet in outlets:
                 if error is not None:
-                    complete += self._failed(outlet.name, version, error)
-                elif outlet.is_greeted:
-                    complete += self._tell(outlet, version, memory, None)
-        self._finish(complete)
+                    self._failed(outlet.name, version, error)
+                elif outlet.is_told:
+                    self._tell(outlet, version, memory, None)
 
     # -- answers ------------------------------------------------------------------------------------------------
 
     def hear(self, outlet: Outlet, words: Words) -> None:
         what, *facts = words
-        complete: list[int] = []
-        with self._lock:
+        with self._settling():
             if self._outlets.get(outlet.name) is not outlet:
                 return
             if what == say.NEED:
-                outlet.gpu, outlet.lost = "", facts[1]
-                self._lacking.append(outlet)
+                outlet.gpu = ""
+                self._lacking[outlet] = facts[1]
                 self._fill()
             elif what == say.ACK:
-                complete = self._acked(outlet, *facts)
+                self._acked(outlet, *facts)
             elif what in FROM_HOSTS:
                 self._relay.hear(outlet, what, *facts)
-        self._finish(complete)
         self._changed()
 
-    def _offer(self, outlet: Outlet) -> list[int]:
+    def _offer(self, outlet: Outlet) -> None:
         """Shows the latest version to one that it did not fit; while there is none, asks whether what comes fits."""
         store = self._store
         latest = None if store is None else store.latest
         if store is None or latest is None:
-            return self._tell(outlet, 0, None, None)
-        if self.is_published(latest) and latest.is_in_slot:
-            return self._show(outlet, store, latest)
-        self._lacking.append(outlet)
-        self._fill()
-        return []
+            self._tell(outlet, 0, None, None)
+        elif self.is_published(latest) and latest.is_in_slot:
+            self._show(outlet, store, latest)
+        else:
+            self._lacking.setdefault(outlet)
+            self._fill()
 
-    def _show(self, outlet: Outlet, store: Store, latest: SlotWriter) -> list[int]:
+    def _show(self, outlet: Outlet, store: Store, latest: SlotWriter, lost: Any = None) -> None:
         if outlet.link.node is None:
-            return self._tell(outlet, latest.version, list(latest.name), None)
-        lost, outlet.lost = outlet.lost, None
-        if lost is None:
+            self._tell(outlet, latest.version, list(latest.name), None)
+        elif lost is None:
             self._relay.act(self._plan.catch_up, outlet, self._outgoing(store))
         else:
             self._relay.act(self._plan.lost, outlet, lost, self._outgoing(store))
-        return []
 
     def _outgoing(self, store: Store) -> Outgoing | None:
         """What was published last, for receivers on other machines that lack it."""
@@ -429,80 +410,74 @@ class Outlets:
         return Outgoing(latest.version, store, latest, self.seconds, may_wait=self._ahead).publish()
 
     def hear_end(self, outlet: Outlet, error: Exception) -> None:
-        with self._lock:
+        with self._settling():
             if self._outlets.get(outlet.name) is not outlet:
                 return
-            outlet.is_ready = False
-            if outlet.refusal is None:
-                outlet.refusal = error
-            complete = self._gone(outlet, error)
+            outlet.answered(outlet.refusal or error)
+            self._gone(outlet, error)
             self._relay.act(self._plan.leave, outlet)
-        self._finish(complete)
         self._changed()
 
-    def _acked(self, outlet: Outlet, version: int, failure: bytes | None, gpu: str, *facts: Any) -> list[int]:
+    def _acked(self, outlet: Outlet, version: int, failure: bytes | None, gpu: str, *facts: Any) -> None:
         lags = len(outlet.owed) >= _MOST_OWED
         outlet.owed.discard(version)
         outlet.gpu = gpu
         if not version or failure is None:
-            outlet.is_ready, outlet.refusal = failure is None, None if failure is None else unpack_error(failure)
+            outlet.answered(None if failure is None else unpack_error(failure))
         if not version:
-            if outlet.refusal is None:
-                return []
-            self._refusing.add(outlet)
-            return self._gone(outlet, outlet.refusal)
+            if outlet.refusal is not None:
+                if outlet in self._present:
+                    self._present[outlet] = True
+                self._gone(outlet, outlet.refusal)
+            return
+        self._answer(outlet, version, failure, *facts)
         store = self._store
         if lags and store is not None and store.latest is not None and self.is_published(store.latest):
-            return [*self._answer(outlet, version, failure, *facts), *self._show(outlet, store, store.latest)]
-        return self._answer(outlet, version, failure, *facts)
+            self._show(outlet, store, store.latest)
 
-    def _answer(self, outlet: Outlet, version: int, failure: bytes | None, *facts: Any) -> list[int]:
-        if failure is not None:
-            return self._failed(outlet.name, version, unpack_error(failure))
+    def _answer(self, outlet: Outlet, version: int, failure: bytes | None, *facts: Any) -> None:
         *seconds, digests = facts
-        ack = Ack("applied", version, None, *seconds)
-        if self._verify is not None:
+        if failure is not None:
+            self._failed(outlet.name, version, unpack_error(failure))
+        elif self._verify is not None:
             outlet.verifying.add(version)
-            self._verify(outlet, ack, digests)
-            return []
-        return self._answered(outlet.name, ack)
+            self._verify(outlet, Ack("applied", version, None, *seconds), digests)
+        else:
+            self._answered(outlet.name, Ack("applied", version, None, *seconds))
 
     def verified(self, outlet: Outlet, ack: Ack) -> None:
         """What a receiver holds has been compared with what was sent."""
-        with self._lock:
+        with self._settling():
             outlet.verifying.discard(ack.version)
-            complete = self._answered(outlet.name, ack) if self._outlets.get(outlet.name) is outlet else []
-        self._finish(complete)
+            if self._outlets.get(outlet.name) is outlet:
+                self._answered(outlet.name, ack)
         self._changed()
 
-    def _failed(self, name: Hashable, version: int, error: Exception) -> list[int]:
-        return self._answered(name, Ack("failed", version, error))
+    def _failed(self, name: Hashable, version: int, error: Exception) -> None:
+        self._answered(name, Ack("failed", version, error))
 
-    def _failed_alone(self, name: Hashable, version: int, error: Exception) -> list[int]:
-        trouble = f"{type(error).__name__}: {error}"
-        return [version] if self.ledger.settle(name, version, Ack("failed", version, error), trouble) else []
+    def _failed_alone(self, name: Hashable, version: int, error: Exception) -> None:
+        if self.ledger.settle(name, version, Ack("failed", version, error), error):
+            self._completed.append(version)
 
-    def _answered(self, name: Hashable, ack: Ack) -> list[int]:
+    def _answered(self, name: Hashable, ack: Ack) -> None:
         compared = self._outlets[name].verifying if name in self._outlets else ()
-        trouble = None if ack.error is None else f"{type(ack.error).__name__}: {ack.error}"
-        return self.ledger.answer(name, ack.version, ack, trouble, compared=compared)
+        self._completed += self.ledger.answer(name, ack.version, ack, ack.error, compared=compared)
 
-    def _gone(self, outlet: Outlet, error: Exception) -> list[int]:
-        # Of a version that is being compared it has answered.
-        pending = [version for version in self.ledger.pending if version not in outlet.verifying]
-        return [each for version in pending for each in self._failed_alone(outlet.name, version, error)]
+    def _gone(self, outlet: Outlet, error: Exception) -> None:
+        for version in self.ledger.pending:
+            if version not in outlet.verifying:  # it has answered, and is being compared
+                self._failed_alone(outlet.name, version, error)
 
     def answered(self, name: Hashable, version: int, error: Exception | None) -> None:
         """What has become of a message."""
-        with self._lock:
-            complete = self._answered(name, Ack("applied" if error is None else "failed", version, error))
-        self._finish(complete)
+        with self._settling():
+            self._answered(name, Ack("applied" if error is None else "failed", version, error))
 
     def fail(self, name: Hashable, version: int, error: Exception) -> None:
         """Its time is over, or later versions than it may be behind are published."""
-        with self._lock:
-            complete = self._failed_alone(name, version, error)
-        self._finish(complete)
+        with self._settling():
+            self._failed_alone(name, version, error)
 
     def forget(self, version: int) -> None:
         """Nobody waits for that version any more."""
@@ -522,11 +497,14 @@ class Outlets:
                 return self._removed(name, version)
             if target.acked >= version:
                 return Ack("applied", version)
-            error = outlet.refusal or outlet.link.error
-            if error is None and target.trouble is not None:
-                error = TransferFailed(target.trouble)
+            error = outlet.refusal or outlet.link.error or target.trouble
             return None if error is None else Ack("failed", version, error)
 
-    def _finish(self, versions: Iterable[int]) -> None:
-        for version in versions:
+    @contextlib.contextmanager
+    def _settling(self) -> Iterator[None]:
+        """Hold the lock; then tell of the versions that are complete."""
+        with self._lock:
+            yield
+            completed, self._completed = self._completed, []
+        for version in completed:
             self._complete(version)

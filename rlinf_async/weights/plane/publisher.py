@@ -98,7 +98,7 @@ class Publisher:
     ) -> None:
         self._pid = process.pid
         self._source = source
-        self._model_id = model_id
+        self.model_id = model_id
         self._slots = slots if slots is not None else (3 if apply == "map" else 2)
         self._transport_dtype = transport_dtype
         self._ack_timeout = ack_timeout
@@ -125,7 +125,7 @@ class Publisher:
         self._calls = Calls()
 
     def __repr__(self) -> str:
-        return f"<Publisher of '{self._model_id}' version {self.version} to {self.worker_ids}>"
+        return f"<Publisher of '{self.model_id}' version {self.version} to {self.worker_ids}>"
 
     @property
     def version(self) -> int:
@@ -186,12 +186,12 @@ class Publisher:
             ValueError: there is no source yet.
             ConfigError: the weights are sharded, and a rank that does not gather them has receivers.
         """
-        call = self._calls.next()
+        call = self.next_call()
         self._check_open()
         if self._packing is None:
             source = next((each for each in (weights, source, self._source) if each is not None), None)
             if source is None:
-                raise ValueError(f"connect() has to tell the receivers of '{self._model_id}' what comes: give a source")
+                raise ValueError(f"connect() has to tell the receivers of '{self.model_id}' what comes: give a source")
             self._adopt(await self._lay_out(source))
         begun = clock.monotonic()
         if self._store is None:
@@ -199,19 +199,26 @@ class Publisher:
         else:
             self._outlets.greet(self._store)
         self._outlets.ask_again()
-        what = f"receivers of '{self._model_id}' to connect"
-        await self._changes.wait_until(lambda: not self._outlets.unready or self._outlets.is_refused, timeout, what)
+        what = f"receivers of '{self.model_id}' to connect"
+        await self._changes.wait_until(lambda: not self._outlets.unready or bool(self._outlets.refusals), timeout, what)
         self._check_open()  # it may have been closed meanwhile
         for worker_id, error in self._outlets.refusals.items():
-            error.add_note(f"receiver {worker_id!r} of '{self._model_id}' does not take the weights")
+            error.add_note(f"receiver {worker_id!r} of '{self.model_id}' does not take the weights")
             raise error
         if missing := self._outlets.unready:
             who = ", ".join(f"{name!r} ({self._outlets.label(name)})" for name in missing)
-            raise DeadlineExceeded(f"receivers {who} of '{self._model_id}' did not connect within {timeout:g} s")
+            raise DeadlineExceeded(f"receivers {who} of '{self.model_id}' did not connect within {timeout:g} s")
         if weights is not None:
             await (await self.publish(weights, timeout=clock.rest(timeout, begun), call=call))
 
     # -- publishing ---------------------------------------------------------------------------------------------
+
+    def next_call(self, *, sharded: bool = False) -> Call:
+        """Count a call, before anything that this rank alone may refuse; ranks of sharded weights count alike."""
+        call = self._calls.next()
+        if sharded:
+            call.found_sharded()
+        return call
 
     async def publish(
         self,
@@ -243,7 +250,7 @@ class Publisher:
             ConfigError: as ``connect``.
             TransferFailed: the weights are sharded, and another rank is not in this call.  Nothing was sent to anyone.
         """
-        call = self._calls.next() if call is None else call  # before anything that this rank alone may refuse
+        call = self.next_call() if call is None else call
         packing = self._packing
         if packing is not None and packing.taker.is_sharded and not (packing.store is None and self.worker_ids):
             call.found_sharded()
@@ -256,7 +263,7 @@ class Publisher:
             source = self._source
         is_packed = bool(names) or deliveries is None
         if source is None and is_packed:
-            raise ValueError(f"there is nothing to publish for '{self._model_id}': give a source")
+            raise ValueError(f"there is nothing to publish for '{self.model_id}': give a source")
         self._outlets.seconds = seconds = self._ack_timeout if timeout is None else timeout
         parcels = deliveries or ()
         writer, packed = None, 0
@@ -265,7 +272,7 @@ class Publisher:
             if is_packed:
                 writer, packed = await self._stage(source, number, names, call)
             if parcels:
-                await self._deliver(parcels, Parcel(self._model_id, number, source, seconds))
+                await self._deliver(parcels, Parcel(self.model_id, number, source, seconds))
             self._check_open()  # it may have been closed meanwhile
             verifying = None if self._packing is None else self._packing.verifying
             if verifying is not None:  # a receiver may answer as soon as it has heard of the version
@@ -273,11 +280,11 @@ class Publisher:
             handle = SyncHandle(number, seconds, self._expire, self._forget_version, parcels)
             handle.begun, handle.staged = begun, clock.monotonic() - begun
             self._handles[number] = handle
-            handle.model, handle.nbytes = self._model_id, packed
-            handle._event = recording.begin(EventKind.WEIGHTS, self._model_id, number)
+            handle.model, handle.nbytes = self.model_id, packed
+            handle._event = recording.begin(EventKind.WEIGHTS, self.model_id, number)
             called = [name for delivery in parcels for name in delivery.names]
             far = self._outlets.publish(number, names, self._store, writer, called)
-            recording.version(self._model_id, "published", number)
+            recording.version(self.model_id, "published", number)
             if (far or self._outlets.has_begun(number)) and writer is not None and self._store is not None:
                 near = packed if len(far) < len(names) else 0
                 self.aside.start(self._bring, handle, far, self._store, writer, near, nbytes=writer.leaves.nbytes)
@@ -332,7 +339,7 @@ class Publisher:
         def find() -> dict[Hashable, Ack | None]:
             return {name: self._outlets.ack_of(name, version) for name in worker_ids}
 
-        what = f"version {version} of '{self._model_id}' at receivers that have come since"
+        what = f"version {version} of '{self.model_id}' at receivers that have come since"
         await self._changes.wait_until(lambda: None not in find().values(), timeout, what)
         self._check_open()
         return {name: ack or Ack("failed", version, self._late(name, version)) for name, ack in find().items()}
@@ -349,7 +356,7 @@ class Publisher:
             version = next(iter(self._handles), self.version + 1)
             waiting = ", ".join(map(repr, self._outlets.waiting_for(version))) or "the packing"
             raise RuntimeError(
-                f"version {version} of '{self._model_id}' is pending at {waiting}: await its handle, or cancel it"
+                f"version {version} of '{self.model_id}' is pending at {waiting}: await its handle, or cancel it"
             )
 
     def _leave_behind(self) -> None:
@@ -357,7 +364,7 @@ class Publisher:
         for version in self._outlets.ledger.excess(self._behind):
             for name in self._outlets.waiting_for(version):
                 who = f"receiver {name!r} ({self._outlets.label(name)})"
-                lag = f"is more than {self._behind} versions of '{self._model_id}' behind"
+                lag = f"is more than {self._behind} versions of '{self.model_id}' behind"
                 if (now := clock.monotonic()) >= self._named.get(name, -math.inf) + self._ack_timeout:
                     self._named[name] = now
                     logger.warning("%s %s; nobody waits for it, and once it goes on it gets the latest one", who, lag)
@@ -398,7 +405,7 @@ class Publisher:
         made: list[Store] = []
         if gathers_here() or not taker.is_sharded:
             extra = len(pack_extra(tree))
-            facts = (taker.manifest, self._slots, extra, self._model_id, self._gpus)
+            facts = (taker.manifest, self._slots, extra, self.model_id, self._gpus)
             most = self._behind + 2
             on_gpu = bool(self._gpus.places(tree.tensors.values()))  # may stay there, and is packed slot by slot
 
@@ -418,12 +425,12 @@ class Publisher:
     def _adopt(self, packing: Packing) -> None:
         self._packing = packing
         if packing.store is not None:
-            self._keep = on_drop(self, f"publisher of '{self._model_id}'", packing.store.close)
+            self._keep = on_drop(self, f"publisher of '{self.model_id}'", packing.store.close)
 
     def _refuse_receivers(self) -> None:
         if self.worker_ids:
             raise ConfigError(
-                f"the weights of '{self._model_id}' are sharded and gathered on rank 0, and another rank's publisher "
+                f"the weights of '{self.model_id}' are sharded and gathered on rank 0, and another rank's publisher "
                 f"has receivers {', '.join(map(repr, self.worker_ids))}: add them on rank 0"
             )
 
@@ -443,7 +450,7 @@ class Publisher:
         try:
             store.fill()
         except Exception as error:
-            logger.exception("version %d of '%s' could not be got from its GPU", self.version, self._model_id)
+            logger.exception("version %d of '%s' could not be got from its GPU", self.version, self.model_id)
             failure = error
         self._outlets.filled(store, failure)
 
@@ -468,7 +475,7 @@ class Publisher:
     def _late(self, name: Hashable, version: int) -> DeadlineExceeded:
         label = self._outlets.label(name)
         return DeadlineExceeded(
-            f"receiver {name!r} ({label}) has not applied version {version} of '{self._model_id}' in time"
+            f"receiver {name!r} ({label}) has not applied version {version} of '{self.model_id}' in time"
         )
 
     def _complete(self, version: int) -> None:
@@ -486,9 +493,9 @@ class Publisher:
 
     def _check_open(self) -> None:
         if self._pid != process.pid:
-            raise process.forked(f"the sender of '{self._model_id}'", self._pid)
+            raise process.forked(f"the sender of '{self.model_id}'", self._pid)
         if self._is_closed:
-            raise ClosedError(f"the publisher of '{self._model_id}' is closed")
+            raise ClosedError(f"the publisher of '{self.model_id}' is closed")
 
     async def close(self, reason: str = "") -> None:
         """Close the links and give the memory back; receivers keep their last version.  Idempotent.
@@ -500,7 +507,7 @@ class Publisher:
         """
         self._is_closed = True
         for handle in list(self._handles.values()) if self._pid == process.pid else ():
-            handle.give_up(ClosedError(f"the publisher of '{self._model_id}' is closed"))
+            handle.give_up(ClosedError(f"the publisher of '{self.model_id}' is closed"))
         try:
             await self.aside.wait()
         finally:

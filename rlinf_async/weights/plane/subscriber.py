@@ -88,8 +88,9 @@ class Subscriber:
         gpus: Gpus = CUDA,
     ) -> None:
         self.link = link
+        self._listens = False
         self._pid: int | None = None
-        """Of the process that listens to the link."""
+        """The process that listens to the link, or to which weights have come as a message."""
         self._model_id = model_id
         self._maps = apply == "map"
         self._applying = Applying(
@@ -282,9 +283,14 @@ class Subscriber:
             lambda: self.version > before, timeout, f"a version of '{self._model_id}' after {before}"
         )
 
+    def belongs_here(self) -> None:
+        """Keep forked processes from using their copies."""
+        self._pid = self._pid or process.pid
+
     def _listen(self) -> None:
-        if self._pid is None and self.link is not None:
-            self._pid = process.pid
+        if self.link is not None and not self._listens:
+            self._listens = True
+            self.belongs_here()
             self.link.listen(self)
 
     async def _receive(self, timeout: float | None, enough: Callable[[], bool] = lambda: False, what: str = "") -> None:
@@ -419,17 +425,13 @@ class Subscriber:
         self._say(say.NEED, version, memory)
         return True
 
-    def _acknowledge(
-        self, failure: Any, late: float = 0.0, apply: float = 0.0, pause: float = 0.0, digests: Any = None
-    ) -> None:
+    def _acknowledge(self, failure: Any, *facts: Any) -> None:
         owed, self._owed = dict.fromkeys(self._owed), []
         for version in owed:
-            self._say_ack(version, failure, late, apply, pause, digests)
+            self._say_ack(version, failure, *facts)
 
-    def _say_ack(
-        self, version: int, failure: Any, late: float = 0.0, apply: float = 0.0, pause: float = 0.0, digests: Any = None
-    ) -> None:
-        self._say(say.ACK, version, failure, self._applying.leases.gpu, late, apply, pause, digests)
+    def _say_ack(self, version: int, failure: Any, *facts: Any) -> None:
+        self._say(say.ACK, version, failure, self._applying.leases.gpu, *(facts or (0.0, 0.0, 0.0, None)))
 
     def _say(self, *words: Any) -> None:
         assert self.link is not None

@@ -19,6 +19,10 @@ from rlinf_async.weights.transports.transport import TransportBackend
 class CallingScheme(WeightSyncScheme):
     """Sends by calling the workers: their end needs no transport, because the call itself brings the weights.
 
+    ``init_on_sender`` takes the workers, in the order of their ids: a worker group, or a list of groups of one rank or
+    of other objects with the method that is called; and ``source_model``.  ``init_on_worker`` takes ``model``, by
+    default the context's own.  Both raise ``ConfigError`` for an option that has no meaning for weights of a call.
+
     Attributes:
         handles: what the workers are called, in the context or among the arguments; the first that is there counts.
         missing: the error if none is there.
@@ -39,41 +43,21 @@ class CallingScheme(WeightSyncScheme):
             why=f"its weights come as the argument of a call, and are copied into the model; {self.instead}",
         )
 
-    def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """
-        Args:
-            kwargs: the workers, in the order of their ids: a worker group, or a list of groups of one rank or of other
-                objects with the method that is called; ``source_model``.
-
-        Raises:
-            ValueError: there are none.
-            ConfigError: an option was given that has no meaning for weights that a call brings.
-        """
+    def _ways_to_workers(self, model_id: str, context: Any, kwargs: dict[str, Any]) -> Any:
         self._refuse_options()
         workers = self._workers(model_id, context, kwargs)
-        if workers is None:
-            raise ValueError(self.missing)
-        sender = self.create_sender()
-        for worker_id, worker in enumerate(workers):
-            sender._register_worker(worker_id, worker)
-        self._become_sender(sender, model_id, context, kwargs.get("source_model", kwargs.get("model")))
+        return None if workers is None else enumerate(workers)
 
     def _workers(self, model_id: str, context: Any, kwargs: dict[str, Any]) -> Any:
         return from_either(context, kwargs, *self.handles)
 
-    def init_on_worker(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """
-        Args:
-            kwargs: ``model``; by default the context's own.
-
-        Raises:
-            ConfigError: as ``init_on_sender``.
-        """
+    def _way_to_sender(self, context: Any, kwargs: dict[str, Any]) -> TransportBackend | None:
         self._refuse_options()
+        return None
+
+    def _model_of(self, model_id: str, context: Any, kwargs: dict[str, Any]) -> Any:
         model = kwargs.get("model")
-        if model is None and context is not None:
-            model = from_either(context, {}, *self.models)
-        self._become_receiver(self.create_receiver(), model_id, context, model)
+        return from_either(context, {}, *self.models) if model is None and context is not None else model
 
 
 @register_weight_sync_backend("rpc")

@@ -8,7 +8,7 @@ from rlinf_async._core.own_logger import own_logger
 from rlinf_async.errors import DeadlineExceeded
 from rlinf_async.weights.model.writing import adopt
 from rlinf_async.weights.schemes.receiver import WeightReceiver
-from rlinf_async.weights.schemes.scheme import WeightSyncScheme, from_either, model_of, register_weight_sync_backend
+from rlinf_async.weights.schemes.scheme import WeightSyncScheme, from_either, register_weight_sync_backend
 from rlinf_async.weights.transports.distributed import DistributedTransport
 
 logger = own_logger(__name__)
@@ -46,11 +46,14 @@ class _DistributedReceiver(WeightReceiver):
 class DistributedWeightSyncScheme(WeightSyncScheme):
     """Synchronises the processes of a torch.distributed job; see ``DistributedTransport``.
 
+    ``init_on_sender`` takes ``store``, and ``num_workers``, whose ranks are 1 to that number, or ``ranks``; the id of a
+    worker is its rank less one.  ``init_on_worker`` takes ``store``, its own ``rank``, counted from 1, and ``model``.
+
     Args:
         backend: ``"gloo"`` or ``"nccl"``.
         sync: for callers of TorchRL's: a send waits for the workers, which have the bytes by then.
         options: ``ack_timeout``; ``transport_dtype``; ``strict_dtype``; ``apply``: with ``"map"`` a worker's tensors
-            stand in the memory in which the weights have arrived.  What has to do with memory that several share is
+            stand in the memory in which the weights have arrived.  Options of memory that several share are
             refused.
 
     Raises:
@@ -73,39 +76,17 @@ class DistributedWeightSyncScheme(WeightSyncScheme):
         self.backend = backend
         self.sync = sync
 
-    def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """
-        Args:
-            kwargs: ``store``; ``num_workers``, whose ranks are 1 to that number, or ``ranks``.  The id of a worker is
-                its rank less one.
-
-        Raises:
-            ValueError: one is missing.
-        """
+    def _ways_to_workers(self, model_id: str, context: Any, kwargs: dict[str, Any]) -> Any:
         store = from_either(context, kwargs, "store", "_store")
         workers = from_either(context, kwargs, "num_workers", "num_collectors")
         ranks = from_either(context, kwargs, "ranks") or (range(1, workers + 1) if workers else None)
-        if store is None or ranks is None:
-            raise ValueError(self.missing)
-        sender = self.create_sender()
-        for rank in ranks:
-            sender._register_worker(rank - 1, (store, rank))
-        self._become_sender(sender, model_id, context, kwargs.get("source_model", kwargs.get("model")))
+        return None if store is None or ranks is None else [(rank - 1, (store, rank)) for rank in ranks]
 
-    def init_on_worker(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """
-        Args:
-            kwargs: ``store``; ``rank``, of this worker, counted from 1; ``model``.
-
-        Raises:
-            ValueError: there is no store or no rank.
-        """
+    def _way_to_sender(self, context: Any, kwargs: dict[str, Any]) -> DistributedTransport:
         store, rank = from_either(context, kwargs, "store", "_store"), from_either(context, kwargs, "rank", "_rank")
         if store is None or rank is None:
             raise ValueError("store and rank must be provided via context or kwargs")
-        receiver = self.create_receiver()
-        receiver._register_worker_transport((store, rank))
-        self._become_receiver(receiver, model_id, context, model_of(context, kwargs, model_id))
+        return self.create_transport((store, rank))
 
     def create_receiver(self) -> WeightReceiver:
         return _DistributedReceiver(self)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from rlinf_async.weights.schemes.scheme import WeightSyncScheme, from_either, model_of, register_weight_sync_backend
+from rlinf_async.weights.schemes.scheme import WeightSyncScheme, from_either, register_weight_sync_backend
 from rlinf_async.weights.transports.mp import MPTransport
 
 
@@ -13,32 +13,19 @@ class PipeScheme(WeightSyncScheme):
 
     publishes = True
 
-    def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """
-        Args:
-            kwargs: ``pipes``, in the order of the workers' ids; ``source_model``.
+    missing: ClassVar[str] = "pipes must be provided via context or kwargs"
+    needs_pipe: ClassVar[bool] = False
+    """False if a loop of the worker's own may hand notices to ``apply_weights``."""
 
-        Raises:
-            ValueError: there are no pipes.
-        """
+    def _ways_to_workers(self, model_id: str, context: Any, kwargs: dict[str, Any]) -> Any:
         pipes = from_either(context, kwargs, "pipes")
-        if pipes is None:
-            raise ValueError("pipes must be provided via context or kwargs")
-        sender = self.create_sender()
-        for worker_id, pipe in enumerate(pipes):
-            sender._register_worker(worker_id, pipe)
-        self._become_sender(sender, model_id, context, kwargs.get("source_model", kwargs.get("model")))
+        return None if pipes is None else enumerate(pipes)
 
-    def init_on_worker(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """
-        Args:
-            kwargs: ``pipe``; without it a loop of the worker's own hands its notices to ``apply_weights``.  ``model``.
-        """
-        receiver = self.create_receiver()
+    def _way_to_sender(self, context: Any, kwargs: dict[str, Any]) -> MPTransport | None:
         pipe = from_either(context, kwargs, "pipe")
-        if pipe is not None:
-            receiver._transport = MPTransport(pipe, timeout=self.options.ack_timeout)
-        self._become_receiver(receiver, model_id, context, model_of(context, kwargs, model_id))
+        if pipe is None and self.needs_pipe:
+            raise ValueError("pipe must be provided via context or kwargs")
+        return None if pipe is None else MPTransport(pipe, timeout=self.options.ack_timeout)
 
 
 @register_weight_sync_backend("multiprocessing")
@@ -59,24 +46,17 @@ class MultiProcessWeightSyncScheme(PipeScheme):
         scheme.init_on_worker("policy", pipe=child_end, model=model)      # in a worker
         scheme.get_receiver().receive(timeout=1.0)
 
+    ``init_on_sender`` takes ``pipes``, in the order of the workers' ids, and ``source_model``; ``init_on_worker`` takes
+    ``pipe`` and ``model``.
+
     Raises:
         ConfigError: an option would do nothing here.
     """
 
+    needs_pipe = True
+
     def __init__(self, strategy: Any = "state_dict", **options: Any) -> None:
         super().__init__(strategy, **options)
-
-    def init_on_worker(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """
-        Args:
-            kwargs: ``pipe``; ``model``.
-
-        Raises:
-            ValueError: there is no pipe.
-        """
-        if from_either(context, kwargs, "pipe") is None:
-            raise ValueError("pipe must be provided via context or kwargs")
-        super().init_on_worker(model_id, context, **kwargs)
 
     def create_transport(self, pipe_or_context: Any) -> MPTransport:
         """

@@ -11,33 +11,21 @@ from rlinf_async.weights.schemes.scheme import WeightSyncScheme, register_weight
 from rlinf_async.weights.schemes.sender import Wanted, WeightSender
 from rlinf_async.weights.schemes.weight_strategy import WeightStrategy
 from rlinf_async.weights.state.sync_report import SyncReport
-from rlinf_async.weights.transports.transport import TransportBackend
+from rlinf_async.weights.transports.transport import SilentTransport, TransportBackend
 from rlinf_async.weights.waiting.bridge import at_once
 
 
-class NoTransport:
+class NoTransport(SilentTransport):
     """Sends nothing and receives nothing, at once: None, in a coroutine a ``Work`` of it."""
 
     def send_weights(self, model_id: str, weights: Any) -> Any:
-        return at_once("nothing")
+        return at_once()
 
     def send_weights_async(self, model_id: str, weights: Any) -> Any:
-        return at_once("nothing")
+        return at_once()
 
     def wait_ack(self) -> Any:
-        return at_once("nothing")
-
-    def receive_weights(self, timeout: float = 1.0) -> Any:
-        return at_once("nothing")
-
-    def send_ack(self, message: str = "updated") -> Any:
-        return at_once("nothing")
-
-    def check_ack(self, message: str = "updated") -> Any:
-        return at_once("nothing")
-
-    def check_connection(self) -> bool:
-        return True
+        return at_once()
 
 
 @register_weight_sync_backend("none")

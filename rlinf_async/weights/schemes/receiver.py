@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import weakref
 from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final
 
-from rlinf_async._core import clock, process
+from rlinf_async._core import clock
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost
 from rlinf_async.weights.links.socket_link import LOOP, Notice, SocketLink
 from rlinf_async.weights.model.resolve import _resolve_model
+from rlinf_async.weights.plane.receiving import Receiving
 from rlinf_async.weights.plane.subscriber import Subscriber
 from rlinf_async.weights.schemes.configuration import Configuration
 from rlinf_async.weights.schemes.held import held
 from rlinf_async.weights.schemes.weight_strategy import _get_strategy
-from rlinf_async.weights.transports.calls import finish, nothing
+from rlinf_async.weights.transports.calls import finish
 from rlinf_async.weights.transports.transport import LinkTransport, TransportBackend
-from rlinf_async.weights.waiting.bridge import Bridge
+from rlinf_async.weights.waiting.bridge import Bridge, at_once
 from rlinf_async.weights.waiting.gate import Reading
 
 logger = own_logger(__name__)
@@ -43,7 +45,7 @@ Write = Callable[[Any, Any], None]
 """Of a model, and the weights that it gets."""
 
 
-class WeightReceiver:
+class WeightReceiver(Receiving):
     """Receives one model's weights in one worker; made by a scheme's ``init_on_worker``.
 
     ``receive``, ``apply_weights``, ``connect``, ``wait_version`` and ``wait_fresh`` start at once and return a ``Work``
@@ -73,10 +75,8 @@ class WeightReceiver:
         """What belongs to this process."""
         self._is_closed = False
         self._heard = 0
-        self._pid: int | None = None
-        """Of the process to which weights have come as a message."""
-        self._subscriber: Subscriber | None = None
         self._bridge = Bridge()
+        self.__dict__.pop("_subscriber", None)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of '{self._model_id}' version {self.version}>"
@@ -151,7 +151,7 @@ class WeightReceiver:
         if found is None:
             return False
         self._heard += 1
-        self._pid = process.pid
+        self._subscriber.belongs_here()
         version, sender = getattr(transport, "version", None), getattr(transport, "sender", None)
         model_id, weights = found
         return await self._take(model_id, weights, version, sender, write=self._adopt)
@@ -180,7 +180,7 @@ class WeightReceiver:
     async def _answer(self, how: str, what: Any) -> None:
         """To a sender that has no link; others wait for no message."""
         answer = getattr(self._transport, how, None)
-        if answer is not None and not (self._subscriber is not None and self._subscriber.has_met):
+        if answer is not None and not self._subscriber.has_met:
             await finish(answer(what), None, f"the answer to {self._transport!r}")
 
     def apply_weights(self, weights: Any, version: int | None = None) -> Any:
@@ -234,36 +234,25 @@ class WeightReceiver:
     def _name(self) -> str:
         return self._model_id or "policy"
 
+    @functools.cached_property
+    def _subscriber(self) -> Subscriber:  # type: ignore[override]  # which is made when its model has a name
+        find = weakref.WeakMethod(self._resolve_model_ref)
+        return Subscriber(
+            None,
+            find=lambda: find()(),  # type: ignore[misc]  # a subscriber that is dropped must not keep its receiver
+            model_id=self._name,
+            **self._scheme.options.for_subscriber(),
+        )
+
     @property
     def _standing(self) -> Subscriber:
-        """What knows the model's version; each one is applied to the model that is registered by then."""
+        """The subscriber with its link, if the transport has one; it applies each version to the model of that time."""
         self._check_open()
-        if self._subscriber is None:
-            transport, find = self._transport, weakref.WeakMethod(self._resolve_model_ref)
-            self._subscriber = Subscriber(
-                transport.open_link(self._name) if isinstance(transport, LinkTransport) else None,
-                find=lambda: find()(),  # type: ignore[misc]  # a subscriber that is dropped must not keep its receiver
-                model_id=self._name,
-                **self._scheme.options.for_subscriber(),
-            )
+        if self._subscriber.link is None and isinstance(self._transport, LinkTransport):
+            self._subscriber.link = self._transport.open_link(self._name)
         return self._subscriber
 
     # -- versions -----------------------------------------------------------------------------------------------
-
-    @property
-    def version(self) -> int:
-        """Of the model's weights; 0 before the first update."""
-        return 0 if self._subscriber is None else self._subscriber.version
-
-    @property
-    def published(self) -> int:
-        """The newest version that this worker has heard of."""
-        return 0 if self._subscriber is None else self._subscriber.published
-
-    @property
-    def staleness(self) -> int:
-        """Versions that the model is behind."""
-        return self.published - self.version
 
     def reading(self, timeout: float | None = None) -> Reading:
         """``async with`` it around a use of the model: no update is applied meanwhile.
@@ -313,7 +302,7 @@ class WeightReceiver:
         self._check_open()
         if isinstance(self._transport, LinkTransport):
             return self._bridge.run(self._watched(_begin(self._standing, timeout)), "the sender")
-        return self._bridge.run(nothing(), "a connection")
+        return at_once()
 
     async def _watched(self, waiting: Coroutine[Any, Any, None]) -> None:
         with self._watching():
@@ -367,8 +356,7 @@ class WeightReceiver:
             timeout = _PATIENCE
 
     def _check_open(self) -> None:
-        if self._pid not in (None, process.pid):
-            raise process.forked(f"the receiver of '{self._model_id}'", self._pid)
+        self._subscriber._check_process()
         if self._is_closed:
             raise ClosedError(f"the receiver of '{self._model_id}' is closed: init_on_worker() makes a new one")
 
@@ -378,7 +366,7 @@ class WeightReceiver:
         What is asked of it later raises ``ClosedError``.
         """
         self._is_closed = True
-        if self._subscriber is not None and running_loop() is None:
+        if running_loop() is None:
             # Another thread may be waiting for weights, with the loop that this one is to use.
             self._subscriber.hear_end(ClosedError(f"{self!r} is closed"))
         ends, self._transport = (self._subscriber, self._transport), None
@@ -388,7 +376,7 @@ class WeightReceiver:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the context."""
-        own = ("_bridge", "_heard", "_pid", "_subscriber", "_is_closed")
+        own = ("_bridge", "_heard", "_subscriber", "_is_closed")
         return {name: value for name, value in self.__dict__.items() if name not in own} | {"_context_ref": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Literal, TypeVar
 
 from rlinf_async.errors import ConfigError
 from rlinf_async.weights.schemes.configuration import Configuration
 from rlinf_async.weights.schemes.receiver import WeightReceiver
 from rlinf_async.weights.schemes.sender import WeightSender
 from rlinf_async.weights.schemes.weight_strategy import _get_strategy
+from rlinf_async.weights.transports.transport import TransportBackend
 from rlinf_async.weights.waiting.bridge import Bridge
 from rlinf_async.work import Work
 
@@ -83,6 +84,9 @@ class WeightSyncScheme(Configuration):
 
     # -- ends ---------------------------------------------------------------------------------------------------
 
+    missing: ClassVar[str] = ""
+    """The error where nobody is said to be at the other end."""
+
     def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
         """Makes this the trainer's end.
 
@@ -91,8 +95,17 @@ class WeightSyncScheme(Configuration):
             context: something that has the model and the ways to the workers as attributes; held weakly.
             kwargs: the same without a context; each scheme says what it needs.  ``source_model`` (or ``model``) is what
                 ``send()`` without weights sends, where the context does not have it.
+
+        Raises:
+            ValueError: there are no workers.
         """
-        raise NotImplementedError
+        ways = self._ways_to_workers(model_id, context, kwargs)
+        if ways is None:
+            raise ValueError(self.missing)
+        sender = self.create_sender()
+        for worker_id, way in ways:
+            sender._register_worker(worker_id, way)
+        self._become_sender(sender, model_id, context, kwargs.get("source_model", kwargs.get("model")))
 
     def init_on_worker(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
         """Makes this a worker's end.
@@ -101,8 +114,27 @@ class WeightSyncScheme(Configuration):
             model_id: as at the sender; the worker's model is looked for under that path when weights are applied,
                 unless the context's ``get_model`` or ``model=`` gives it.
             context, kwargs: as at the sender.
+
+        Raises:
+            ValueError: there is no way to the sender.
         """
+        receiver = self.create_receiver()
+        receiver._transport = self._way_to_sender(context, kwargs)
+        self._become_receiver(receiver, model_id, context, self._model_of(model_id, context, kwargs))
+
+    def _ways_to_workers(self, model_id: str, context: Any, kwargs: dict[str, Any]) -> Iterable[tuple[int, Any]] | None:
+        """Return the workers' ids, and for each the argument of ``create_transport``; None if there are none."""
         raise NotImplementedError
+
+    def _way_to_sender(self, context: Any, kwargs: dict[str, Any]) -> TransportBackend | None:
+        """Return the transport from the sender; None where calls alone bring weights."""
+        raise NotImplementedError
+
+    def _model_of(self, model_id: str, context: Any, kwargs: dict[str, Any]) -> Any:
+        """Return the worker's model: the context's ``get_model``, ``model=``, or the id, for a later look."""
+        get_model = getattr(context, "get_model", None)
+        found = get_model(model_id) if get_model is not None else kwargs.get("model")
+        return model_id if found is None else found
 
     def init_on_receiver(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
         """Newer TorchRL's name of ``init_on_worker``."""
@@ -249,10 +281,3 @@ def from_either(context: Any, kwargs: dict[str, Any], *names: str) -> Any:
 async def _every(works: list[Work[Any]]) -> None:
     for work in works:
         await work
-
-
-def model_of(context: Any, kwargs: dict[str, Any], model_id: str) -> Any:
-    """The worker's model: the context's ``get_model``, ``model=``, or the id, to be looked for when it is needed."""
-    get_model = getattr(context, "get_model", None)
-    found = get_model(model_id) if get_model is not None else kwargs.get("model")
-    return model_id if found is None else found

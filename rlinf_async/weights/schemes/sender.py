@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rlinf_async._core import clock
-from rlinf_async.errors import ClosedError, DeadlineExceeded
+from rlinf_async.errors import ClosedError
 from rlinf_async.weights.model.gather import gathers_here
-from rlinf_async.weights.model.gather_calls import Call, Calls
+from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.streamed import is_streamed
 from rlinf_async.weights.plane.delivery import Delivery
 from rlinf_async.weights.plane.publisher import Publisher
+from rlinf_async.weights.plane.sends import Sends
 from rlinf_async.weights.plane.sync_handle import SyncHandle
 from rlinf_async.weights.schemes.configuration import Configuration
 from rlinf_async.weights.schemes.held import held
@@ -25,8 +25,7 @@ from rlinf_async.weights.state.sync_report import SyncReport
 from rlinf_async.weights.transports.calls import finish
 from rlinf_async.weights.transports.deliveries import deliveries_to
 from rlinf_async.weights.transports.transport import LinkTransport, TransportBackend
-from rlinf_async.weights.waiting.bridge import Bridge, Turns
-from rlinf_async.work import Work
+from rlinf_async.weights.waiting.bridge import Bridge
 
 _NOT_PENDING = "No async send is pending. Call send_async() first."
 
@@ -70,8 +69,6 @@ class WeightSender(Roster):
         self._strategy = _get_strategy(scheme.strategy)  # type: ignore[arg-type]  # it checks it
         self._context_ref: Callable[[], Any] | None = None
         self._source_model: Any = None
-        self._gave_up = False
-        """Whether the last send was, so that nobody knows who has it."""
         self._forget()
 
     def _forget(self) -> None:
@@ -79,17 +76,16 @@ class WeightSender(Roster):
         self._is_closed = False
         self._failure = ""
         """The error by which the scheme is left, in words."""
-        self._pending: SyncHandle | None = None
-        self._current: Any = None
-        self._made: Publisher | None = None
-        self._bridge, self._calls = Bridge(), Calls()
-        self._turns = Turns(self._bridge)
+        self._bridge = Bridge()
+        self._sending = Sends(self._bridge, self._make_publisher)
+
+    def _make_publisher(self) -> Publisher:
+        return Publisher(model_id=self._model_id, **self._scheme.options.for_publisher())
 
     @property
-    def _publisher(self) -> Publisher:
-        if self._made is None:
-            self._made = Publisher(model_id=self._model_id, **self._scheme.options.for_publisher())
-        return self._made
+    def _pending(self) -> SyncHandle | None:
+        """The handle of an async send whose outcome nobody has heard."""
+        return next(iter(self._sending.untold), None)
 
     def __repr__(self) -> str:
         state = "idle" if self._pending is None else "pending"
@@ -98,7 +94,7 @@ class WeightSender(Roster):
     @property
     def version(self) -> int:
         """Of the weights that were sent last; 0 before the first."""
-        return 0 if self._made is None else self._made.version
+        return self._sending.version
 
     def _set_context(self, context: Any, model_id: str | None = None) -> None:
         self._context_ref = held(context)
@@ -134,7 +130,7 @@ class WeightSender(Roster):
             TypeError: a version, or a timeout, that is no number.
             DeadlineExceeded, PeerLost, Exception: what went wrong at a worker; the notes name which.
         """
-        return self._send_as(self._calls.next(), weights, worker_ids, version, timeout)
+        return self._send_as(self._sending.publisher.next_call(), weights, worker_ids, version, timeout)
 
     def _send_as(self, *wanted: Any) -> Any:
         return self._begin("send() while an async send", self._send, wanted)
@@ -143,16 +139,15 @@ class WeightSender(Roster):
         if self._pending is not None:
             raise RuntimeError(f"Cannot call {what} is pending. Call wait_async() first.")
         self._check_open()
-        current = self._current
-        if current is not None and not current.done() and not current._cancelled:
+        if self._sending.turns.is_taken:
             raise RuntimeError(f"Cannot call {what.partition(' ')[0]} while another one is under way: await it first")
         if not self._is_complete:
-            return self._start(lambda: self._once_complete(send, wanted), "a send")
+            return self._sending.turns.run(lambda: self._once_complete(send, wanted), f"a send of '{self._model_id}'")
         prepared = self._prepare(*wanted)
         for transport in self._targets(wanted[2]).values() if prepared.deliveries and send == self._send_async else ():
             if not isinstance(transport, LinkTransport) and not hasattr(transport, "send_weights_async"):
                 raise RuntimeError(f"transport of type {type(transport)} does not support async send.")
-        return self._start(lambda: send(prepared), "a send")
+        return self._sending.turns.run(lambda: send(prepared), f"a send of '{self._model_id}'")
 
     def send_async(
         self,
@@ -172,7 +167,7 @@ class WeightSender(Roster):
         Returns:
             The version; in a coroutine a ``Work`` of it.
         """
-        wanted = (self._calls.next(), weights, worker_ids, version, timeout)
+        wanted = (self._sending.publisher.next_call(), weights, worker_ids, version, timeout)
         return self._begin("send_async() again while a previous send", self._send_async, wanted)
 
     def wait_async(self, timeout: float | None = None) -> Any:
@@ -214,7 +209,7 @@ class WeightSender(Roster):
         self._check_open()  # it may have been closed while its workers were looked for
         check_seconds(timeout)
         if version is not None:
-            version = self._publisher.next_version(version)
+            version = self._sending.publisher.next_version(version)
         prepared = self._weights(weights)
         shares = self._scheme.needs_weights and are_sharded(prepared)
         if shares:
@@ -242,12 +237,6 @@ class WeightSender(Roster):
             return self._strategy.extract_weights(self._source_model)
         return prepared
 
-    def _start(self, begin: Callable[[], Coroutine[Any, Any, Any]], what: str) -> Any:
-        self._current = None
-        work = self._turns.run(begin, f"{what} of '{self._model_id}'")
-        self._current = work if isinstance(work, Work) else None
-        return work
-
     @property
     def _publishes(self) -> bool:
         """Whether all workers have links to one publisher."""
@@ -267,83 +256,53 @@ class WeightSender(Roster):
         facts: dict[str, Any] = {"version": version, "timeout": timeout, "call": call, "deliveries": deliveries}
         if not self._publishes and are_sharded(weights):
             weights = await publisher.aside.do(gather_whole, weights, call, nbytes=None)
-        handle = await publisher.publish(weights, list(links), **facts)
+        handle = await self._sending.publish(weights, list(links), **facts)
         for transport in links.values():
             transport.announce(handle.version)
-        self._gave_up = False
         return handle
 
     def _shown(self) -> Any:
         """Views of the latest version, in the strategy's form; None where it is not in the CPU's memory."""
-        tree = None if self._made is None else self._made.shown
+        tree = None if self._sending.made is None else self._sending.made.shown
         return None if tree is None else self._strategy.extract_weights(tree)
 
     def _linked(self, links: Mapping[int, LinkTransport]) -> Publisher:
         """The publisher, with these among its receivers."""
-        publisher = self._publisher
+        publisher = self._sending.publisher
         for worker_id, transport in links.items():
             if worker_id not in publisher.worker_ids:
                 publisher.add(worker_id, transport.invite(self._model_id))
         return publisher
 
-    async def _report(self, handle: SyncHandle) -> SyncReport:
+    async def _report(self, handle: SyncHandle, timeout: float | None = None) -> SyncReport:
         """Waits for the workers; if that is cancelled, it may be called again."""
         with contextlib.ExitStack() as stack:
             for transport in self._transports.values():
                 if isinstance(transport, LinkTransport):
                     stack.enter_context(transport.watching())
-            if handle.deliveries:
-                await self._publisher.collect(handle)
-            return await handle.async_wait()
+            report = await self._sending.outcome(handle, timeout)
+        report.raise_failures()
+        return report
 
     async def _send(self, wanted: Wanted) -> SyncReport:
-        handle = None
+        handle = await self._publish(wanted)
         try:
-            handle = await self._publish(wanted)
             return await self._report(handle)
         except BaseException:
-            self._give_up(handle)
+            handle.cancel()
             raise
 
     async def _send_async(self, wanted: Wanted) -> int:
-        try:
-            self._pending = handle = await self._publish(wanted)
-        except BaseException:
-            self._give_up(None)
-            raise
+        handle = await self._publish(wanted)
+        self._sending.untold[handle] = None
         return handle.version
-
-    def _give_up(self, handle: SyncHandle | None) -> None:
-        if handle is None or not handle.done():
-            self._gave_up = True
-        if handle is not None:
-            handle.cancel()
 
     async def _wait_async(self, pending: SyncHandle, timeout: float | None) -> SyncReport:
         if pending is not self._pending:  # since it was called, something has happened
             if pending.report is None:  # and nobody has waited for it to the end
                 raise ClosedError(f"the sender of '{self._model_id}' is closed")
             raise RuntimeError(_NOT_PENDING)
-        deadline, is_told = asyncio.timeout(timeout), True
-        try:
-            async with deadline:
-                return await self._report(pending)
-        except asyncio.CancelledError:
-            is_told = False
-            raise
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            if pending.done():  # the last answer has come just then, and nobody could ask for it later
-                return await pending.async_wait()
-            missing = ", ".join(map(str, self._publisher.waiting_for(pending)))
-            raise DeadlineExceeded(
-                f"version {pending.version} of '{self._model_id}' was not applied within {timeout:g} s by workers "
-                f"{missing}; it is still pending"
-            ) from None
-        finally:
-            if pending.done() and is_told and self._pending is pending:
-                self._pending = None
+        return await self._report(pending, timeout)
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -359,18 +318,26 @@ class WeightSender(Roster):
             ValueError: there are neither, and the workers have to be told what comes.
             DeadlineExceeded: somebody did not come, or did not apply them; the notes name who.
         """
-        return self._connect_as(self._calls.next(), weights, timeout)
-
-    def _connect_as(self, call: Call, weights: Any, timeout: float | None) -> Any:
+        wanted = self._sending.publisher.next_call(), weights, None, None, timeout
         self._check_open()
         check_seconds(timeout)
-        current = self._current
-        if current is not None and not current.done() and current._cancelled:
-            return self._start(lambda: self._connect_after_all(call, weights, timeout), "a connection")
-        is_first = not self.version or (self._gave_up and not self._publishes)
-        if weights is not None or (is_first and self._weights(None) is not None):
-            return self._send_as(call, weights, None, None, timeout)
+        if self._sending.turns.is_ending:
+            return self._sending.turns.run(lambda: self._connect_in_turn(*wanted), f"the workers of '{self._model_id}'")
+        if self._lack(weights):
+            return self._send_as(*wanted)
         return self._bridge.run(self._connect(timeout), f"the workers of '{self._model_id}'")
+
+    def _lack(self, weights: Any) -> bool:
+        """True if workers that connect are to be sent these weights, or the model's."""
+        is_first = not self.version or (self._sending.gave_up and not self._publishes)
+        return weights is not None or (is_first and self._weights(None) is not None)
+
+    async def _connect_in_turn(self, *wanted: Any) -> None:
+        """Connect once it is known what has become of a send that was cancelled."""
+        if self._lack(wanted[1]):
+            await self._once_complete(self._send, wanted)
+        else:
+            await self._connect(wanted[-1])
 
     def replace(self, worker_id: int, pipe_or_worker: Any) -> Any:
         """A worker that has ended is there again, at the other end of this; in a coroutine a ``Work``.
@@ -389,18 +356,14 @@ class WeightSender(Roster):
         return self._bridge.run(self._replace(worker_id, old, new), f"worker {worker_id} of '{self._model_id}'")
 
     async def _replace(self, worker_id: int, old: TransportBackend, new: TransportBackend) -> None:
-        was_linked = self._made is not None and worker_id in self._made.worker_ids
+        publisher = self._sending.publisher
+        was_linked = worker_id in publisher.worker_ids
         if was_linked:
-            self._publisher.remove(worker_id)
+            publisher.remove(worker_id)
         await close_all([old])
         if was_linked and isinstance(new, LinkTransport):
             self._linked({worker_id: new})
             new.announce(self.version)
-
-    async def _connect_after_all(self, call: Call, weights: Any, timeout: float | None) -> None:
-        """Once it is known what has become of a send that was cancelled."""
-        self._current, self._turns = None, Turns(self._bridge)  # or what is started here would wait for this
-        await self._connect_as(call, weights, timeout)
 
     async def _connect(self, timeout: float | None) -> None:
         if only_helps(self._weights(None)):
@@ -431,17 +394,16 @@ class WeightSender(Roster):
         Later sends raise ``ClosedError``.
         """
         self._is_closed = True
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.cancel()
+        while self._sending.untold:
+            self._sending.untold.popitem()[0].cancel()
         work = self._bridge.run(self._close(), f"the closing of {self!r}", abandonable=False)
         self._bridge.release()
         return work
 
     async def _close(self) -> None:
         try:
-            if self._made is not None:
-                await self._made.close(self._failure)
+            if self._sending.made is not None:
+                await self._sending.made.close(self._failure)
         finally:
             await close_all([*self._transports.values(), *([self._transport] if self._transport else [])])
 
@@ -449,7 +411,7 @@ class WeightSender(Roster):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the context, and without what is pending."""
-        own = ("_bridge", "_turns", "_calls", "_made", "_current", "_pending", "_is_closed", "_failure")
+        own = ("_bridge", "_sending", "_is_closed", "_failure")
         state = {name: value for name, value in self.__dict__.items() if name not in own}
         return {**state, "_context_ref": None}
 

@@ -8,10 +8,10 @@ from rlinf_async._worker.context import require_exchange
 from rlinf_async.weights.links.weight_link import Link
 from rlinf_async.weights.links.worker_link import WorkerLink
 from rlinf_async.weights.schemes.called import CallingScheme
-from rlinf_async.weights.schemes.scheme import WeightSyncScheme, model_of, register_weight_sync_backend
+from rlinf_async.weights.schemes.scheme import WeightSyncScheme, register_weight_sync_backend
 from rlinf_async.weights.schemes.sender import WeightSender
 from rlinf_async.weights.transports.call_transports import WorkerTransport
-from rlinf_async.weights.transports.transport import LinkTransport
+from rlinf_async.weights.transports.transport import LinkTransport, TransportBackend
 from rlinf_async.weights.waiting.bridge import at_once
 
 
@@ -26,15 +26,12 @@ class WorkerLinkTransport(LinkTransport):
 
     def __init__(self, group: str, rank: int) -> None:
         self._member = (group, rank)
-        self._link: Link | None = None
 
     def __repr__(self) -> str:
         return f"<WorkerLinkTransport to {self._member[0]}:{self._member[1]}>"
 
-    def open_link(self, name: str) -> Link:
-        if self._link is None:
-            self._link = WorkerLink(*self._member, name)
-        return self._link
+    def _make_link(self, name: str) -> Link:
+        return WorkerLink(*self._member, name)
 
     def check_connection(self) -> bool:
         """Whether nothing is known that would keep a word from the other worker."""
@@ -49,17 +46,10 @@ class WorkerLinkTransport(LinkTransport):
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
         """None: nothing comes past the link."""
-        return at_once("nothing")
-
-    def close(self) -> Any:
-        """Lets go of the line; in a coroutine a ``Work``."""
-        link, self._link = self._link, None
-        if link is not None:
-            link.close()
-        return at_once(f"the closing of {self!r}")
+        return at_once()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_member": self._member, "_link": None}
+        return {"_member": self._member}
 
 
 class _GroupSender(WeightSender):
@@ -109,9 +99,12 @@ class WorkerWeightSyncScheme(CallingScheme):
                     async with scheme.get_receiver().reading() as version:
                         samples = self.collect(), version
 
-    Whoever holds handles, the driver for example, can send too: with ``remote_collectors=group``, the method
-    ``update_policy_weights_(policy_or_weights)`` of every rank is called; the weights travel once to each node.  What
-    has to do with shared memory, ``apply="map"`` for example, is then refused.
+    ``init_on_worker`` takes ``sender``, group and rank of the trainer, without which only calls bring weights; and
+    ``model``.
+
+    A process that holds handles, the driver for example, can send too: with ``remote_collectors=group``, the method
+    ``update_policy_weights_(policy_or_weights)`` of every rank is called; the weights travel once to each node.
+    Options of shared memory, ``apply="map"`` for example, are then refused.
     """
 
     instead = "leave it out, or have a worker send: init_on_sender(receivers=), init_on_worker(sender=)"
@@ -139,19 +132,13 @@ class WorkerWeightSyncScheme(CallingScheme):
         for worker_id, member in enumerate(receivers):
             sender._register_worker(worker_id, tuple(member))
 
-    def init_on_worker(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """Makes this a worker's end.
-
-        Args:
-            kwargs: ``sender``: group and rank of the trainer; without it, only calls bring weights.  ``model``.
-        """
+    def _way_to_sender(self, context: Any, kwargs: dict[str, Any]) -> TransportBackend | None:
         source = kwargs.get("sender")
-        if source is None:
-            super().init_on_worker(model_id, context, **kwargs)
-            return
-        receiver = self.create_receiver()
-        receiver._register_worker_transport(source)
-        self._become_receiver(receiver, model_id, context, model_of(context, kwargs, model_id))
+        return super()._way_to_sender(context, kwargs) if source is None else self.create_transport(source)
+
+    def _model_of(self, model_id: str, context: Any, kwargs: dict[str, Any]) -> Any:
+        owner = CallingScheme if kwargs.get("sender") is None else WeightSyncScheme
+        return owner._model_of(self, model_id, context, kwargs)
 
     def create_transport(self, pipe_or_context: Any) -> WorkerTransport | WorkerLinkTransport:
         """The way to one worker.

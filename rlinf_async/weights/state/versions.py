@@ -102,7 +102,7 @@ class Target:
     """
 
     acked: int = 0
-    trouble: str | None = None
+    trouble: Any = None
 
 
 @dataclass
@@ -170,7 +170,7 @@ class Ledger:
         return list(self._sendings)[: -behind - 1]
 
     def answer(
-        self, target: Any, version: int, answer: Any, trouble: str | None = None, *, compared: Collection[int] = ()
+        self, target: Any, version: int, answer: Any, trouble: Any = None, *, compared: Collection[int] = ()
     ) -> list[int]:
         """Note a target's answer, also to the earlier versions, which it has skipped.
 
@@ -184,7 +184,7 @@ class Ledger:
         earlier = [each for each in self._sendings if each < version and each not in compared]
         return [each for each in (version, *earlier) if self.settle(target, each, answer, trouble)]
 
-    def settle(self, target: Any, version: int, answer: Any, trouble: str | None = None) -> bool:
+    def settle(self, target: Any, version: int, answer: Any, trouble: Any = None) -> bool:
         """Note what has become of that version alone at a target; True if it is complete now."""
         known = self.targets.get(target)
         if known is None:
@@ -202,7 +202,7 @@ class Ledger:
         sending.answers[target] = answer
         return not sending.waiting
 
-    def gone(self, target: Any, answer: Any, trouble: str) -> list[int]:
+    def gone(self, target: Any, answer: Any, trouble: Any) -> list[int]:
         """Nothing more will come from a target; returns the versions that are complete now."""
         return [version for version in list(self._sendings) if self.settle(target, version, answer, trouble)]
 

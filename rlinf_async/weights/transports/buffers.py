@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 from rlinf_async.weights.model.param_tree import ParamTree, is_tensordict
 from rlinf_async.weights.model.writing import plan_update
 from rlinf_async.weights.transports.calls import copied
+from rlinf_async.weights.transports.transport import SilentTransport
 from rlinf_async.weights.waiting.bridge import at_once
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 
-class SharedMemTransport:
+class SharedMemTransport(SilentTransport):
     """Registered weights by model, and the pipes of the workers that are told of them.
 
     Within a scheme the workers read what the sender has packed, and ``SharedMemWeightSyncScheme.policy_weights`` shows
@@ -78,26 +79,11 @@ class SharedMemTransport:
             self.registered[model_id] = ParamTree.of(copy).to_tensordict() if is_tensordict(weights) else copy
         else:
             raise ValueError(f"Unsupported weights type: {type(weights)}. Expected dict or TensorDictBase.")
-        return at_once(f"the weights of '{model_id}'")
-
-    def receive_weights(self, timeout: float = 1.0) -> Any:
-        """None: they do not come as a message."""
-        return at_once("nothing")
-
-    def send_ack(self, message: str = "updated") -> Any:
-        """Nothing: the workers answer over their pipes."""
-        return at_once("nothing")
-
-    def check_ack(self, message: str = "updated") -> Any:
-        """Nothing: the workers answer over their pipes."""
-        return at_once("nothing")
-
-    def check_connection(self) -> bool:
-        return True
+        return at_once()
 
     def close(self) -> Any:
         """Nothing: what is registered stays."""
-        return at_once("nothing")
+        return at_once()
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the pipes, which belong to one process."""

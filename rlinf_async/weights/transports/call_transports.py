@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rlinf_async.group import WorkerGroup
-from rlinf_async.weights.transports.calls import CallTransport, detached, method_of, nothing, told
+from rlinf_async.weights.transports.calls import CallTransport, detached, method_of, told
 from rlinf_async.weights.waiting.bridge import at_once
 from rlinf_async.work import Work
 
@@ -92,11 +92,11 @@ class WorkerActorTransport(WorkerTransport):
 
     def send_ack(self, message: str = "updated") -> Any:
         """Nothing: the end of the call says it."""
-        return at_once(f"the answer of {self!r}")
+        return at_once()
 
     def check_ack(self, message: str = "updated") -> Any:
         """Nothing: the end of the call says it."""
-        return at_once(f"the answer to {self!r}")
+        return at_once()
 
 
 class RPCTransport(WorkerTransport):
@@ -138,7 +138,7 @@ class RPCTransport(WorkerTransport):
 
     def wait_ack(self) -> Any:
         """Waits for the end of the call; without one it returns at once."""
-        return super().wait_ack() if self.is_pending else self._bridge.run(nothing(), self._describe())
+        return super().wait_ack() if self.is_pending else at_once()
 
 
 class _TorchCall(Work[Any]):

@@ -91,7 +91,7 @@ class CallTransport:
         callee = self.callee  # a group's call copies them itself
         ours = weights if callee is None or isinstance(callee, WorkerGroup) else copied(weights)
         self._pending = self._call(ours, version, timeout)
-        return self._bridge.run(nothing(), self._describe())
+        return at_once()
 
     @property
     def is_pending(self) -> bool:
@@ -112,7 +112,7 @@ class CallTransport:
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
         """None: the call itself brings the weights."""
-        return self._bridge.run(nothing(), "nothing")
+        return at_once()
 
     def check_connection(self) -> bool:
         """Whether there is somebody to call, who has neither died nor been closed."""
@@ -128,7 +128,7 @@ class CallTransport:
         """Gives up the call that may be open; in a coroutine a ``Work``."""
         self.give_up()
         self._bridge.release()
-        return at_once(f"the closing of {self!r}")
+        return at_once()
 
     async def _finish(self, result: Any) -> None:
         await finish(result, self._patience, self._describe())
@@ -168,10 +168,6 @@ async def _awaited(result: Awaitable[Any], timeout: float | None, what: str) -> 
         if not deadline.expired():
             raise
         raise DeadlineExceeded(f"{what} was not done within {timeout:g} s") from None
-
-
-async def nothing() -> None:
-    return None
 
 
 def cancel(work: Work[Any]) -> None:

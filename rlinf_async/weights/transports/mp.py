@@ -12,7 +12,7 @@ from rlinf_async.weights.links.pipe_mail import UPDATE, PipeMail
 from rlinf_async.weights.links.socket_link import OWN, Notice, SocketLink
 from rlinf_async.weights.transports.calls import detached
 from rlinf_async.weights.transports.transport import LinkTransport
-from rlinf_async.weights.waiting.bridge import Bridge, at_once
+from rlinf_async.weights.waiting.bridge import Bridge
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -144,10 +144,8 @@ class MPTransport(LinkTransport):
             self._link, self._invites = SocketLink.invite(name), True
         return self._link
 
-    def open_link(self, name: str) -> SocketLink:
-        if self._link is None:
-            self._link = SocketLink(name)
-        return self._link
+    def _make_link(self, name: str) -> SocketLink:
+        return SocketLink(name)
 
     def register(self, name: str) -> None:
         """Tell the receiver's loop at once of a model whose buffer was registered, before there is a version."""
@@ -223,12 +221,8 @@ class MPTransport(LinkTransport):
 
     def close(self) -> Any:
         """Lets go of the pipe, which stays open; in a coroutine a ``Work``."""
-        link, self._link = self._link, None
-        if link is not None:
-            link.close()
-        work = at_once(f"the closing of {self!r}")
         self._bridge.release()
-        return work
+        return super().close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"timeout": self.timeout, "pipe": self.pipe}

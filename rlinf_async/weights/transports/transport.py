@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from rlinf_async.weights.links.weight_link import Link
+from rlinf_async.weights.waiting.bridge import at_once
 
 
 @runtime_checkable
@@ -47,12 +48,20 @@ class TransportBackend(Protocol):
 class LinkTransport:
     """A transport whose ends share memory: a publisher and a subscriber say by its link what is there."""
 
+    _link: Any = None
+
     def invite(self, name: str) -> Link:
         """The sender's end for the model of that name; made when it is first asked for."""
         return self.open_link(name)
 
     def open_link(self, name: str) -> Link:
         """The receiver's end, likewise."""
+        if self._link is None:
+            self._link = self._make_link(name)
+        link: Link = self._link
+        return link
+
+    def _make_link(self, name: str) -> Link:
         raise NotImplementedError
 
     def announce(self, version: int) -> None:
@@ -64,3 +73,29 @@ class LinkTransport:
 
     def check_connection(self) -> bool:
         raise NotImplementedError
+
+    def close(self) -> Any:
+        """Closes the link, and nothing that others use too; in a coroutine a ``Work``."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+        return at_once()
+
+
+class SilentTransport:
+    """Base of transports over which nothing comes back."""
+
+    def receive_weights(self, timeout: float = 1.0) -> Any:
+        """None: weights do not come as a message."""
+        return at_once()
+
+    def send_ack(self, message: str = "updated") -> Any:
+        """Nothing: the sender hears of it in another way, or does not."""
+        return at_once()
+
+    def check_ack(self, message: str = "updated") -> Any:
+        """Nothing: the sender hears of it in another way, or does not."""
+        return at_once()
+
+    def check_connection(self) -> bool:
+        return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
@@ -54,7 +54,7 @@ class Aside:
                 future = asyncio.get_running_loop().run_in_executor(self._thread(), function, *args)
             except RuntimeError as error:
                 raise ProcessEnds(f"{self.label}: this process ends") from error
-        return await finish_in_thread(future)
+        return await outlast(future)
 
     async def wait(self) -> None:
         """Waits for the end of what is being done and what is to be done."""
@@ -62,7 +62,7 @@ class Aside:
             executor = self._executor
             last = None if executor is None else executor.submit(_nothing)
         if last is not None:
-            await finish_in_thread(asyncio.wrap_future(last))
+            await outlast(asyncio.wrap_future(last))
 
     def start(self, function: Callable[..., None], *args: Any, nbytes: int | None) -> None:
         """Has something done that nobody waits for, and that raises nothing; from any thread.  Not once it is closed.
@@ -106,12 +106,13 @@ def _nothing() -> None:
     pass
 
 
-async def finish_in_thread(future: asyncio.Future[T]) -> T:
-    """Awaits what a thread does and nobody can stop; a cancellation is passed on once it is over.
+async def outlast(ending: Awaitable[T]) -> T:
+    """Await something that nobody can stop; pass a cancellation on once it is over.
 
     Raises:
-        asyncio.CancelledError: with what went wrong in the thread, if something did, as its cause.
+        asyncio.CancelledError: with what went wrong there, if something did, as its cause.
     """
+    future = asyncio.ensure_future(ending)
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
         try:

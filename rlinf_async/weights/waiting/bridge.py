@@ -13,7 +13,7 @@ from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from rlinf_async._client.tasks import Tasks
+from rlinf_async._client.tasks import Task, Tasks
 from rlinf_async.work import Work
 
 
@@ -64,12 +64,6 @@ class Bridge:
                 blocking.runner = asyncio.Runner(loop_factory=_new_loop)
                 weakref.finalize(self, _close, blocking.runner, blocking.pid)
             return blocking.runner.run(coroutine, context=contextvars.copy_context())
-
-    async def settle(self) -> None:
-        """Cancels what still goes on in the loop that runs here, and waits for its end."""
-        tasks = self._tasks.pop(asyncio.get_running_loop(), None)
-        if tasks is not None:
-            await tasks.settle()
 
     def release(self) -> None:
         """Gives back the loop for blocking calls, unless one runs there, or is about to."""
@@ -122,16 +116,30 @@ class Turns:
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
-        self._works: list[Work[Any]] = []
+        self._works: list[Task] = []
         """All that have not ended: if the last one was cancelled, those before it may go on."""
 
     def run(self, begin: Callable[[], Coroutine[Any, Any, Any]], what: str) -> Any:
         """As ``Bridge.run``; it begins once those before it in coroutines have ended."""
-        before = self._works = [work for work in self._works if not work.done()]
+        before = self._works = self._running
         work = self._bridge.run(_begin_after(before, begin), what)
-        if isinstance(work, Work):
+        if isinstance(work, Task):
             self._works = [*before, work]
         return work
+
+    @property
+    def _running(self) -> list[Task]:
+        return [work for work in self._works if not work.done()]
+
+    @property
+    def is_taken(self) -> bool:
+        """True if one goes on that was not cancelled."""
+        return any(not work._cancelled for work in self._running)
+
+    @property
+    def is_ending(self) -> bool:
+        """True if those that go on were cancelled."""
+        return bool(self._running) and not self.is_taken
 
 
 async def _begin_after(before: Sequence[Work[Any]], begin: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -141,27 +149,10 @@ async def _begin_after(before: Sequence[Work[Any]], begin: Callable[[], Coroutin
     return await begin()
 
 
-async def outlast(work: Work[Any]) -> None:
-    """Waits for the end of a work, and passes a cancellation on once it has come.
-
-    Raises:
-        Exception: what the work has raised; not where the wait was cancelled.
-    """
-    cancelled: asyncio.CancelledError | None = None
-    while not work.done():
-        try:
-            await work.async_wait()
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    await work.async_wait()
-
-
-def at_once(what: str) -> Any:
-    """What a method returns that has nothing to wait for: None; in a coroutine a ``Work`` of it."""
-    return None if running_loop() is None else Bridge().run(_nothing(), what)
-
-
-async def _nothing() -> None:
-    pass
+def at_once() -> Any:
+    """Return the result of a method that has nothing to wait for: None; in a coroutine a ``Work`` of it."""
+    if running_loop() is None:
+        return None
+    work: Work[None] = Work()
+    work._settle()
+    return work

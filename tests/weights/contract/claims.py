@@ -238,7 +238,7 @@ class Ends:
 
     def overhear(self) -> Overheard | None:
         """From now on what a publisher says; None where there is none."""
-        publisher = self.sender._publisher
+        publisher = self.sender._sending.publisher
         return Overheard(publisher) if publisher.worker_ids else None
 
 

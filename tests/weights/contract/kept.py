@@ -54,5 +54,5 @@ async def a_snapshot_that_is_taken_anew_with_each_version_keeps_one_only(make: M
             assert await ends.receivers.snapshots() == [[{float(version - 1)}] if version > 1 else []] * ends.size
             await ends.receivers.drop_snapshots()
             await ends.receivers.keep_snapshot()
-        if ends.sender._publisher.worker_ids:
+        if ends.sender._sending.publisher.worker_ids:
             assert await ends.receivers.is_mapped() == [True] * ends.size

@@ -153,20 +153,36 @@ def test_a_thread_that_waits_for_a_version_hears_of_the_closing_and_the_version_
             scheme.close()
 
 
-def test_a_receiver_without_a_pipe_has_the_version_that_it_was_handed_a_notice_of() -> None:
+class Mail:
+    """A user's transport, by which weights have come once."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = [("policy", Tied(9.0).state_dict()), None]
+
+    def send_weights(self, model_id: str, weights: Any) -> None: ...
+
+    def receive_weights(self, timeout: float = 1.0) -> Any:
+        return self.messages.pop(0)
+
+
+@pytest.mark.parametrize("after_a_message", [False, True])
+def test_a_receiver_without_a_pipe_has_the_version_that_it_was_handed_a_notice_of(after_a_message: bool) -> None:
     ours, theirs = multiprocessing.Pipe()
     sending, receiving = SharedMemWeightSyncScheme(), SharedMemWeightSyncScheme()
     with ours, theirs, ThreadPoolExecutor(1) as threads:
         sending.init_on_sender("policy", pipes=[ours], source_model=Tied(1.0))
         receiving.init_on_worker("policy", model=Tied())
         receiver = receiving.get_receiver()
-        work = threads.submit(sending.get_sender().send, timeout=20)
+        if after_a_message:
+            receiver._transport = Mail()
+            assert receiver.receive()
+        work = threads.submit(sending.get_sender().send, timeout=20, version=2)
         (_, notice), _ = theirs.recv()
         receiver.apply_weights(notice)
-        assert work.result(20).version == 1
-        receiver.wait_version(1, timeout=0)
+        assert work.result(20).version == 2
+        receiver.wait_version(2, timeout=0)
         with receiver.reading() as version:
-            assert (version, receiver.version, receiver.staleness) == (1, 1, 0)
+            assert (version, receiver.version, receiver.staleness) == (2, 2, 0)
         sending.close()
         receiving.close()
 

@@ -24,7 +24,7 @@ async def test_what_was_sent_last_is_shown_in_the_memory_that_workers_read(strat
             assert {name: set(tensor.flatten().tolist()) for name, tensor in flat.items()} == {
                 name: {value} for name in Tied().state_dict()
             }
-            slot = scheme.get_sender()._made._store.latest
+            slot = scheme.get_sender()._sending.made._store.latest
             assert flat["head.weight"].data_ptr() == flat["layers.0.weight"].data_ptr()
             assert flat["steps"].data_ptr() == slot.views["steps",].data_ptr(), "no copy of its own"
 
