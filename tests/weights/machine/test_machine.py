@@ -32,6 +32,7 @@ class Programs(RuleBasedStateMachine):
         behind=st.sampled_from([0, 1, 2]),
         size=st.sampled_from([40, 40, 300_000]),
         dtype=st.sampled_from(["float32", "float32", "bfloat16"]),
+        nodes=st.sampled_from([[0, 0, 1], [1, 1, 2], [0, 1, 2]]),
         has_small_limits=st.booleans(),
         seed=st.integers(0, 1000),
     )

@@ -259,7 +259,7 @@ def simulated(how: dict[str, Any], play: Play) -> Any:
 
         async def main() -> Any:
             async with Cluster(log_to_driver=False) as cluster, asyncio.timeout(3600):
-                world = Clustered(cluster, [0, 1, 2], 1.0, sim)
+                world = Clustered(cluster, how["nodes"], 1.0, sim)
                 await world.ready()
                 await play(world)
 
