@@ -63,20 +63,21 @@ class End(Worker):
     async def train(self) -> None:
         self.weights = await publish(self.model, to="rollout").__aenter__()
 
-    async def send(self) -> int:
+    async def send(self) -> None:
         """Send three versions; what the third one costs is counted until nothing happens any more."""
         for is_on in (False, False, True):
             _profile.is_on = is_on
             await self.weights.send()
             await asyncio.sleep(1)
         _profile.is_on = False
-        return int(self.weights.version)
 
     async def follow(self) -> None:
         self.weights = await follow(self.model, of="trainer").__aenter__()
 
-    async def version(self) -> int:
-        return int(self.weights.version)
+    async def leave(self) -> int:
+        version = int(self.weights.version)
+        await self.weights.__aexit__(None, None, None)
+        return version
 
 
 async def measure() -> list[int]:
@@ -86,7 +87,8 @@ async def measure() -> list[int]:
         )
         await trainer.train()
         await rollout.follow()
-        return [*await trainer.send(), *await rollout.version()]
+        await trainer.send()
+        return [*await trainer.leave(), *await rollout.leave()]
 
 
 @pytest.mark.skipif(sys.gettrace() is not None, reason="a debugger or a coverage tool takes part")
