@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 from collections.abc import Callable
 from typing import Any
@@ -124,6 +125,7 @@ class Trainer:
 
     async def slots(self) -> int:
         """Count the memory objects of weights that this process has open."""
+        gc.collect()  # of processes within this one that have died
         return len(set(open_slots().values()))
 
 
@@ -185,7 +187,7 @@ class Follower:
         if version and version not in self.seen[-1:]:
             self.seen.append(version)
         self.last = max(self.last, version)
-        if self._how["apply"] == "map":
+        if self._how["apply"] == "map" and self.model["a"].dtype is torch.float32:  # others are copied
             for kept, snapshot in self._kept:
                 if (values := self._values(snapshot)) != {float(kept)}:
                     self.faults.append(f"what was kept of version {kept} holds {values}")
@@ -221,10 +223,11 @@ class Follower:
         self._readers[asyncio.create_task(self._read(leaves))] = leaves
 
     async def _read(self, leaves: asyncio.Event) -> None:
+        weights = self.weights
         with self._told("a reader who stays"):
-            async with self.weights.reading(0.5) as version:
+            async with weights.reading(0.5) as version:
                 await leaves.wait()
-                if version:
+                if version and self.weights is weights:  # the next one does not know this reader
                     self._note(version)
 
     async def release(self) -> None:
@@ -239,8 +242,9 @@ class Follower:
         if self.weights is not None and self.last and not self._is_misfit:
             with self._told("a reader who keeps"):
                 async with self.weights.reading(0.2) as version:
-                    self._kept.append((version, {name: tensor.detach() for name, tensor in self.model.items()}))
-                    del self._kept[:-2]
+                    if version:
+                        self._kept.append((version, {name: tensor.detach() for name, tensor in self.model.items()}))
+                        del self._kept[:-2]
 
     async def refuse(self) -> None:
         """Have the model fit no more."""
@@ -259,6 +263,11 @@ class Follower:
             ):
                 self.model["b"] = torch.full((700,), float(version), dtype=self.model["a"].dtype)
                 self._is_misfit = False
+
+    async def forget(self) -> None:
+        """Let go of the memory that a process that has died has no more."""
+        self.model.clear()
+        self._kept.clear()
 
     async def ended(self, seconds: float) -> str:
         """Return how a wait for a version ends that never comes."""

@@ -150,6 +150,7 @@ class Local:
                     self.publisher.remove(who)
             await dead.release()
             await dead.leave()
+        await dead.forget()
 
     async def stop(self, who: int, seconds: float) -> None:
         """Have it hear words, and not act on them."""
