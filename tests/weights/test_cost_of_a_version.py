@@ -59,11 +59,12 @@ class End(Worker):
     def __init__(self) -> None:
         super().__init__()
         self.model = torch.nn.Linear(64, 67)
+        self.weights: Any = None
 
     async def train(self) -> None:
         self.weights = await publish(self.model, to="rollout").__aenter__()
 
-    async def send(self) -> None:
+    async def send_thrice(self) -> None:
         """Send three versions; what the third one costs is counted until nothing happens any more."""
         for is_on in (False, False, True):
             _profile.is_on = is_on
@@ -80,14 +81,14 @@ class End(Worker):
         return version
 
 
-async def measure() -> list[int]:
+async def measure() -> Any:
     async with Cluster(log_to_driver=False) as cluster:
         trainer, rollout = (
             End.create_group().launch(cluster, NodePlacementStrategy([0]), name=name) for name in ("trainer", "rollout")
         )
         await trainer.train()
         await rollout.follow()
-        await trainer.send()
+        await trainer.send_thrice()
         return [*await trainer.leave(), *await rollout.leave()]
 
 
@@ -101,7 +102,7 @@ def test_a_version_of_17_kb_enters_few_files_and_calls() -> None:
         assert _profile.sim.run(measure) == [4, 4]
     finally:
         sys.setprofile(before)
-        threading.setprofile(before)  # type: ignore[arg-type]
+        threading.setprofile(before)
     print(_profile)
     assert len(_profile.files) <= MOST_FILES, str(_profile)
     assert _profile.calls.total() <= MOST_CALLS, str(_profile)

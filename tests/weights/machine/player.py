@@ -36,6 +36,11 @@ class Player:
         self.seen: set[int] = set()
         self.mortal: set[Any] = set()
         """Those that have died, whose calls may fail."""
+        self.is_open = True
+        self.following: set[int] = set()
+        """Those that follow the present trainer."""
+        self.disturbed: set[int] = set()
+        """Those that have refused, or that may have read until a deadline: they may lack the last version."""
         self._calls: list[asyncio.Task[Any]] = []
 
     async def play(self, acts: list[Act]) -> None:
@@ -61,9 +66,12 @@ class Player:
                 raise
 
     async def add(self, who: int) -> None:
+        if self.is_open:
+            self.following.add(who)
         self._begin(self.world.follower(who, "follow", self.how, self.how["dtypes"][who]), who)
 
     async def remove(self, who: int) -> None:
+        self.following.discard(who)
         self._begin(self.world.follower(who, "leave"), who)
 
     async def publish(self, count: int, seconds: float) -> None:
@@ -74,16 +82,18 @@ class Player:
     async def deliver(self, seconds: float) -> None:
         await self.world.trainer("deliver", seconds * self.world.second)
 
-    async def cancel(self) -> None:
-        await self.world.trainer("cancel")
+    async def cancel(self, turns: int) -> None:
+        await self.world.trainer("cancel", turns)
 
     async def refuse(self, who: int) -> None:
+        self.disturbed.add(who)
         self._begin(self.world.follower(who, "refuse"), who)
 
     async def mend(self, who: int) -> None:
         self._begin(self.world.follower(who, "mend"), who)
 
     async def read(self, who: int) -> None:
+        self.disturbed.add(who)
         self._begin(self.world.follower(who, "read"), who)
 
     async def release(self, who: int) -> None:
@@ -94,6 +104,8 @@ class Player:
 
     async def die(self, who: int) -> None:
         self.mortal.add(who)
+        self.following.discard(who)
+        self.disturbed.discard(who)
         await self.world.die(who)
 
     async def stop(self, who: int, seconds: float) -> None:
@@ -103,15 +115,22 @@ class Player:
         """Time passes."""
 
     async def close(self, fails: bool) -> None:
+        self._is_closed()
         await self._note_trainer()
         await self.world.trainer("close", fails=fails)
 
+    def _is_closed(self) -> None:
+        self.is_open = False
+        self.following.clear()
+
     async def trainer_dies(self) -> None:
+        self._is_closed()
         self.mortal.add("trainer")
         await self._note_trainer()
         await self.world.trainer_dies()
 
     async def restart(self) -> None:
+        self.is_open = True
         await self.world.trainer("open", self.how)
 
     # -- promises -------------------------------------------------------------------------------------------------
@@ -140,12 +159,15 @@ class Player:
             await self.world.follower(who, "release")
         await self._settle()
         await self._rest()
-        is_open = await self.world.trainer("is_open")
-        if not is_open:
+        if self.is_open:
+            last = await self.world.trainer("version")
+            for who in self.following - self.disturbed:
+                assert await self.world.follower(who, "has", last), f"follower {who} has not version {last} in the end"
+        else:
             await self.restart()
         for who in everybody:
             await self.world.follower(who, "mend")
-            if not is_open or not await self.world.follower(who, "follows"):
+            if who not in self.following:
                 await self.world.follower(who, "follow", self.how, self.how["dtypes"][who])
         for count in (1, 1, 9):
             await self._deliver_to_all(count)

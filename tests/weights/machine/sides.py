@@ -53,8 +53,8 @@ class Trainer:
         self._how = how
         self.weights = self._publish(tensors(0.0, how["size"]), how)
 
-    async def is_open(self) -> bool:
-        return self.weights is not None
+    async def version(self) -> int:
+        return int(self.weights.version)
 
     async def send(self, numbers: list[int], seconds: float) -> None:
         self._tasks += [asyncio.create_task(self._send(number, seconds)) for number in numbers]
@@ -97,8 +97,10 @@ class Trainer:
             self.faults.append(f"the trainer was told {error!r}")
         return repr(error)
 
-    async def cancel(self) -> None:
-        """Cancel the operation that was begun last."""
+    async def cancel(self, turns: int) -> None:
+        """Cancel the operation that was begun last, after so many turns of the loop."""
+        for _ in range(turns):
+            await asyncio.sleep(0)
         if pending := [task for task in self._tasks if not task.done()]:
             pending[-1].cancel()
 
@@ -220,10 +222,9 @@ class Follower:
         if self.weights is None:
             return
         leaves = asyncio.Event()
-        self._readers[asyncio.create_task(self._read(leaves))] = leaves
+        self._readers[asyncio.create_task(self._read(self.weights, leaves))] = leaves
 
-    async def _read(self, leaves: asyncio.Event) -> None:
-        weights = self.weights
+    async def _read(self, weights: Any, leaves: asyncio.Event) -> None:
         with self._told("a reader who stays"):
             async with weights.reading(0.5) as version:
                 await leaves.wait()
@@ -254,15 +255,20 @@ class Follower:
 
     async def mend(self) -> None:
         """Have the model fit again."""
-        if self._is_misfit:
+        async with self._order:
+            if not self._is_misfit:
+                return
             weights = self.weights
-            async with (
-                contextlib.nullcontext(self.last)
-                if weights is None or not weights.version
-                else weights.reading() as version
-            ):
+            is_read = weights is not None and weights.version
+            async with weights.reading() if is_read else contextlib.nullcontext(self.last) as version:
                 self.model["b"] = torch.full((700,), float(version), dtype=self.model["a"].dtype)
                 self._is_misfit = False
+
+    async def has(self, version: int) -> bool:
+        """True if it has the version within some seconds."""
+        with self._told("who waits for a version"):
+            await self.weights.wait_version(version, 10.0)
+        return bool(self.weights.version >= version)
 
     async def forget(self) -> None:
         """Let go of the memory that a process that has died has no more."""
@@ -276,6 +282,3 @@ class Follower:
         except Exception as error:
             return type(error).__name__
         return "no error"
-
-    async def follows(self) -> bool:
-        return self.weights is not None

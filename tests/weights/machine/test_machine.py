@@ -19,7 +19,9 @@ TIMES = int(os.environ.get("RLINF_WEIGHT_PROGRAMS", 1))
 PAUSES_S = [0.0, 0.0, 0.002, 0.01, 1.0, 1.0, 7.0]
 
 OF_FOLLOWERS = ["remove", "die", "refuse", "read", "read", "keep", "stop"]
-OF_TRAINERS = ["publish", "publish", "publish", "publish_many", "publish_many", "deliver", "cancel", "close"]
+OF_TRAINERS = ["publish", "publish", "publish", "publish_many", "publish_many", "deliver", "cancel", "cancel", "close"]
+TURNS = 8
+"""Turns of the loop that the steps of a send take."""
 RULES = ["add", "add", "late", *OF_FOLLOWERS, *OF_TRAINERS]
 
 
@@ -122,10 +124,10 @@ class Programs(RuleBasedStateMachine):
         self._act(pause, "deliver", 20.0)
 
     def cancel(self, number: int, pause: float) -> None:
-        """What was begun last, or a send that is begun now."""
+        """What was begun last, or a send that is begun now, at a moment at which it may be packed."""
         if number:
             self._act(0.0, "publish", number, 20.0)
-        self._act(pause, "cancel")
+        self._act(pause, "cancel", len(self.acts) % TURNS)
 
     def close(self, number: int, pause: float) -> None:
         self.is_open = False
@@ -181,7 +183,7 @@ async def test_a_program_over_processes() -> None:
         ("keep", (0,), 0.0),
         ("refuse", (1,), 0.0),
         ("publish", (2, 20.0), 1.0),
-        ("cancel", (), 0.0),
+        ("cancel", (3,), 0.0),
         ("add", (2,), 1.0),
         ("read", (2,), 0.0),
         ("stop", (0, 11.0), 0.0),
