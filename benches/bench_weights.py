@@ -6,6 +6,7 @@
     python -m benches.bench_weights --only narrow_hosts                  # three hosts pass them on to each other
     python -m benches.bench_weights --only one_gpu                       # trainer, receiver or both on a GPU
     python -m benches.bench_weights --only publish --only load           # the two words, and a plain call
+    python -m benches.bench_weights --only computing                     # beside a trainer that computes in Python
     python -m benches.bench_weights --only digest                        # the same with verify=
 
 Every version is verified at every receiver before the next one is sent.
@@ -217,6 +218,19 @@ DIGESTS: Final = {"none": "off", "sha256": "sha256"}
 """``verify=``, by name of the row."""
 
 
+def while_computing(quick: bool) -> list[Measurement]:
+    """By ``publish`` and ``follow``, while a ``def`` method of the trainer computes in Python behind its ``send()``."""
+    found = []
+    note = "until the worker has it; the trainer's main thread computes in Python meanwhile"
+    for shape in ("mlp", "llm"):
+        size, count = COSTS[shape]
+        for apply in APPLY:
+            case = Case(BENCH, f"computing_{apply}_{shape}_{in_words(size)}", "ms", 1e3, note=note)
+            arguments = {"shape": shape, "size": size, "way": f"publish_{apply}", "count": 5 if quick else count}
+            found.append(Measurement(case, "sync_by_words", {**arguments, "computes": True}, peers=()))
+    return found
+
+
 def digests(quick: bool) -> list[Measurement]:
     """By ``publish`` and ``follow``, until one worker has a version that is verified in this way or that, or not."""
     found = []
@@ -417,7 +431,7 @@ def run_gpu(options: Options) -> None:
 
 
 def run_costs(options: Options) -> None:
-    asked = [*costs(options.quick), *digests(options.quick)]
+    asked = [*costs(options.quick), *while_computing(options.quick), *digests(options.quick)]
     run_alone([each for each in asked if options.wants(each.case.name)], options)
 
 

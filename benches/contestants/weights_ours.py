@@ -26,6 +26,9 @@ from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES
 from rlinf_async.weights import Publisher, Subscriber
 from rlinf_async.weights.links.worker_link import WorkerLink
 
+COMPUTES_S = 0.02
+"""Seconds for which a trainer computes in Python after it has sent a version."""
+
 
 class Trainer(Worker):
     async def open(
@@ -87,6 +90,16 @@ class Trainer(Worker):
             await self._words.delivered()
         return time.perf_counter() - began
 
+    def send_and_compute(self, version: int) -> float:
+        """Send a version, and compute in Python afterwards; return when that has begun."""
+        weighing.fill(self._model, version)
+        began = time.perf_counter()
+        self._words.send()
+        count = 0
+        while time.perf_counter() - began < COMPUTES_S:
+            count += 1
+        return began
+
     async def shut_words(self, way: str) -> None:
         if way != "load":
             await self._words.close()
@@ -125,6 +138,11 @@ class Rollout(Worker):
 
     async def load(self, state: Any) -> None:
         self._model.load_state_dict(state)
+
+    async def has_words(self, version: int) -> float:
+        """Return when the version is there."""
+        await self._words.wait_version(version)
+        return time.perf_counter()
 
     async def check_words(self, version: int) -> None:
         weighing.check(self._model, version)
@@ -194,13 +212,20 @@ class Ours(weighing.Weights):
         await self._receiving.shut()
         await self._trainer.shut()
 
-    async def sync_by_words(self, shape: str, size: int, way: str, count: int, verify: str = "off") -> Samples:
+    async def sync_by_words(
+        self, shape: str, size: int, way: str, count: int, verify: str = "off", *, computes: bool = False
+    ) -> Samples:
         """Seconds until the receiver has a version, after three that are not counted."""
         await self._rollout.open_words(shape, size, way, verify)
         await self._trainer.open_words(shape, size, way, verify)
         taken: list[float] = []
         for version in range(1, weighing.WARM_UP + count + 1):
-            taken += await self._trainer.sync_by_words(version, way)
+            if computes:
+                waiting = self._rollout.has_words(version)
+                began = await self._trainer.send_and_compute(version)
+                taken += [(await waiting)[0] - began[0]]
+            else:
+                taken += await self._trainer.sync_by_words(version, way)
             await self._rollout.check_words(version)
         await self._trainer.shut_words(way)
         await self._rollout.shut_words(way)

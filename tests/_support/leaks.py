@@ -198,7 +198,7 @@ def pids() -> Iterator[int]:
 def parent(pid: int) -> int:
     """0 where it has ended."""
     with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     return 0
 
 

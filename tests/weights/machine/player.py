@@ -1,0 +1,210 @@
+"""Acts of a program in a world, and the promises that hold after each of them and at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_async.errors import PeerLost
+from tests.weights.machine.worlds import FOLLOWERS, World
+
+Act = tuple[str, tuple[Any, ...], float]
+"""A name, arguments, and seconds until the next act."""
+
+PINNED = 2
+"""Slots that tensors which somebody keeps may pin at each follower."""
+
+
+@dataclass
+class Player:
+    """Plays acts.
+
+    Attributes:
+        numbers: that were given to sends.
+        unsent: numbers of which the trainer has said that nobody gets them.
+    """
+
+    world: World
+    how: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        self.number = 0
+        self.unsent: set[int] = set()
+        self.seen: set[int] = set()
+        self.mortal: set[Any] = set()
+        """Those that have died, whose calls may fail."""
+        self.is_open = True
+        self.following: set[int] = set()
+        """Those that follow the present trainer."""
+        self.disturbed: set[int] = set()
+        """Those that have refused, or that may have read until a deadline: they may lack the last version."""
+        self._calls: list[asyncio.Task[Any]] = []
+
+    async def play(self, acts: list[Act]) -> None:
+        await self.world.trainer("open", self.how)
+        for name, arguments, pause in acts:
+            await getattr(self, name)(*arguments)
+            await asyncio.sleep(pause * self.world.second)
+            for who in range(FOLLOWERS):
+                self._begin(self._look(who), who)
+        await self._end()
+
+    # -- acts -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, call: Coroutine[Any, Any, Any], who: Any) -> None:
+        """Have something done that the next act does not wait for."""
+        self._calls.append(asyncio.create_task(self._forgiving(call, who)))
+
+    async def _forgiving(self, call: Coroutine[Any, Any, Any], who: Any) -> Any:
+        try:
+            return await call
+        except PeerLost:
+            if who not in self.mortal:
+                raise
+
+    async def add(self, who: int) -> None:
+        if self.is_open:
+            self.following.add(who)
+        self._begin(self.world.follower(who, "follow", self.how, self.how["dtypes"][who]), who)
+
+    async def remove(self, who: int) -> None:
+        self.following.discard(who)
+        self._begin(self.world.follower(who, "leave"), who)
+
+    async def publish(self, count: int, seconds: float) -> None:
+        numbers = list(range(self.number + 1, self.number + 1 + count))
+        self.number += count
+        await self.world.trainer("send", numbers, seconds * self.world.second)
+
+    async def deliver(self, seconds: float) -> None:
+        await self.world.trainer("deliver", seconds * self.world.second)
+
+    async def cancel(self, turns: int) -> None:
+        await self.world.trainer("cancel", turns)
+
+    async def refuse(self, who: int) -> None:
+        self.disturbed.add(who)
+        self._begin(self.world.follower(who, "refuse"), who)
+
+    async def mend(self, who: int) -> None:
+        self._begin(self.world.follower(who, "mend"), who)
+
+    async def read(self, who: int) -> None:
+        self.disturbed.add(who)
+        self._begin(self.world.follower(who, "read"), who)
+
+    async def release(self, who: int) -> None:
+        self._begin(self.world.follower(who, "release"), who)
+
+    async def keep(self, who: int) -> None:
+        self._begin(self.world.follower(who, "keep"), who)
+
+    async def die(self, who: int) -> None:
+        self.mortal.add(who)
+        self.following.discard(who)
+        self.disturbed.discard(who)
+        await self.world.die(who)
+
+    async def stop(self, who: int, seconds: float) -> None:
+        await self.world.stop(who, seconds * self.world.second)
+
+    async def wait(self) -> None:
+        """Time passes."""
+
+    async def close(self, fails: bool) -> None:
+        self._is_closed()
+        await self._note_trainer()
+        await self.world.trainer("close", fails=fails)
+
+    def _is_closed(self) -> None:
+        self.is_open = False
+        self.following.clear()
+
+    async def trainer_dies(self) -> None:
+        self._is_closed()
+        self.mortal.add("trainer")
+        await self._note_trainer()
+        await self.world.trainer_dies()
+
+    async def restart(self) -> None:
+        self.is_open = True
+        await self.world.trainer("open", self.how)
+
+    # -- promises -------------------------------------------------------------------------------------------------
+
+    async def _look(self, who: int) -> int:
+        version, seen, faults = await self.world.follower(who, "look")
+        self.seen.update(seen)
+        assert not faults, f"follower {who}: {faults}"
+        return int(version)
+
+    async def _note_trainer(self) -> None:
+        unsent, faults = await self.world.trainer("story")
+        assert not faults, f"trainer: {faults}"
+        self.unsent.update(unsent)
+
+    async def _settle(self) -> None:
+        calls, self._calls = self._calls, []
+        for call in calls:
+            await call
+
+    async def _end(self) -> None:
+        """Mend everything; then everybody has what is sent."""
+        await asyncio.sleep(12 * self.world.second)  # who was stopped goes on
+        everybody = range(FOLLOWERS)
+        for who in everybody:
+            await self.world.follower(who, "release")
+        await self._settle()
+        await self._rest()
+        if self.is_open:
+            last = await self.world.trainer("version")
+            for who in self.following - self.disturbed:
+                assert await self.world.follower(who, "has", last), f"follower {who} has not version {last} in the end"
+        else:
+            await self.restart()
+        for who in everybody:
+            await self.world.follower(who, "mend")
+            if who not in self.following:
+                await self.world.follower(who, "follow", self.how, self.how["dtypes"][who])
+        for count in (1, 1, 9):
+            await self._deliver_to_all(count)
+        told = asyncio.gather(*(self.world.follower(who, "ended", 30.0) for who in everybody))
+        await asyncio.sleep(self.world.second)
+        await self.close(False)
+        assert set(await told) <= {"ClosedError", "PeerLost"}, "their trainer has left"
+        for who in everybody:
+            await self.world.follower(who, "leave")
+            assert await self._look(who) == self.number, "closing leaves the last version"
+        await self._settle()
+        lost = {number for number in self.seen if not 0 < number <= self.number} | self.seen & self.unsent
+        assert not lost, f"followers have read {sorted(lost)}, which were not published"
+
+    async def _deliver_to_all(self, count: int) -> None:
+        for _ in range(6):  # an earlier failure is told once, and nothing is sent then
+            await self.publish(count, 60_000.0)
+            if "sent" in (await self._rest())[-1:]:
+                break
+        else:
+            raise AssertionError("nothing can be sent any more")
+        for _ in range(6):
+            await self.deliver(60_000.0)
+            if (told := await self._rest()) == ["delivered"]:
+                break
+        else:
+            raise AssertionError(f"version {self.number} is not delivered: {told}")
+        for who in range(FOLLOWERS):
+            assert await self._look(who) == self.number, f"follower {who} has not version {self.number}"
+        if self.how["counts_memory"]:
+            most = max(3, self.how["behind"] + 2) + PINNED * FOLLOWERS
+            assert (slots := await self.world.trainer("slots")) <= most, f"{slots} slots are open"
+
+    async def _rest(self) -> list[str]:
+        """Wait until all operations of the trainer have ended."""
+        told: list[str] = []
+        with contextlib.suppress(PeerLost) if "trainer" in self.mortal else contextlib.nullcontext():
+            told = await self.world.trainer("rest", self.how["rest_s"])
+            await self._note_trainer()
+        return told
