@@ -168,7 +168,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             waiters, self._waiters = self._waiters, []
             followers, self._followers = self._followers, None
         if self._event:
-            recording.end(self._event, self._has_failed())
+            recording.end(self._event, self._has_failed() if error is None else type(error).__name__)
         for wake in (*waiters, *followers) if followers else waiters:
             try:
                 wake()

@@ -250,9 +250,6 @@ class Node:
             if frames.node_of(frame[3]) == neighbour.node:
                 self._service.drop_owner(frame[3], ended=bool(frame[4]))
             return
-        if frame[0] == frames.CLOCK:
-            self._service.traces.on_clock(neighbour, frame)
-            return
         try:
             self._router.from_neighbour(neighbour, frame, fds)
         except Exception:

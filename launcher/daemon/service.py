@@ -164,7 +164,7 @@ class DaemonService:
         self.stuck_ranks = StuckRanks(router)
         self.membership = Membership(router)
         self.call_check = CallCheck(loop, router)
-        self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, answer, self.gone)
+        self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, self.gone)
         self.debugging = DebugRelay(router, self.gone)
         self.activity = Activity(
             router, templates, self.names, self.channels, self.channel_names, self.locks, self.debugging.stopped
@@ -249,13 +249,9 @@ class DaemonService:
         on(operations.WithdrawError, self.withdraw_error)
         on(operations.OpenTrace, self.traces.open_trace)
         on(operations.StartTrace, self.traces.start_trace)
-        on(operations.WriteSpans, self.traces.write_spans)
-        on(operations.FlushSpans, self.traces.flush_spans)
         on(operations.ReadClock, self.traces.read_clock)
-        on(operations.CollectSpans, self.traces.collect_spans)
-        on(operations.SpansCollected, self.traces.spans_collected)
-        on(operations.AwaitSpans, self.traces.await_spans)
-        on(operations.ForgetSpans, self.traces.forget_spans)
+        on(operations.WriteSpans, self.traces.write_spans)
+        on(operations.CollectTrace, self.traces.collect_trace)
 
     def greet(self, endpoint: Endpoint, parent: dict[str, Any] | None = None) -> None:
         """The first that a process hears; a subprocess of a worker also hears of that."""
@@ -640,7 +636,7 @@ class DaemonService:
         self.gone.add(gone)
         parts: list[Callable[[int], None]] = [
             self.channels.drop_client, self.channel_names.drop_client, self.death_watch.forget, self.locks.drop,
-            self.ports.drop, self.traces.drop, self.inspection.drop, self.debugging.drop,
+            self.ports.drop, self.inspection.drop, self.debugging.drop,
             *((self.channels.drop_owner, self.channel_names.drop_owner, self.experiences.drop_owner) if ended else ()),
             self.router.drop_caller, self.names.drop, self._drop_stores, self._abandon_groups,
             self.experiences.drop_client,
@@ -666,7 +662,7 @@ class DaemonService:
             if frames.node_of(owner) == node:
                 self.drop_owner(owner)
         parts = (self.channel_names.table.lose_node, self.debugging.drop_node, self.experiences.drop_node)
-        run_all(f"node {node}", (*(functools.partial(part, node) for part in parts), self.traces.look_again))
+        run_all(f"node {node}", (functools.partial(part, node) for part in parts))
 
     # -- errors that the script has not got -------------------------------------------------------------------------
 

@@ -92,13 +92,9 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     -- the trace; home is the daemon that writes it
     OpenTrace           path                                        dict[str, Any]  a driver, of its daemon: home
     StartTrace          node path                                   None            the same, of every daemon
-    WriteSpans          batch                                       None            every process, of home
-    FlushSpans                                                      None            a process that records no more
-    ReadClock                                                       int             a process that joins the trace
-    CollectSpans        round node                                  list[int]       collect(), of every daemon
-    SpansCollected      round                                       None            every process, of home
-    AwaitSpans *        round processes                             None            collect(), of home
-    ForgetSpans         round                                       None            collect(), too late
+    ReadClock                                                       int             home, of every daemon
+    WriteSpans          batch                                       None            every daemon, of home
+    CollectTrace                                                    None            Tracer.finalize(), of every daemon
 """
 
 # Without ``from __future__ import annotations``: ``read`` checks values against the annotations themselves.
@@ -244,13 +240,9 @@ class WithdrawError(Operation[None]): key: str
 
 class OpenTrace(Operation[dict[str, Any]]): path: str | None
 class StartTrace(Operation[None]): node: int; path: str
-class WriteSpans(Operation[None]): batch: bytes
-class FlushSpans(Operation[None]): pass
 class ReadClock(Operation[int]): pass
-class CollectSpans(Operation[list[int]]): round: str; node: int
-class SpansCollected(Operation[None]): round: str
-class AwaitSpans(WaitingOperation[None]): round: str; processes: list[int]
-class ForgetSpans(Operation[None]): round: str
+class WriteSpans(Operation[None]): batch: list[Any]
+class CollectTrace(Operation[None]): pass
 # fmt: on
 
 

@@ -35,7 +35,6 @@ from rlinf_async._core.unpicklable import ATOMS
 from rlinf_async._inspection.served_calls import ServedCall
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
-from rlinf_async._trace import recorder
 from rlinf_async._transports import process_groups
 from rlinf_async._waits.thread_gate import EndableWaits
 from rlinf_async._wire.unix import Connection
@@ -321,9 +320,7 @@ class Runtime:
             queue.popleft()
             if self._begin(call):
                 if recording.admits():
-                    call._event = recording.begin(_SERVE, call.method)
-                if recorder.recorder is not None:
-                    call.span = recorder.enter_call(call.source, call.call, call.slot, call.method)
+                    call._event = recording.begin(_SERVE, call.method, 0.0, call)
                 self._run(call, function)
             if self._turn_wanted or clock.monotonic() > until:
                 break
@@ -383,16 +380,14 @@ class Runtime:
     def _watch(self, call: Call, coroutine: Coroutine[Any, Any, None]) -> None:
         self._running += 1
         call.task = self._loop.create_task(coroutine)
-        self._record(call, call.task)
+        self._record(call)
         call.task.add_done_callback(lambda task: self._ended(call))
         if call.cancelled:  # while its def part ran
             call.task.cancel()
 
-    def _record(self, call: Call, task: asyncio.Task[None]) -> None:
+    def _record(self, call: Call) -> None:
         if not call._event and recording.admits():
-            call._event = recording.begin(_SERVE, call.method)
-        if recorder.recorder is not None and call.span is None:
-            call.span = recorder.enter_call(call.source, call.call, call.slot, call.method, task)
+            call._event = recording.begin(_SERVE, call.method, 0.0, call)
 
     def _start_concurrent(self, call: Call, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
         """In the thread of concurrent calls; such a call may have been submitted twice."""
@@ -400,7 +395,7 @@ class Runtime:
             return None
         _, function = self._methods.find(call.method)
         task = call.task = loop.create_task(self._coroutine(call, function))
-        self._record(call, task)
+        self._record(call)
         task.add_done_callback(lambda task: self._answer_unanswered(call))
         return task
 
@@ -525,8 +520,6 @@ class Runtime:
             self._collectives.ended()
         if call._event:
             recording.end(call._event, status == _ERROR)
-        if call.span is not None:
-            recorder.leave_call(call.span, status == _ERROR)
         self._send(call, status, body, fds)
 
     def _send(self, call: Call, status: int, body: Any, fds: Any) -> None:
