@@ -32,7 +32,7 @@ def test_an_error_of_several_requests_holds_the_frames_of_none() -> None:
     [
         (operations.FindGroup("actors"), Target(TargetKind.NAME, name="actors")),
         (operations.FindChannel("buffer"), Target(TargetKind.NAME, name="buffer")),
-        (operations.FlushSpans(), Target(TargetKind.DAEMON, frames.endpoint(7, 0), name="FlushSpans")),
+        (operations.CollectTrace(), Target(TargetKind.DAEMON, frames.endpoint(7, 0), name="CollectTrace")),
     ],
     ids=repr,
 )
