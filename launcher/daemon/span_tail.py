@@ -66,7 +66,7 @@ class SpanTail:
         return self._read < self._goal
 
     def aim(self) -> None:
-        """What there is now is to be read."""
+        """Has all that is there now read."""
         with open(self._path, "rb", buffering=0) as file:
             self._goal, _ = self._words(file.fileno())
 

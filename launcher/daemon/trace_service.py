@@ -180,7 +180,9 @@ class Traces:
 
     async def collect_trace(self, requester: Requester, op: operations.CollectTrace) -> None:
         """Has all in the file that processes of this node have recorded until now."""
-        home = self._welcome()["trace"]["node"]
+        if (facts := self._welcome().get("trace")) is None:
+            return
+        home = facts["node"]
         async with self._turns:
             for batch in self._batches():
                 if home == self._router.node:  # at once: what has been read must not be lost at the end of this daemon

@@ -15,7 +15,7 @@ from rlinf_async._inspection.state.run_report import Target, TargetKind
 def test_an_error_of_several_requests_holds_the_frames_of_none() -> None:
     requests = Requests()
     refused, lost = made = [
-        requests.begin(Request(cast(Any, None), number, operations.FlushSpans(), 0)) for number in (1, 2)
+        requests.begin(Request(cast(Any, None), number, operations.CollectTrace(), 0)) for number in (1, 2)
     ]
     error = NodeLost("gone")
     requests.refuse(refused, error)

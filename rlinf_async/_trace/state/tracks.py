@@ -107,7 +107,7 @@ class Tracks:
         self._release(track)
 
     def end_innermost(self, time: int, who: int, name: str, category: str) -> None:
-        """What was entered last under that name, and not left, has ended."""
+        """The latest span of that name that was entered here, and not left, has ended."""
         track = self._tracks.get(who)
         for span in reversed(track.open if track is not None else ()):
             if (span.name, span.category) == (name, category):
