@@ -37,7 +37,6 @@ _FOR_A_QUEUE: Final = frozenset({frames.PUT, frames.GET, frames.QUEUE})
 _ABOUT_NOW: Final = frozenset(
     operation.__name__
     for operation in (
-        operations.WorkerActivity,
         operations.RequestProgress,
         operations.QueueState,
         operations.Inspect,

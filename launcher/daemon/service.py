@@ -166,10 +166,10 @@ class DaemonService:
         self.call_check = CallCheck(loop, router)
         self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, self.gone)
         self.debugging = DebugRelay(router, self.gone)
-        self.activity = Activity(
-            router, templates, self.names, self.channels, self.channel_names, self.locks, self.debugging.stopped
-        )
         self.inspection = Inspection(loop, router, site.name, self.channels, self.gone, self.debugging.stopped)
+        self.activity = Activity(
+            router, templates, self.names, self.channels, self.channel_names, self.locks, self.inspection.state_of
+        )
         self.black_box = BlackBox(site.log_dir, site.run, site.node)
         self.operators = OperatorRequests(router, self.probes, templates, site.name, site.log_dir)
         self.run_metrics = RunMetrics(router, site.name, lambda: self.welcome)
@@ -230,7 +230,6 @@ class DaemonService:
         on(operations.NodeIsLost, self.membership.node_is_lost)
         on(operations.SetLease, self.membership.set_lease)
         on(operations.NodeStatus, self.node_status)
-        on(operations.WorkerActivity, self.activity.worker_activity)
         on(operations.RequestProgress, self.activity.request_progress)
         on(operations.QueueState, self.activity.queue_state)
         on(operations.Inspect, self.inspection.inspect)

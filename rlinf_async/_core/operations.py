@@ -71,7 +71,6 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     SetLease            seconds                                     None            a driver, of every daemon
     -- for people
     NodeStatus                                                      dict[str, Any]  status()
-    WorkerActivity      numbers                                     list[Any]       words about a long wait
     RequestProgress     operation fields number                     str             words about a long wait
     QueueState          number key                                  str             words about a long wait
     Inspect             numbers parts                               dict[str, Any]  a report of the run, of every daemon
@@ -219,7 +218,6 @@ class NodeIsLost(Operation[None]): epoch: int; node: int; reason: str
 class SetLease(Operation[None]): seconds: float
 
 class NodeStatus(Operation[dict[str, Any]]): pass
-class WorkerActivity(Operation[list[Any]]): numbers: list[int]
 class RequestProgress(Operation[str]): operation: str; fields: dict[str, Any]; number: int
 class QueueState(Operation[str]): number: int; key: bytes
 class Inspect(Operation[dict[str, Any]]): numbers: list[int]; parts: list[str]

@@ -175,7 +175,7 @@ async def test_numbers_choose_processes_and_what_became_of_the_others_is_told(da
 
 
 async def test_unknown_parts_are_refused(daemon: Daemon) -> None:
-    with pytest.raises(ValueError, match="parts are activities and queues, got waits"):
+    with pytest.raises(ValueError, match="parts are activities and oldest and queues, got waits"):
         await daemon.inspect("activities", "waits")
 
 
