@@ -153,13 +153,15 @@ class Traces:
         return time.monotonic_ns()
 
     def close(self) -> None:
-        """Writes what the processes of this node have left."""
+        """Writes what the processes of this node have left, and removes their span logs."""
         if self._timer is not None:
             self._timer.cancel()
         if self._file is not None:
             for batch in self._batches():
                 self._write(self._router.node, batch)
             self._end_file()
+        for name in list(self._tails):
+            self._remove(name)
 
     def _end_file(self) -> None:
         if self._file is not None:
@@ -210,7 +212,12 @@ class Traces:
                 logger.warning("the spans of %s cannot be read any further: %s", tail, error)
                 has_ended = True
             if has_ended:
-                del self._tails[name]
+                self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        del self._tails[name]
+        with contextlib.suppress(OSError):
+            (self._log_dir / DIRECTORY / name).unlink()
 
     def _find(self, entry: os.DirEntry[str]) -> None:
         # A directory that the user has chosen may be that of other nodes, and have files of earlier runs.

@@ -21,6 +21,7 @@ import itertools
 import struct
 import threading
 import time
+import weakref
 from asyncio import current_task
 from asyncio.events import _get_running_loop
 from collections.abc import Callable
@@ -78,7 +79,8 @@ class SpanLog:
         self._clock = clock
         self._main = threading.main_thread().ident
         self._numbers = itertools.count(-1, -1)
-        self._calls: dict[int, Any] = {}
+        # Weak: a call that never leaves, as its group has failed, is not ended either.
+        self._calls: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def __repr__(self) -> str:
         return f"<SpanLog [{self._words[1]} begun, {self._words[0]} bytes written]>"

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -49,7 +50,7 @@ def pair(tmp_path: Path) -> Pair:
 
 
 def test_operations_of_all_kinds_are_spans_with_the_names_of_the_trace(pair: Pair) -> None:
-    call, handle = SimpleNamespace(source=3, call=5, task=None), SimpleNamespace(_call=0)
+    call, handle = SimpleNamespace(source=3, call=5, task=None), Mock(_call=0)
     serving = pair.log.begin(EventKind.SERVE, "step", 0.0, call)
     calling = pair.log.begin(EventKind.CALL, "env.reset", 4, handle)
     handle._call = 9  # it leaves later than it begins
@@ -82,6 +83,15 @@ def test_the_ring_has_what_it_admits_and_neither_spans_of_users_nor_lines(tmp_pa
         pair.log.end(pair.log.enter("load", "io", None))
     assert len(pair.read()[0]) == 9
     assert len(RingContents.read(bytes(pair.ring._buffer)).events) == (6 if admits else 0)
+
+
+def test_a_call_that_is_never_ended_is_not_kept(pair: Pair) -> None:
+    class Handle:
+        _call = 0
+
+    for _ in range(3):
+        pair.log.begin(EventKind.CALL, "env.reset", 4, Handle())
+    assert len(pair.log._calls) == 0
 
 
 def test_spans_are_read_once_and_of_those_that_go_on_when_they_have_ended(pair: Pair) -> None:

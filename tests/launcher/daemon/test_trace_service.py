@@ -107,6 +107,7 @@ async def test_a_process_that_came_and_died_between_two_rounds_has_left_its_span
     assert [traces._tails for traces in nodes.traces] == [{}, {}]
     nodes.record(0, 2, "at the end of the daemon")
     assert [span.name for span in nodes.close().spans] == ["last", "last", "at the end of the daemon"]
+    assert list((tmp_path / "recorder").iterdir()) == []  # megabytes each, and of no further use
 
 
 async def test_a_log_that_makes_no_sense_is_read_no_further_and_others_are(
