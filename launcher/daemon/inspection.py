@@ -64,8 +64,11 @@ _WITNESS_S: Final = 0.5
 _MAX_LEFT: Final = 8
 """Drivers that have left and are remembered; a notebook may come and go."""
 
-_MAX_TOLD_BYTES: Final = 8 << 20
-"""Of all activities in one answer; a frame may have 16 MiB."""
+_MAX_CALLS: Final = 1 << 14
+"""Open calls in one answer, of which each process has the same share: at 70 bytes each some 1 MiB."""
+
+_MAX_TOLD_BYTES: Final = 6 << 20
+"""All activities in one answer; a frame may have 8 MiB."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ class Inspection:
             raise ValueError(f"Inspect: parts are {' and '.join(sorted(_PARTS))}, got {', '.join(sorted(unknown))}")
         found, ended = self._look_up(op.numbers)
         told = await self._ask(found) if "activities" in op.parts else {}
-        most = _OLDEST if "oldest" in op.parts else None
+        most = _OLDEST if "oldest" in op.parts else self._share()
         processes = [self._report(endpoint, told.get(endpoint.id), most) for endpoint in found]
         if told:
             children = children_of({endpoint.os_pid for endpoint in self._router.endpoints.values() if endpoint.os_pid})
@@ -149,7 +152,7 @@ class Inspection:
         if process is None or all(answer.done() for answer in answers):
             return
         # Now, and not when all have answered: by then it may have answered a call that it tells to be at work on.
-        calls = _open_calls(process)
+        calls = _open_calls(process, self._share())
         told = dataclasses.replace(await _checked(op.activities), calls=calls)
         if is_for_loop and told.answered:
             told = dataclasses.replace(told, trouble=LOOP_BLOCKED)
@@ -248,12 +251,16 @@ class Inspection:
         state = process_state.state_of(endpoint.os_pid, image) if endpoint.os_pid else ""
         return state or ("" if endpoint.is_known else "is being started")
 
-    def _report(self, endpoint: Endpoint, told: _Told | None, most: int | None = None) -> dict[str, Any]:
+    def _share(self) -> int:
+        """Open calls of one process in an answer."""
+        return max(_OLDEST, _MAX_CALLS // max(1, len(self._router.endpoints)))
+
+    def _report(self, endpoint: Endpoint, told: _Told | None, most: int) -> dict[str, Any]:
         """The report of one process, as plain data.
 
         Args:
             told: None where its activities were not wanted.
-            most: open calls that it has; None for all.
+            most: open calls that it has, the oldest ones.
         """
         how = self._end_of(endpoint)
         answered = told is not None and told.answered and not how
@@ -284,7 +291,7 @@ def _identity(endpoint: Endpoint) -> tuple[str, str, str, int]:
     return "driver", "driver", "", -1
 
 
-def _open_calls(endpoint: Endpoint, most: int | None = None) -> list[OpenCall]:
+def _open_calls(endpoint: Endpoint, most: int) -> list[OpenCall]:
     return [OpenCall(*call) for call in endpoint.pending_calls.ages(clock.monotonic(), most)]
 
 
