@@ -439,6 +439,7 @@ class Node:
     async def _close_everything(self) -> None:
         self._service.closing = True
         self._service.membership.close()
+        self._service.traces.stop()
         self._service.probes.close()
         await self._service.run_metrics.close()
         if not self._in_order:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
-from rlinf_async._core import operations
+from rlinf_async._core import clock, operations
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._recorder import recording
 from rlinf_async.errors import DeadlineExceeded, NodeLost, RLinfAsyncError
@@ -81,9 +81,10 @@ async def collect(client: NodeClient) -> str | None:
     nodes = [peer["node"] for peer in client.welcome["nodes"]]
     requests = [client.request(operations.CollectTrace(), node=node, what="the spans of a node") for node in nodes]
     timeout = settings.TRACE_COLLECT_TIMEOUT_S()
+    until = clock.monotonic() + timeout  # of all together
     for node, request in zip(nodes, requests, strict=True):
         try:
-            await request.async_wait(timeout)
+            await request.async_wait(max(0.0, until - clock.monotonic()))
         except NodeLost:
             pass
         except DeadlineExceeded:
