@@ -27,13 +27,12 @@ from typing import Any, Final
 import msgpack
 
 from rlinf_async._core import frames, operations
-from rlinf_async._core.operations import Answer
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._recorder.state.event_ring import DIRECTORY
 from rlinf_async._recorder.state.span_log import SUFFIX
 from rlinf_async._trace.state.clocks import ClockOffset
 from rlinf_async._trace.state.trace_file import Process, TraceFile
-from rlinf_async.errors import ConfigError, LaunchError
+from rlinf_async.errors import ConfigError
 
 from .handlers import Requester
 from .router import Router
@@ -89,8 +88,6 @@ class Traces:
         self._turns = asyncio.Lock()
         """Batches leave in the order of what is in them."""
         self._clocks: dict[int, ClockOffset] = defaultdict(ClockOffset)
-        self._asked: set[asyncio.Future[Any]] | None = set()
-        """Questions to other daemons that are open; None once this daemon ends."""
 
     def __repr__(self) -> str:
         return f"<Traces [{len(self._tails)} processes, {self._file!r}]>"
@@ -133,7 +130,7 @@ class Traces:
                 async with asyncio.timeout(_CLOCK_TIMEOUT_S):
                     for _ in range(_CLOCK_SAMPLES):
                         asked = time.monotonic_ns()
-                        theirs = await self._ask(node, operations.ReadClock())
+                        theirs = await self._router.ask(node, operations.ReadClock())
                         clock.add_sample(asked, theirs, time.monotonic_ns())
         self._write(node, op.batch)
 
@@ -155,18 +152,10 @@ class Traces:
         """The time, in nanoseconds of this daemon's monotonic clock."""
         return time.monotonic_ns()
 
-    def stop(self) -> None:
-        """Nothing waits for other daemons any more: they may end first, and answer nothing."""
-        # tests/launcher/daemon/test_trace_service.py::test_a_daemon_ends_although_the_one_that_writes_has_ended_before
-        if self._timer is not None:
-            self._timer.cancel()
-        asked, self._asked = self._asked or (), None
-        for answer in asked:
-            answer.cancel()
-
     def close(self) -> None:
         """Writes what the processes of this node have left, and removes their span logs."""
-        self.stop()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._file is not None:
             for batch in self._batches():
                 self._write(self._router.node, batch)
@@ -182,24 +171,10 @@ class Traces:
     # -- the processes of this node -----------------------------------------------------------------------------
 
     def _wait(self) -> None:
-        if self._asked is not None:
-            self._timer = asyncio.get_running_loop().call_later(_INTERVAL_S, self._begin_round)
+        self._timer = asyncio.get_running_loop().call_later(_INTERVAL_S, self._begin_round)
 
     def _begin_round(self) -> None:
         self._router.ask(self._router.node, operations.CollectTrace()).add_done_callback(self._end_round)
-
-    async def _ask(self, node: int, operation: operations.Operation[Answer]) -> Answer:
-        """Ask another daemon, as long as this one does not end."""
-        if self._asked is None:
-            raise LaunchError("this daemon ends")
-        answer = self._router.ask(node, operation)
-        self._asked.add(answer)
-        try:
-            return await answer
-        finally:
-            answer.cancel()
-            if self._asked is not None:
-                self._asked.discard(answer)
 
     def _end_round(self, done: asyncio.Future[None]) -> None:
         if not done.cancelled() and done.exception() is None:  # else home is lost, or the handler has told
@@ -216,7 +191,7 @@ class Traces:
                     self._write(home, batch)
                     await asyncio.sleep(0)  # what else this daemon does is more urgent
                 else:
-                    await self._ask(home, operations.WriteSpans(batch))
+                    await self._router.ask(home, operations.WriteSpans(batch))
 
     def _batches(self) -> Iterator[list[Any]]:
         """Yield what is new in the span logs of this node, one process after the other."""

@@ -13,7 +13,6 @@ import pytest
 from rlinf_async._core import frames, operations
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.span_log import RECORDS_AT, SpanLog, log_path
-from rlinf_async.errors import LaunchError
 from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.trace_service import Traces
 from tests._support.trace_files import Trace
@@ -27,7 +26,6 @@ class Nodes:
     def __init__(self, logs: Path) -> None:
         self.logs = logs
         self.ahead = 0
-        self.is_silent = False
         self.asked: list[str] = []
         self.gone: set[int] = set()
         self.welcomes: list[dict[str, Any]] = [{}, {}]
@@ -41,8 +39,6 @@ class Nodes:
     def _ask(self, node: int, operation: operations.Operation[Any]) -> asyncio.Future[Any]:
         self.asked.append(type(operation).__name__)
         requester = Requester(frames.endpoint(1, 0), 1)
-        if self.is_silent:
-            return asyncio.get_running_loop().create_future()
         if isinstance(operation, operations.ReadClock):
             answer = asyncio.get_running_loop().create_future()
             answer.set_result(time.monotonic_ns() + self.ahead)
@@ -112,23 +108,6 @@ async def test_a_process_that_came_and_died_between_two_rounds_has_left_its_span
     nodes.record(0, 2, "at the end of the daemon")
     assert [span.name for span in nodes.close().spans] == ["last", "last", "at the end of the daemon"]
     assert list((tmp_path / "recorder").iterdir()) == []  # megabytes each, and of no further use
-
-
-async def test_a_daemon_ends_although_the_one_that_writes_has_ended_before(tmp_path: Path) -> None:
-    nodes = Nodes(tmp_path)
-    await nodes.start()
-    nodes.record(1, 1, "a")
-    nodes.is_silent = True
-    collecting = asyncio.create_task(nodes.traces[1].collect_trace(Requester(1, 1), operations.CollectTrace()))
-    while "WriteSpans" not in nodes.asked:
-        await asyncio.sleep(0)
-    nodes.traces[1].stop()
-    await asyncio.wait([collecting], timeout=5)
-    assert collecting.cancelled()
-    nodes.record(1, 2, "b")
-    with pytest.raises(LaunchError, match="this daemon ends"):
-        await nodes.traces[1].collect_trace(Requester(1, 1), operations.CollectTrace())
-    nodes.close()
 
 
 async def test_a_log_that_makes_no_sense_is_read_no_further_and_others_are(
