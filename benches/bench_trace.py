@@ -2,23 +2,21 @@
 
     python -m benches.bench_trace [--quick]
 
-A span counts with everything that its process does for it: it is begun, ended, kept, and packed for the daemon that
-writes the file.  Nothing is sent.
+A span counts with everything that its process does for it: it is begun, ended, and written where its daemon reads it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from rlinf_async import Tracer
-from rlinf_async._core import frames
-from rlinf_async._trace import recorder as tracing
-from rlinf_async._trace.state.spans import Recorder
-from rlinf_async._trace.trace import who
+from rlinf_async._recorder import recording
+from rlinf_async._recorder.state.event_ring import EventKind, EventRing, size_of
+from rlinf_async._recorder.state.span_log import RECORDS_AT, SpanLog
 
 from .measure import ITSELF, OURS, Case, Target, alternate, print_row
 from .options import parse
@@ -58,20 +56,22 @@ def _sample(measure: Measure) -> Sequence[float]:
     return [measure() for _ in range(5)]
 
 
-def _recorded(recorder: Recorder, record: Callable[[], None]) -> float:
-    tracing.recorder = recorder
+def _recorded(record: Callable[[], None]) -> float:
+    recording.log = _log()
     began = time.perf_counter()
     try:
         record()
-        while (batch := recorder.take()) is not None:
-            frames.pack(["bench", 1, 0, *batch])
     finally:
-        tracing.recorder = None
+        recording.log = None
     return (time.perf_counter() - began) * 1e6 / AT_ONCE
 
 
-def _recorder() -> Recorder:
-    return Recorder(who, lambda: None, threading.get_ident())
+@functools.cache
+def _log() -> SpanLog:
+    """Return a log with its ring, whose memory has been touched."""
+    identity = {"run": "bench"}
+    ring = EventRing(bytearray(size_of(65536)), 65536, identity)
+    return SpanLog(bytearray(RECORDS_AT + (1 << 22)), identity, (lambda: True, ring.begin, ring.end))
 
 
 def _many_spans() -> None:
@@ -81,33 +81,29 @@ def _many_spans() -> None:
 
 
 def _span() -> float:
-    return _recorded(_recorder(), _many_spans)
+    return _recorded(_many_spans)
 
 
 async def _span_in_coroutine() -> float:
-    recorder = _recorder()
-    call = recorder.enter("call", "call")
-    seconds = _recorded(recorder, _many_spans)
-    recorder.leave(call)
-    return seconds
+    return _recorded(_many_spans)
 
 
 def _operation() -> float:
-    recorder = _recorder()
-
     def record() -> None:
+        log = recording.log
+        assert log is not None
         for _ in range(AT_ONCE):
-            recorder.end(recorder.begin("get obs", "channel"))
+            log.end(log.begin(EventKind.GET, "obs"))
 
-    return _recorded(recorder, record)
+    return _recorded(record)
 
 
 def _not_traced() -> float:
-    """The test that a hook makes, without the loop around it."""
+    """The test that a span makes, without the loop around it."""
     numbers = range(AT_ONCE)
     began = time.perf_counter()
     for _ in numbers:
-        if tracing.recorder is not None:
+        if recording.log is not None:
             raise RuntimeError("a run is traced")
     middle = time.perf_counter()
     for _ in numbers:

@@ -28,7 +28,6 @@ from rlinf_async._core.argument_checks import MAX_INTEGER, seconds, switch, whol
 from rlinf_async._core.names import check_channel_name
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
-from rlinf_async._trace import recorder
 from rlinf_async._waits.thread_gate import may_wait, must_await
 from rlinf_async.work import BoolOrWork, IntOrWork, NoneOrWork, Work, blocking
 
@@ -669,8 +668,6 @@ class Channel:
                 request._event = recording.begin(_PUT, self._name, request.nbytes)
             elif type(request) is Get:
                 request._event = recording.begin(_GET, self._name)
-        if recorder.recorder is not None:
-            self._trace(request)
         if self._local is not None:
             self._local.start(request)
         else:
@@ -685,12 +682,6 @@ class Channel:
             else:
                 replicas.start(request)
         return request
-
-    def _trace(self, request: Any) -> None:
-        if isinstance(request, Put):
-            recorder.follow(request, f"put {self._name}", "channel", {"bytes": request.nbytes})
-        elif isinstance(request, Get):
-            recorder.follow(request, f"get {self._name}", "channel")
 
 
 def _done(value: Any = None) -> Work[Any]:

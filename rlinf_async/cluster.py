@@ -192,7 +192,7 @@ class Cluster:
             if self._thread is None:
                 self._client.user_loop = loop
                 loop_watch.live_on(loop)
-            recorder.attach(self._client, "driver", compares_clocks=True)
+            recorder.attach(self._client, "driver")
             self._responder_facts = responder.attach(self._client)
             slow_waits.after_words(self)
             self._client.events.on("not_preloaded", log_refusal)
@@ -263,7 +263,7 @@ class Cluster:
         self._nodes = nodes
         if not self._attached:
             if self._trace.enable:
-                await recorder.open_trace(self._client, "driver", self._trace.output_file)
+                await recorder.open_trace(self._client, self._trace.output_file)
             registry.activate(self._client)
 
     async def _serve_metrics(self) -> str:

@@ -227,11 +227,9 @@ KEPT_RUNS: Final = Setting(
 OUTPUT_BUFFER_BYTES: Final = Setting(1 << 20, 1 << 12, 1 << 30, "lines that wait for a terminal that is not read")
 OUTPUT_END_S: Final = Setting(2, 0, 3600, "what the end of a cluster gives lines that wait for a terminal")
 TRACE_BUFFER_SPANS: Final = Setting(
-    32768, 4096, 1 << 30, "how many spans a process keeps while they cannot be sent; those beyond are only counted"
+    32768, 4096, 1 << 30, "how many spans a traced process keeps until its daemon reads them; more are only counted"
 )
-TRACE_COLLECT_TIMEOUT_S: Final = Setting(
-    2, 0.05, 3600, "how long collecting a trace waits for the spans of all processes"
-)
+TRACE_COLLECT_TIMEOUT_S: Final = Setting(2, 0.05, 3600, "how long collecting a trace waits for a node that is silent")
 
 _BY_NAME: Final = {name: value for name, value in globals().items() if isinstance(value, Setting)}
 for _name, _setting in _BY_NAME.items():

@@ -329,10 +329,7 @@ class _NextItem(Work[None]):
         self._stream = stream
 
     def _expire(self) -> None:
-        if (far_side := self._far_side()) is None:
-            self._stream._expire(self, "")
-        else:
-            far_side._follow(lambda: self._stream._expire(self, slow_waits.words_of(far_side)))
+        slow_waits.with_words(self, lambda words: self._stream._expire(self, words))
 
     def _describe(self) -> str:
         return self._stream._describe_next()

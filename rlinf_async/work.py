@@ -171,7 +171,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             waiters, followers = self._waiters, self._followers
             self._waiters, self._followers = _NOBODY, None
         if self._event:
-            recording.end(self._event, self._has_failed())
+            recording.end(self._event, self._has_failed() if error is None else type(error).__name__)
         for wake in (*waiters, *followers) if followers else waiters:
             try:
                 wake()

@@ -190,7 +190,7 @@ def _doing(process: ProcessReport, command: str) -> tuple[str, str]:
     calls = sorted(process.calls, key=lambda call: -call.age)
     words = [process.trouble] if process.trouble else []
     words += [f"{call.method}()" for call in calls[:_MAX_CALLS]]
-    words += [f"{len(calls) - _MAX_CALLS} more"] if len(calls) > _MAX_CALLS else []
+    words += [f"{process.owed - _MAX_CALLS} more"] if process.owed > _MAX_CALLS else []
     if not calls and process.role == "driver":
         words.append(command)
     return age(calls[0].age) if calls else "-", ", ".join(words) or "idle"

@@ -1,13 +1,12 @@
-"""Answers diagnostic requests about long waits: worker states and open calls, progress of requests, queue content."""
+"""Answers diagnostic requests about long waits: progress of requests, and content of queues."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any
 
-from rlinf_async._core import clock, operations
+from rlinf_async._core import operations
 from rlinf_async._core.resource_locks import Ticket
-from rlinf_async._inspection.state.run_report import IN_DEBUGGER
 
 from .channel_names import ChannelNames
 from .channels import Channels
@@ -15,16 +14,16 @@ from .device_locks import Locks
 from .endpoint import Endpoint
 from .group_names import Names
 from .handlers import Requester
-from .process_state import state_of
 from .router import Router
 from .templates import Templates
 
-_MAX_CALLS: Final = 5
-"""Open calls of a worker that are told."""
-
 
 class Activity:
-    """Handlers that describe this node's processes, as its daemon and the kernel know them, without waiting for any."""
+    """Handlers that say for what a wait is here, without waiting for anything.
+
+    Args:
+        state: of a process, in words.
+    """
 
     def __init__(
         self,
@@ -34,10 +33,10 @@ class Activity:
         channels: Channels,
         channel_names: ChannelNames,
         locks: Locks,
-        in_debugger: Mapping[int, str],
+        state: Callable[[Endpoint], str],
     ) -> None:
         self._router = router
-        self._in_debugger = in_debugger
+        self._state = state
         self._channels = channels
         groups, table = names.directory, channel_names.table
         self._progress: dict[type[operations.Operation[Any]], Callable[[Ticket, Any], str]] = {
@@ -52,21 +51,6 @@ class Activity:
             operations.Spawn: lambda ticket, op: templates.describe(),
             operations.CloseGroup: lambda ticket, op: self._group(op.group),
         }
-
-    async def worker_activity(self, requester: Requester, op: operations.WorkerActivity) -> list[Any]:
-        """``[state, calls, count]`` of each worker of the ``numbers``; None of one that is not there any more.
-
-        The state is what is unusual about its process, the calls are ``[method, seconds]`` of the oldest ones of so
-        many that are open.
-        """
-        now = clock.monotonic()
-        found = [self._router.endpoints.get(number) for number in op.numbers]
-        return [
-            [self._state(worker), worker.pending_calls.ages(now, _MAX_CALLS), len(worker.pending_calls)]
-            if worker is not None and worker.exit_report is None
-            else None
-            for worker in found
-        ]
 
     async def request_progress(self, requester: Requester, op: operations.RequestProgress) -> str:
         """What an open request of this process waits for here, in words."""
@@ -86,14 +70,6 @@ class Activity:
             if worker.process is not None and worker.process.setup.group == name and worker.process.exit_status is None
         ]
         return f"still alive: {', '.join(alive)}" if alive else ""
-
-    def _state(self, worker: Endpoint) -> str:
-        """Return what is unusual about a process, in words."""
-        if where := self._in_debugger.get(worker.id):
-            return f"{IN_DEBUGGER} at {where}"
-        if worker.process is not None:
-            return state_of(worker.process.pid, worker.process.image)
-        return state_of(worker.pid, None) if worker.pid else ""
 
 
 def _absent(what: str, name: str, names: list[str]) -> str:

@@ -38,15 +38,19 @@ from rlinf_async._inspection.state.run_report import (
     to_data,
 )
 
+from . import process_state
 from .channels import Channels
 from .child_processes import children_of
 from .endpoint import Endpoint
 from .handlers import Requester
-from .process_state import IN_KERNEL, cpu_seconds, start_of, state_of
+from .process_state import IN_KERNEL, cpu_seconds, start_of
 from .router import Router
 from .stack_reader import StackReader
 
-_PARTS: Final = frozenset({"activities", "queues"})
+_PARTS: Final = frozenset({"activities", "queues", "oldest"})
+
+_OLDEST: Final = 5
+"""Open calls of a process in a report of the ``oldest`` ones: it may owe thousands."""
 
 _ENDED: Final = "ended"
 """Begins the words about a process that is no more, here and in ``process_state.py``."""
@@ -60,8 +64,11 @@ _WITNESS_S: Final = 0.5
 _MAX_LEFT: Final = 8
 """Drivers that have left and are remembered; a notebook may come and go."""
 
-_MAX_TOLD_BYTES: Final = 8 << 20
-"""Of all activities in one answer; a frame may have 16 MiB."""
+_MAX_CALLS: Final = 1 << 14
+"""Open calls in one answer, of which each process has the same share: at 70 bytes each some 1 MiB."""
+
+_MAX_TOLD_BYTES: Final = 6 << 20
+"""All activities in one answer; a frame may have 8 MiB."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +127,8 @@ class Inspection:
             raise ValueError(f"Inspect: parts are {' and '.join(sorted(_PARTS))}, got {', '.join(sorted(unknown))}")
         found, ended = self._look_up(op.numbers)
         told = await self._ask(found) if "activities" in op.parts else {}
-        processes = [self._report(endpoint, told.get(endpoint.id)) for endpoint in found]
+        most = _OLDEST if "oldest" in op.parts else self._share()
+        processes = [self._report(endpoint, told.get(endpoint.id), most) for endpoint in found]
         if told:
             children = children_of({endpoint.os_pid for endpoint in self._router.endpoints.values() if endpoint.os_pid})
             for process in processes:
@@ -144,7 +152,7 @@ class Inspection:
         if process is None or all(answer.done() for answer in answers):
             return
         # Now, and not when all have answered: by then it may have answered a call that it tells to be at work on.
-        calls = _open_calls(process)
+        calls = _open_calls(process, self._share())
         told = dataclasses.replace(await _checked(op.activities), calls=calls)
         if is_for_loop and told.answered:
             told = dataclasses.replace(told, trouble=LOOP_BLOCKED)
@@ -176,7 +184,7 @@ class Inspection:
 
     async def _ask(self, endpoints: list[Endpoint]) -> dict[int, _Told]:
         """What these processes tell, or their stacks do; within the timeout and 1 s, whatever they do meanwhile."""
-        told = {each.id: _Told(trouble=self._state_of(each)) for each in endpoints}
+        told = {each.id: _Told(trouble=self.state_of(each)) for each in endpoints}
         # Where only the kernel knows of an end so far, its handling here is awaited: it says how the process has ended.
         ending = {each.id for each in endpoints if told[each.id].trouble.startswith(_ENDED) and not self._end_of(each)}
         asked = [each for each in endpoints if told[each.id].trouble in ("", IN_KERNEL) or each.id in ending]
@@ -199,7 +207,7 @@ class Inspection:
 
     async def _read_stacks(self, silent: list[Endpoint]) -> dict[int, _Told]:
         """The stacks of processes that have not answered."""
-        told = {each.id: _Told(trouble=self._state_of(each)) for each in silent}
+        told = {each.id: _Told(trouble=self.state_of(each)) for each in silent}
         dumps = {
             each.id: self._stacks.read(each) for each in silent if told[each.id].trouble in ("", IN_KERNEL)
         }  # the others have been stopped meanwhile
@@ -233,32 +241,37 @@ class Inspection:
             return endpoint.process.exit_status.text
         return "left the run" if endpoint.id in self._gone else ""
 
-    def _state_of(self, endpoint: Endpoint) -> str:
+    def state_of(self, endpoint: Endpoint) -> str:
         """What is unusual about a process, in words; empty if nothing is."""
         if how := self._end_of(endpoint):
             return f"{_ENDED}: {how}"
         if where := self._in_debugger.get(endpoint.id):
             return f"{IN_DEBUGGER} at {where}"
         image = None if endpoint.process is None else endpoint.process.image
-        state = state_of(endpoint.os_pid, image) if endpoint.os_pid else ""
+        state = process_state.state_of(endpoint.os_pid, image) if endpoint.os_pid else ""
         return state or ("" if endpoint.is_known else "is being started")
 
-    def _report(self, endpoint: Endpoint, told: _Told | None) -> dict[str, Any]:
+    def _share(self) -> int:
+        """Open calls of one process in an answer."""
+        return max(_OLDEST, _MAX_CALLS // max(1, len(self._router.endpoints)))
+
+    def _report(self, endpoint: Endpoint, told: _Told | None, most: int) -> dict[str, Any]:
         """The report of one process, as plain data.
 
         Args:
             told: None where its activities were not wanted.
+            most: open calls that it has, the oldest ones.
         """
         how = self._end_of(endpoint)
         answered = told is not None and told.answered and not how
         if how or told is None:
-            told = _Told(trouble=self._state_of(endpoint))
+            told = _Told(trouble=self.state_of(endpoint))
         role, name, group, rank = _identity(endpoint)
         report = ProcessReport(
             endpoint.id, role, name, group, rank, self._router.node, self._node_name, endpoint.os_pid,
-            told.trouble, answered, cpu=cpu_seconds(endpoint.os_pid),
+            told.trouble, answered, cpu=cpu_seconds(endpoint.os_pid), owed=len(endpoint.pending_calls),
         )  # fmt: skip
-        calls = [] if how else _open_calls(endpoint) if told.calls is None else told.calls
+        calls = [] if how else _open_calls(endpoint, most) if told.calls is None else told.calls
         return vars(report) | {"calls": [vars(call) for call in calls], "activities": told.activities}
 
 
@@ -278,8 +291,8 @@ def _identity(endpoint: Endpoint) -> tuple[str, str, str, int]:
     return "driver", "driver", "", -1
 
 
-def _open_calls(endpoint: Endpoint) -> list[OpenCall]:
-    return [OpenCall(*call) for call in endpoint.pending_calls.all_ages(clock.monotonic())]
+def _open_calls(endpoint: Endpoint, most: int) -> list[OpenCall]:
+    return [OpenCall(*call) for call in endpoint.pending_calls.ages(clock.monotonic(), most)]
 
 
 def _wake_witness(endpoint: Endpoint) -> bool:

@@ -252,9 +252,6 @@ class Node:
             if frames.node_of(frame[3]) == neighbour.node:
                 self._service.drop_owner(frame[3], ended=bool(frame[4]))
             return
-        if frame[0] == frames.CLOCK:
-            self._service.traces.on_clock(neighbour, frame)
-            return
         try:
             self._router.from_neighbour(neighbour, frame, fds)
         except Exception:
@@ -453,6 +450,9 @@ class Node:
             await self._close_groups()
             await self._take_leave()
         await self._network.stop()
+        # The other daemons end at the same time, and some before they answer: a handler that waits for one would keep
+        # this node from its end.  tests/launcher/daemon/test_router.py::test_a_node_that_ends_waits_for_no_answer
+        self._router.end_questions()
         self._templates.close()
 
     async def _close_groups(self) -> None:

@@ -115,7 +115,7 @@ class NodeMetrics:
         if endpoint.process is not None:
             oldest = endpoint.pending_calls.ages(clock.monotonic(), 1)
             samples[table.OPEN_CALLS.name].append([*who, len(endpoint.pending_calls)])
-            samples[table.CALL_AGE.name].append([*who, oldest[0][1] if oldest else 0.0])
+            samples[table.CALL_AGE.name].append([*who, oldest[0][3] if oldest else 0.0])
 
     def _add_node(self, samples: Samples) -> None:
         links = self._router.neighbours.values()

@@ -37,7 +37,6 @@ _FOR_A_QUEUE: Final = frozenset({frames.PUT, frames.GET, frames.QUEUE})
 _ABOUT_NOW: Final = frozenset(
     operation.__name__
     for operation in (
-        operations.WorkerActivity,
         operations.RequestProgress,
         operations.QueueState,
         operations.Inspect,
@@ -75,6 +74,7 @@ class Router:
         self._numbers = 0
         self._asked = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._asks_no_more = False
         """Of other daemons, to this one, by the number of the request."""
 
     def __repr__(self) -> str:
@@ -231,8 +231,17 @@ class Router:
         number = next(self._asked)
         self._answers[number] = answer
         answer.add_done_callback(lambda done: self._answers.pop(number))
-        self.request(node, operation, number)
+        if self._asks_no_more:
+            answer.cancel()
+        else:
+            self.request(node, operation, number)
         return answer
+
+    def end_questions(self) -> None:
+        """No answer comes any more: whoever waits for one is cancelled, now and later."""
+        self._asks_no_more = True
+        for answer in list(self._answers.values()):
+            answer.cancel()
 
     def _take_answer(self, frame: frames.Frame) -> None:
         answer = self._answers.get(frame[4])

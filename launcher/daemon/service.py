@@ -97,12 +97,12 @@ class DaemonService:
         self.stuck_ranks = StuckRanks(router)
         self.membership = Membership(router)
         self.call_check = CallCheck(loop, router)
-        self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, answer, self.gone)
+        self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, self.gone)
         self.debugging = DebugRelay(router, self.gone)
-        self.activity = Activity(
-            router, templates, self.names, self.channels, self.channel_names, self.locks, self.debugging.stopped
-        )
         self.inspection = Inspection(loop, router, site.name, self.channels, self.gone, self.debugging.stopped)
+        self.activity = Activity(
+            router, templates, self.names, self.channels, self.channel_names, self.locks, self.inspection.state_of
+        )
         self.black_box = BlackBox(site.log_dir, site.run, site.node)
         self.operators = OperatorRequests(router, self.probes, templates, site.name, site.log_dir)
         self.run_metrics = RunMetrics(router, site.name, lambda: self.welcome)
@@ -169,7 +169,6 @@ class DaemonService:
         on(operations.NodeIsLost, self.membership.node_is_lost)
         on(operations.SetLease, self.membership.set_lease)
         on(operations.NodeStatus, self.node_status)
-        on(operations.WorkerActivity, self.activity.worker_activity)
         on(operations.RequestProgress, self.activity.request_progress)
         on(operations.QueueState, self.activity.queue_state)
         on(operations.Inspect, self.inspection.inspect)
@@ -188,13 +187,9 @@ class DaemonService:
         on(operations.WithdrawError, self.withdraw_error)
         on(operations.OpenTrace, self.traces.open_trace)
         on(operations.StartTrace, self.traces.start_trace)
-        on(operations.WriteSpans, self.traces.write_spans)
-        on(operations.FlushSpans, self.traces.flush_spans)
         on(operations.ReadClock, self.traces.read_clock)
-        on(operations.CollectSpans, self.traces.collect_spans)
-        on(operations.SpansCollected, self.traces.spans_collected)
-        on(operations.AwaitSpans, self.traces.await_spans)
-        on(operations.ForgetSpans, self.traces.forget_spans)
+        on(operations.WriteSpans, self.traces.write_spans)
+        on(operations.CollectTrace, self.traces.collect_trace)
 
     def greet(self, endpoint: Endpoint, parent: dict[str, Any] | None = None) -> None:
         """The first that a process hears; a subprocess of a worker also hears of that."""
@@ -333,7 +328,7 @@ class DaemonService:
         self.gone.add(gone)
         parts: list[Callable[[int], None]] = [
             self.channels.drop_client, self.channel_names.drop_client, self.death_watch.forget, self.locks.drop,
-            self.ports.drop, self.traces.drop, self.inspection.drop, self.debugging.drop,
+            self.ports.drop, self.inspection.drop, self.debugging.drop,
             *((self.channels.drop_owner, self.channel_names.drop_owner, self.experiences.drop_owner) if ended else ()),
             self.router.drop_caller, self.names.drop, self.groups.drop,
             self.experiences.drop_client,
@@ -351,7 +346,7 @@ class DaemonService:
             if frames.node_of(owner) == node:
                 self.drop_owner(owner)
         parts = (self.channel_names.table.lose_node, self.debugging.drop_node, self.experiences.drop_node)
-        run_all(f"node {node}", (*(functools.partial(part, node) for part in parts), self.traces.look_again))
+        run_all(f"node {node}", (functools.partial(part, node) for part in parts))
 
     # -- errors that the script has not got -------------------------------------------------------------------------
 

@@ -1,48 +1,57 @@
 """Trace collection by daemons: one writes all processes' spans to a file, and compares the nodes' clocks.
 
-Batches are taken as they come, and the file is whole after each::
+Every daemon reads the span logs of its processes four times a second, and whenever somebody wants it; the file is whole
+after each batch::
 
-    driver ── open_trace ──► its daemon, home     a file, and the clocks of all nodes
-    driver ── trace ──► every daemon              ``traced``, to every process that there is, and in later welcomes
-    process ── spans ──► home                     a batch, as often as there is one
-    home ── CLOCK ──► daemons ──► home            again with the first batch from a node that comes seconds later
+    driver ── OpenTrace ──► its daemon, home      a file
+    driver ── StartTrace ──► every daemon         ``traced``, to every process that there is, and in later welcomes
+    process ──► its span log                      all that it does (_recorder/state/span_log.py)
+    daemon ── WriteSpans ──► home                 what is new there (span_tail.py)
+    home ── ReadClock ──► that daemon             many times in a row, with the first batch and again some seconds later
+
+A process that has died has left its span log, and one that is stopped is not waited for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
+import os
 import time
-from collections.abc import Callable, Container
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import msgpack
+
 from rlinf_async._core import frames, operations
 from rlinf_async._core.own_logger import own_logger
+from rlinf_async._recorder.state.event_ring import DIRECTORY
+from rlinf_async._recorder.state.span_log import SUFFIX
 from rlinf_async._trace.state.clocks import ClockOffset
 from rlinf_async._trace.state.trace_file import Process, TraceFile
 from rlinf_async.errors import ConfigError
 
-from .handlers import LATER, Requester
-from .node_link import NodeLink
+from .handlers import Requester
 from .router import Router
+from .span_tail import SpanTail
 
 logger = own_logger(__name__)
+
+_INTERVAL_S: Final = 0.25
+"""Between two rounds; a process must not fill its span log meanwhile."""
 
 _CLOCK_SAMPLES: Final = 64
 """In a row; the one with the shortest way counts.  Where processors are busy most ways take longer than a call, which
 would then be drawn before its caller and get no arrow."""
 
+_CLOCK_TIMEOUT_S: Final = 2.0
+"""For all of these."""
+
 _COMPARE_S: Final = 5.0
 """After which the clocks are compared again."""
-
-_CLOCKS_TIMEOUT_S: Final = 2.0
-"""For the clocks of all nodes, before the trace begins."""
-
-_SPANS_PER_TURN: Final = 64
-"""Spans that are written without a break."""
-
-_MAX_ROUNDS: Final = 64
 
 
 class Traces:
@@ -52,7 +61,6 @@ class Traces:
         name: of this node.
         log_dir: where the file is, unless somebody names another place.
         welcome: what every process of this node is told when it attaches.
-        answer: answers a request that has waited.
         gone: processes that are no more.
     """
 
@@ -63,7 +71,6 @@ class Traces:
         run: str,
         log_dir: Path,
         welcome: Callable[[], dict[str, Any]],
-        answer: Callable[[Requester, Any], None],
         gone: Container[int],
     ) -> None:
         self._router = router
@@ -71,18 +78,19 @@ class Traces:
         self._run = run
         self._log_dir = log_dir
         self._welcome = welcome
-        self._answer = answer
         self._gone = gone
+        self._tails: dict[str, SpanTail] = {}
+        """By the names of their files: of processes of this node that may write on."""
+        self._seen: set[str] = set()
+        """Names of all files that have had one."""
         self._file: TraceFile | None = None
-        self._broken = False
+        self._timer: asyncio.TimerHandle | None = None
         self._turns = asyncio.Lock()
-        """Batches are written in the order in which they came."""
-        self._clocks: dict[int, ClockOffset] = {}
-        self._left: dict[int, int] = {}
-        """Questions of the present row that are still to be asked, by node."""
-        self._compared: dict[int, asyncio.Future[None]] = {}
-        self._rounds: dict[str, set[int]] = {}
-        self._waiting: dict[str, tuple[Requester, set[int]]] = {}
+        """Batches leave in the order of what is in them."""
+        self._clocks: dict[int, ClockOffset] = defaultdict(ClockOffset)
+
+    def __repr__(self) -> str:
+        return f"<Traces [{len(self._tails)} processes, {self._file!r}]>"
 
     # -- the file -----------------------------------------------------------------------------------------------
 
@@ -104,7 +112,6 @@ class Traces:
                 self._file = TraceFile(path, time.monotonic_ns(), about)
             except OSError as error:
                 raise ConfigError(f"the trace cannot be written to {path}: {error.strerror}") from error
-            await self._compare_clocks()
         return {"node": self._router.node, "path": str(self._file.path)}
 
     async def start_trace(self, requester: Requester, op: operations.StartTrace) -> None:
@@ -112,138 +119,110 @@ class Traces:
         if "trace" not in self._welcome():
             self._welcome()["trace"] = facts = {"node": op.node, "path": op.path}
             self._router.tell_all("traced", facts)
+            self._wait()
 
     async def write_spans(self, requester: Requester, op: operations.WriteSpans) -> None:
-        """A batch of what a process has recorded; it is in the file when this is answered."""
-        if self._file is None or self._broken:
-            return
+        """Spans of a process, from its daemon; they are in the file when this is answered."""
         node = frames.node_of(requester.endpoint)
-        clock = self._clocks.get(node)
-        if clock is not None and time.monotonic_ns() - clock.heard_at > _COMPARE_S * 1e9 and not self._left.get(node):
-            self._ask_clock(node, _CLOCK_SAMPLES)
+        clock = None if node == self._router.node else self._clocks[node]
+        if clock is not None and (not clock.is_known or time.monotonic_ns() - clock.heard_at > _COMPARE_S * 1e9):
+            with contextlib.suppress(TimeoutError):  # that node has just been lost
+                async with asyncio.timeout(_CLOCK_TIMEOUT_S):
+                    for _ in range(_CLOCK_SAMPLES):
+                        asked = time.monotonic_ns()
+                        theirs = await self._router.ask(node, operations.ReadClock())
+                        clock.add_sample(asked, theirs, time.monotonic_ns())
+        self._write(node, op.batch)
+
+    def _write(self, node: int, batch: list[Any]) -> None:
+        if self._file is None:
+            return
         at = self._name if node == self._router.node else self._router.neighbours[node].name
         try:
-            name, pid, shift, tracks, dropped, spans = frames.unpack(op.batch)
-            process = Process(requester.endpoint, str(name), at, int(pid))
-            async with self._turns:
-                for first in range(0, len(spans), _SPANS_PER_TURN):
-                    part = spans[first : first + _SPANS_PER_TURN]
-                    self._file.add(process, tracks, part, dropped, shift=int(shift), clock=clock)
-                    tracks, dropped = {}, 0
-                    await asyncio.sleep(0)  # what else this daemon does is more urgent
+            endpoint, name, pid, shift, tracks, dropped, spans = batch
+            process = Process(endpoint, str(name), at, int(pid))
+            self._file.add(process, tracks, spans, dropped, shift=int(shift), clock=self._clocks.get(node))
         except OSError as error:
-            self._broken = True
             logger.error("the trace ends here: %s", error)
-        except (TypeError, ValueError, IndexError, AttributeError, frames.FrameError):
-            logger.warning("endpoint %d sent spans that make no sense", requester.endpoint)
-
-    async def flush_spans(self, requester: Requester, op: operations.FlushSpans) -> None:
-        """Answered when everything is in the file that has come so far."""
-        async with self._turns:
-            pass
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    # -- clocks -------------------------------------------------------------------------------------------------
+            self._end_file()
+        except (TypeError, ValueError, IndexError, AttributeError):
+            logger.warning("node %d sent spans that make no sense", node)
 
     async def read_clock(self, requester: Requester, op: operations.ReadClock) -> int:
         """The time, in nanoseconds of this daemon's monotonic clock."""
         return time.monotonic_ns()
 
-    async def _compare_clocks(self) -> None:
-        loop = asyncio.get_running_loop()
-        for node in self._router.neighbours:
-            self._clocks[node] = ClockOffset()
-            self._compared[node] = loop.create_future()
-            self._ask_clock(node, _CLOCK_SAMPLES)
-        if self._compared:
-            await asyncio.wait(self._compared.values(), timeout=_CLOCKS_TIMEOUT_S)
-        self._compared.clear()
-        for node, clock in self._clocks.items():
-            if not clock.is_known:
-                logger.warning("the clock of node %d is not known: its spans may stand in the wrong place", node)
+    def close(self) -> None:
+        """Writes what the processes of this node have left, and removes their span logs."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._file is not None:
+            for batch in self._batches():
+                self._write(self._router.node, batch)
+            self._end_file()
+        for name in list(self._tails):
+            self._remove(name)
 
-    def _ask_clock(self, node: int, questions: int) -> None:
-        neighbour = self._router.neighbours[node]
-        self._left[node] = questions if neighbour.lost is None else 0
-        if self._left[node]:
-            neighbour.send((frames.CLOCK, 0, frames.endpoint(self._router.node, 0), node, time.monotonic_ns(), 0))
+    def _end_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
-    def on_clock(self, neighbour: NodeLink, frame: list[Any]) -> None:
-        """Another daemon asks for the time, or tells it."""
-        heard = time.monotonic_ns()
-        asked, theirs = frame[4], frame[5]
-        if not theirs:
-            me = frames.endpoint(self._router.node, 0)
-            neighbour.send((frames.CLOCK, 0, me, neighbour.node, asked, heard))
+    # -- the processes of this node -----------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_INTERVAL_S, self._begin_round)
+
+    def _begin_round(self) -> None:
+        self._router.ask(self._router.node, operations.CollectTrace()).add_done_callback(self._end_round)
+
+    def _end_round(self, done: asyncio.Future[None]) -> None:
+        if not done.cancelled() and done.exception() is None:  # else home is lost, or the handler has told
+            self._wait()
+
+    async def collect_trace(self, requester: Requester, op: operations.CollectTrace) -> None:
+        """Has all in the file that processes of this node have recorded until now."""
+        if (facts := self._welcome().get("trace")) is None:
             return
-        clock = self._clocks.get(neighbour.node)
-        if clock is None or not self._left.get(neighbour.node):
-            return
-        clock.add_sample(asked, theirs, heard)
-        self._ask_clock(neighbour.node, self._left[neighbour.node] - 1)
-        compared = self._compared.get(neighbour.node)
-        if compared is not None and not compared.done() and not self._left[neighbour.node]:
-            compared.set_result(None)
+        home = facts["node"]
+        async with self._turns:
+            for batch in self._batches():
+                if home == self._router.node:  # at once: what has been read must not be lost at the end of this daemon
+                    self._write(home, batch)
+                    await asyncio.sleep(0)  # what else this daemon does is more urgent
+                else:
+                    await self._router.ask(home, operations.WriteSpans(batch))
 
-    # -- everything, now ----------------------------------------------------------------------------------------
+    def _batches(self) -> Iterator[list[Any]]:
+        """Yield what is new in the span logs of this node, one process after the other."""
+        # By their files: a process that came and went since the last round has left its own.
+        with contextlib.suppress(OSError), os.scandir(self._log_dir / DIRECTORY) as entries:
+            for entry in entries:
+                if entry.name.endswith(SUFFIX) and entry.name not in self._seen:
+                    with contextlib.suppress(OSError, ValueError):  # it is being made just now
+                        self._find(entry)
+        for name, tail in list(self._tails.items()):
+            has_ended = tail.identity["endpoint"] in self._gone  # asked before: what it wrote until then is read
+            who = [tail.identity["endpoint"], tail.identity["process"], tail.identity["pid"], tail.shift]
+            try:
+                tail.aim()
+                while tail.has_more:
+                    yield [*who, *tail.take()]
+            except (OSError, TypeError, ValueError, KeyError, msgpack.UnpackException) as error:
+                logger.warning("the spans of %s cannot be read any further: %s", tail, error)
+                has_ended = True
+            if has_ended:
+                self._remove(name)
 
-    async def collect_spans(self, requester: Requester, op: operations.CollectSpans) -> list[int]:
-        """Has every process of this node send what it has; those who will answer to the node that writes."""
-        self._router.tell_all("collect_spans", {"round": op.round, "node": op.node})
-        all_here = [each for each in self._router.endpoints.values() if each.role != "operator"]
-        attached = [each for each in all_here if each.connection and each.exit_report is None]
-        return [endpoint.id for endpoint in attached if endpoint.process or endpoint.is_known]
+    def _remove(self, name: str) -> None:
+        del self._tails[name]
+        with contextlib.suppress(OSError):
+            (self._log_dir / DIRECTORY / name).unlink()
 
-    async def spans_collected(self, requester: Requester, op: operations.SpansCollected) -> None:
-        """A process has sent everything."""
-        async with self._turns:  # its last batch is in the file
-            pass
-        if requester.endpoint in self._gone:
-            return
-        self._rounds.setdefault(op.round, set()).add(requester.endpoint)
-        while len(self._rounds) > _MAX_ROUNDS:  # of those that nobody waited for to the end
-            del self._rounds[next(iter(self._rounds))]
-        self._look(op.round)
-
-    async def await_spans(self, requester: Requester, op: operations.AwaitSpans) -> Any:
-        """Answered once these processes have sent everything, or are gone."""
-        self._waiting[op.round] = (requester, set(op.processes))
-        self._look(op.round)
-        return LATER
-
-    async def forget_spans(self, requester: Requester, op: operations.ForgetSpans) -> None:
-        """Nobody waits for them any longer."""
-        self._waiting.pop(op.round, None)
-        self._rounds.pop(op.round, None)
-
-    def drop(self, gone: int) -> None:
-        """A process is no more: nobody waits for its spans, nor it for those of others."""
-        for turn, (requester, _) in list(self._waiting.items()):
-            if requester.endpoint == gone:
-                del self._waiting[turn]
-        self.look_again()
-        for turn, sent in list(self._rounds.items()):
-            sent.discard(gone)
-            if not sent:
-                del self._rounds[turn]
-
-    def look_again(self) -> None:
-        """Some process or node is no more."""
-        for turn in list(self._waiting):
-            self._look(turn)
-
-    def _look(self, turn: str) -> None:
-        if turn not in self._waiting:
-            return
-        requester, processes = self._waiting[turn]
-        told = self._rounds.get(turn, set())
-        missing = {each for each in processes - told if each not in self._gone}
-        neighbours = self._router.neighbours
-        lost = {node for node, neighbour in neighbours.items() if neighbour.lost is not None}
-        if lost.issuperset(map(frames.node_of, missing)):
-            del self._waiting[turn]
-            self._rounds.pop(turn, None)
-            self._answer(requester, None)
+    def _find(self, entry: os.DirEntry[str]) -> None:
+        # A directory that the user has chosen may be that of other nodes, and have files of earlier runs.
+        if frames.node_of(int(entry.name.removesuffix(SUFFIX), 16)) == self._router.node:
+            tail = SpanTail(Path(entry.path))
+            if tail.identity["run"] == self._run:
+                self._tails[entry.name] = tail
+                self._seen.add(entry.name)

@@ -14,6 +14,7 @@ from rlinf_async import settings
 from rlinf_async._core import frames, operations
 from rlinf_async._core.operations import Answer, Operation
 from rlinf_async._core.root_cause import fold_ranks
+from rlinf_async._inspection.state.run_report import ProcessReport, from_data
 from rlinf_async._waits import slow_waits
 from rlinf_async.work import Work
 
@@ -22,10 +23,6 @@ Member = tuple[str, int]
 
 _Like = tuple[str, str, tuple[str, ...]]
 """Group, state and methods: ranks of which all this is the same are told of together."""
-
-
-_Facts = tuple[str, list[tuple[str, float]], int]
-"""State of a rank's process, its oldest open calls with their ages, and how many are open."""
 
 
 class Client(Protocol):
@@ -42,20 +39,20 @@ def workers(client: Client, who: Mapping[int, Member]) -> Work[str]:
     """What workers do, by endpoint: what is unusual about their processes, and which calls are open there."""
     by_node: dict[int, list[int]] = {}
     for endpoint in who:
-        by_node.setdefault(frames.node_of(endpoint), []).append(endpoint)
+        by_node.setdefault(frames.node_of(endpoint), []).append(frames.number_of(endpoint))
     requests = {
-        node: client.request(operations.WorkerActivity(list(map(frames.number_of, endpoints))), node=node)
-        for node, endpoints in by_node.items()
+        node: client.request(operations.Inspect(numbers, ["oldest"]), node=node) for node, numbers in by_node.items()
     }
 
     def tell() -> str:
-        told: dict[int, Any] = {}
+        told: dict[Member, ProcessReport | None] = {}
         missing = []
         for node, request in requests.items():
             answer, excuse = _answer_of(request, node)
-            told.update(zip(by_node[node], answer or (), strict=False))
+            reports = {each["endpoint"]: from_data(ProcessReport, each) for each in (answer or {}).get("processes", ())}
+            told |= {who[each]: reports.get(each) for each in who if answer and frames.node_of(each) == node}
             missing += [excuse] if excuse else []
-        return "; ".join([*_fold({who[endpoint]: facts for endpoint, facts in told.items()}), *missing])
+        return "; ".join([*_fold(told), *missing])
 
     return _when_all(list(requests.values()), tell, client)
 
@@ -133,17 +130,18 @@ def _answer_of(request: slow_waits.FarSide, node: int) -> tuple[Any, str]:
         return None, f"node {node}: {error}"
 
 
-def _fold(facts: Mapping[Member, _Facts | None]) -> list[str]:
+def _fold(facts: Mapping[Member, ProcessReport | None]) -> list[str]:
     """One line for each set of ranks that are at the same."""
     ranks: dict[_Like, list[int]] = {}
     ages: dict[_Like, list[list[float]]] = {}
     more: dict[_Like, int] = {}
-    for (group, rank), of_rank in facts.items():
-        state, calls, count = ("ended", [], 0) if of_rank is None else of_rank
-        like = (group, state, tuple(method for method, _ in calls))
+    for (group, rank), report in facts.items():
+        calls = [] if report is None else report.calls
+        state = "ended" if report is None else report.trouble.removeprefix("is ")
+        like = (group, state, tuple(call.method for call in calls))
         ranks.setdefault(like, []).append(rank)
-        ages.setdefault(like, []).append([age for _, age in calls])
-        more[like] = max(more.get(like, 0), count - len(calls))
+        ages.setdefault(like, []).append([call.age for call in calls])
+        more[like] = max(more.get(like, 0), 0 if report is None else report.owed - len(calls))
     return [_line(like, ranks[like], ages[like], more[like]) for like in ranks]
 
 

@@ -23,7 +23,6 @@ never its body::
     DIRECT  kind 1   source target                              worker -> daemon -> caller on its node: a socket
     SETTLED kind 0   source calls                               worker -> daemon: [source, call, ...] answered directly
     PENDING kind 0   source pending answered                    caller -> daemon: calls that went past it
-    CLOCK   kind 0   source node asked theirs                   daemon -> daemon: the time, of a question 0
     RESUME  kind 0   source target owner received               process -> daemon -> process: their socket is gone
     ACK     kind 0   received about                             both ends of one socket: retransmission
     RESTART kind 0                                              (``_core/resend.py``)
@@ -84,7 +83,6 @@ QUEUE: Final = 15
 DIRECT: Final = 16
 SETTLED: Final = 17
 PENDING: Final = 18
-CLOCK: Final = 19
 FAILED: Final = 20
 RESUME: Final = 21
 ACK: Final = 22
@@ -148,7 +146,6 @@ LENGTHS: Final[dict[int, int]] = {
     DIRECT: 4,
     SETTLED: 4,
     PENDING: 5,
-    CLOCK: 6,
     FAILED: 6,
     RESUME: 6,
     ACK: 4,

@@ -71,7 +71,6 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     SetLease            seconds                                     None            a driver, of every daemon
     -- for people
     NodeStatus                                                      dict[str, Any]  status()
-    WorkerActivity      numbers                                     list[Any]       words about a long wait
     RequestProgress     operation fields number                     str             words about a long wait
     QueueState          number key                                  str             words about a long wait
     Inspect             numbers parts                               dict[str, Any]  a report of the run, of every daemon
@@ -92,13 +91,9 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     -- the trace; home is the daemon that writes it
     OpenTrace           path                                        dict[str, Any]  a driver, of its daemon: home
     StartTrace          node path                                   None            the same, of every daemon
-    WriteSpans          batch                                       None            every process, of home
-    FlushSpans                                                      None            a process that records no more
-    ReadClock                                                       int             a process that joins the trace
-    CollectSpans        round node                                  list[int]       collect(), of every daemon
-    SpansCollected      round                                       None            every process, of home
-    AwaitSpans *        round processes                             None            collect(), of home
-    ForgetSpans         round                                       None            collect(), too late
+    ReadClock                                                       int             home, of every daemon
+    WriteSpans          batch                                       None            every daemon, of home
+    CollectTrace                                                    None            Tracer.finalize(), of every daemon
 """
 
 # Without ``from __future__ import annotations``: ``read`` checks values against the annotations themselves.
@@ -223,7 +218,6 @@ class NodeIsLost(Operation[None]): epoch: int; node: int; reason: str
 class SetLease(Operation[None]): seconds: float
 
 class NodeStatus(Operation[dict[str, Any]]): pass
-class WorkerActivity(Operation[list[Any]]): numbers: list[int]
 class RequestProgress(Operation[str]): operation: str; fields: dict[str, Any]; number: int
 class QueueState(Operation[str]): number: int; key: bytes
 class Inspect(Operation[dict[str, Any]]): numbers: list[int]; parts: list[str]
@@ -244,13 +238,9 @@ class WithdrawError(Operation[None]): key: str
 
 class OpenTrace(Operation[dict[str, Any]]): path: str | None
 class StartTrace(Operation[None]): node: int; path: str
-class WriteSpans(Operation[None]): batch: bytes
-class FlushSpans(Operation[None]): pass
 class ReadClock(Operation[int]): pass
-class CollectSpans(Operation[list[int]]): round: str; node: int
-class SpansCollected(Operation[None]): round: str
-class AwaitSpans(WaitingOperation[None]): round: str; processes: list[int]
-class ForgetSpans(Operation[None]): round: str
+class WriteSpans(Operation[None]): batch: list[Any]
+class CollectTrace(Operation[None]): pass
 # fmt: on
 
 

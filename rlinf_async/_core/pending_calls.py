@@ -124,13 +124,10 @@ class PendingCalls:
         self._open.clear()
         return open_calls
 
-    def ages(self, now: float, most: int) -> list[tuple[str, float]]:
-        """What was asked and how many seconds ago, oldest first."""
-        return [(method, now - since) for _, method, since in itertools.islice(self._open.values(), most)]
-
-    def all_ages(self, now: float) -> list[tuple[int, int, str, float]]:
-        """(source, call, method, seconds) of every open call, oldest first."""
-        return [(source, call, method, now - since) for (source, call), (_, method, since) in self._open.items()]
+    def ages(self, now: float, most: int | None = None) -> list[tuple[int, int, str, float]]:
+        """(source, call, method, seconds) of the open calls, oldest first; of so many, or of all."""
+        oldest = itertools.islice(self._open.items(), most)
+        return [(source, call, method, now - since) for (source, call), (_, method, since) in oldest]
 
     def methods(self, now: float, most: int = 5) -> list[str]:
         """What was asked and how long ago, oldest first: ``"step (3.2 s)"``."""

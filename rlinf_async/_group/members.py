@@ -26,7 +26,6 @@ from rlinf_async._group.failure_notices import Failure, FailureNotices
 from rlinf_async._group.restart_rounds import Restart
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
-from rlinf_async._trace import recorder
 from rlinf_async._waits import loop_watch
 from rlinf_async._waits.unobserved_errors import UnobservedError, cause_of
 from rlinf_async.address import WorkerInfo
@@ -559,9 +558,7 @@ class Members:
     def record(self, handler: CallHandle, method: str, ranks: int) -> None:
         """Write the beginning of a call into the flight recorder and the trace."""
         if recording.admits():
-            handler._ended._event = recording.begin(_CALL, f"{self.name}.{method}", ranks)
-        if recorder.recorder is not None:
-            recorder.follow_call(handler, handler._ended, f"{self.name}.{method}")
+            handler._ended._event = recording.begin(_CALL, f"{self.name}.{method}", ranks, handler)
 
     def call_now(self, ranks: Sequence[int], method: str, encoded: Encoded | bytes) -> Handle:
         """A call in front of all that waits."""

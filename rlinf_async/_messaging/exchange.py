@@ -24,7 +24,6 @@ from rlinf_async._messaging.state.matching import Message
 from rlinf_async._messaging.state.message_facts import OBJECT, PAIR, POINT_TO_POINT, TENSOR
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
-from rlinf_async._trace import recorder
 from rlinf_async._transports.devices.gpu_link_choice import MIN_GPU_LINK_BYTES
 from rlinf_async._transports.memory import Place
 from rlinf_async.address import WorkerInfo
@@ -299,14 +298,12 @@ class Exchange:
     ) -> None:
         """Starts it as soon as it is known where all members live; until then it is in line for the names."""
         # Lines of the framework's own always have a receive posted: what they carry, as weights, is recorded as that.
-        is_recorded = stream is None and recording.admits()
-        if is_recorded or recorder.recorder is not None:
+        if (stream is None or recording.log is not None) and recording.admits():
             nbytes = operation.payload.nbytes if isinstance(operation, Sending) else 0
             names = " ".join([f"{member.group}:{member.rank}" for member in members])
             name = f"{operation.what.partition('(')[0]} {names}"
-            if is_recorded:
-                operation._event = recording.begin(EventKind.RECV if receives else EventKind.SEND, name, nbytes)
-            recorder.follow(operation, name, "message", {"bytes": nbytes} if nbytes else None)
+            kind = EventKind.LINE if stream is not None else EventKind.RECV if receives else EventKind.SEND
+            operation._event = recording.begin(kind, name, nbytes)
         # The users' messages from a rank that has died are none of a broadcast, nor of the framework's own lines, which
         # wait for the rank to return: a line that failed at once would be opened anew, without an end.
         # tests/_messaging/test_moments.py::

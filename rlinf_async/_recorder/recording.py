@@ -8,6 +8,9 @@
 The ring is a file and no anonymous memory, so that it is there after a SIGKILL of every process of a run.  It lies with
 the run's logs, is removed with them, and is of a fixed size (``RLINF_RECORDER_EVENTS``).  A process that cannot have
 one goes without.
+
+In a traced run the process has a span log beside its ring as well (``trace``).  The same ``begin`` and ``end`` write to
+both then, and all operations are admitted.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ from rlinf_async._recorder.state.event_ring import (
 from rlinf_async._recorder.state.metric_names import cell_name
 from rlinf_async._recorder.state.metric_table import WEIGHTS
 from rlinf_async._recorder.state.ring_admission import Admission
+from rlinf_async._recorder.state.span_log import RECORDS_AT, SpanLog, Writers, log_path
 
 logger = own_logger(__name__)
 
@@ -48,15 +52,21 @@ _LEFT_FREE: Final = 20
 ring: EventRing | None = None
 """Of this process; None where it records nothing."""
 
+log: SpanLog | None = None
+"""The span log of this process; None where its run is not traced."""
+
+_BYTES_PER_SPAN: Final = 128
+"""Room in the span log: a begin takes about 60 bytes and an end 20."""
 
 _NONE: Final = itertools.repeat(False).__next__
+_ALL: Final = itertools.repeat(True).__next__
 
 
-def _nowhere(kind: int, name: str, value: float = 0.0) -> int:
+def _nowhere(kind: int, name: str, value: float = 0.0, of: Any = None) -> int:
     return 0
 
 
-def _no_end(operation: int, failed: bool = False) -> None:
+def _no_end(operation: int, failed: bool | str = False) -> None:
     pass
 
 
@@ -68,15 +78,15 @@ def _no_finish(place: int) -> None:
     pass
 
 
-# What writes to the ring, without a call in between; they change in ``attach`` and ``_forget`` only, so each is looked
-# up here when it is needed: an operation may begin in one thread while another one leaves the run.
+# What writes to the ring, without a call in between; they change when the process joins or leaves a run only, so each
+# is looked up here when it is needed: an operation may begin in one thread while another one leaves the run.
 
 admits: Callable[[], bool] = _NONE
 """Whether an operation that begins now is to be recorded: ``Admission.question``."""
 
 begin: Begin = _nowhere
-"""``begin(kind, name, value)``: records an operation that begins now, before anything may settle it; its number, or 0.
-A ``Work`` that has it as its ``_event`` records its own end."""
+"""``begin(kind, name, value, of)``: records an operation that begins now, before anything may settle it; its number, or
+0; ``of`` is told to the trace (``SpanLog.begin``).  A ``Work`` that has it as its ``_event`` records its own end."""
 
 end: End = _no_end
 """``end(operation, failed)``: records the end of an operation that has a number."""
@@ -89,6 +99,8 @@ finish_call: Finish = _no_finish
 """Those of the ``CallJournal``."""
 
 _owner: object = None
+_tracer: object = None
+"""The owners of the ring and of the span log."""
 
 
 def attach(owner: object, logs: str, identity: dict[str, Any]) -> None:
@@ -99,34 +111,61 @@ def attach(owner: object, logs: str, identity: dict[str, Any]) -> None:
         logs: directory of the run's logs on this machine.
         identity: see ``RingContents``.
     """
-    global ring, admits, begin, end, point, start_call, finish_call, _owner
+    global ring, point, start_call, finish_call, _owner
     slots = _slots()
     if ring is not None or slots == 0 or not logs:
         return
     path = ring_path(logs, identity["endpoint"])
     try:
         ring = EventRing(_mapping(path, size_of(slots)), slots, identity)
-        begin, end, point = ring.begin, ring.end, ring.point
-        journal = ring.journal
-        start_call, finish_call = journal.start, journal.finish
-        admits = Admission(slots, ring.left_out).question()
+        point, start_call, finish_call = ring.point, ring.journal.start, ring.journal.finish
+        _write_to((Admission(slots, ring.left_out).question(), ring.begin, ring.end))
         _owner = owner
     except (OSError, ValueError) as error:  # a full disk, no descriptors: the run goes on
         logger.debug("this process has no flight recorder: %s", error)
 
 
+def trace(owner: object, logs: str, identity: dict[str, Any]) -> None:
+    """Has the trace of a run show what this process does from now on; of one run at a time."""
+    global log, admits, begin, end, _tracer
+    if log is not None:
+        if log.run != identity["run"]:
+            logger.warning("this process takes part in two traced runs; its own spans are in the trace of %s", log.run)
+        return
+    size = RECORDS_AT + int(settings.TRACE_BUFFER_SPANS()) * _BYTES_PER_SPAN
+    try:
+        log = SpanLog(_mapping(log_path(logs, identity["endpoint"]), size), identity, (admits, begin, end))
+        admits, begin, end = _ALL, log.begin, log.end
+        _tracer = owner
+    except (OSError, ValueError) as error:
+        logger.warning("the trace does not show what this process does: %s", error)
+
+
 def detach(owner: object) -> None:
     """Records nothing more; what there is stays.  Only what has attached detaches."""
-    # The mapping is not closed: another thread may be within an event.  It ends with the last reference.
+    # The mappings are not closed: another thread may be within an event.  They end with the last reference.
+    global ring, log, admits, begin, end, point, start_call, finish_call, _owner, _tracer
+    if log is not None and _tracer is owner:
+        admits, begin, end = log.ring
+        log = _tracer = None
     if _owner is owner:
-        _forget()
+        _write_to((_NONE, _nowhere, _no_end))
+        point, start_call, finish_call = _nowhere, _no_start, _no_finish
+        ring = _owner = None
+
+
+def _write_to(writers: Writers) -> None:
+    """Has operations recorded by these, by way of the span log where that is."""
+    global admits, begin, end
+    if log is None:
+        admits, begin, end = writers
+    else:
+        log.ring = writers
 
 
 def _forget() -> None:
-    global ring, admits, begin, end, point, start_call, finish_call, _owner
-    admits, begin, end, point = _NONE, _nowhere, _no_end, _nowhere
-    start_call, finish_call = _no_start, _no_finish
-    ring = _owner = None
+    detach(_owner)
+    detach(_tracer)
 
 
 os.register_at_fork(after_in_child=_forget)  # else both would write to one ring

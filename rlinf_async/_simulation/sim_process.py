@@ -17,7 +17,6 @@ from rlinf_async._core import own_start, process
 from rlinf_async._core.wait_table import WaitTable
 from rlinf_async._recorder import recording, user_metrics
 from rlinf_async._simulation.scheduler import Scheduler
-from rlinf_async._trace import recorder
 from rlinf_async._waits import loop_watch, slow_waits, unobserved_errors
 from rlinf_async._worker import context
 from rlinf_async.weights.links import socket_link, worker_link
@@ -29,7 +28,7 @@ _GLOBALS: Final[tuple[tuple[Any, str], ...]] = (
     *((registry, name) for name in ("_active", "_inherited")),
     (client, "_clients"),
     *((recording, name) for name in ("ring", "admits", "begin", "end", "point", "start_call", "finish_call", "_owner")),
-    *((recorder, name) for name in ("recorder", "_trace")),
+    *((recording, name) for name in ("log", "_tracer")),
     (emulated_links, "here"),
     (process, "pid"),
     (own_start, "_start"),

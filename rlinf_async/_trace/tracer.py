@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import AsyncIterator, Callable
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from rlinf_async._client import registry
-from rlinf_async._trace import recorder as tracing
-from rlinf_async._trace.state.spans import Recorder, Span, plain, text
+from rlinf_async._recorder import recording
+from rlinf_async._recorder.state.span_log import SpanLog
+from rlinf_async._trace import recorder
 from rlinf_async.work import blocking
+
+_MAX_TEXT_CHARS: Final = 200
+"""Characters of a name, or of a text among the arguments."""
+
+_MAX_ARGUMENTS: Final = 16
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,15 +44,14 @@ class Tracer:
     @staticmethod
     def trace_begin(name: str, cat: str = "default", args: dict[str, Any] | None = None) -> None:
         """Something begins, to its ``trace_end`` in the same coroutine, or in the same thread outside of any."""
-        if tracing.recorder is not None:
-            tracing.recorder.enter(text(name), text(cat), plain(args))
+        if (log := recording.log) is not None:
+            log.enter(_text(name), _text(cat), plain(args))
 
     @staticmethod
     def trace_end(name: str, cat: str = "default") -> None:
         """What was begun here last under that name and category ends; nothing happens if nothing was."""
-        recorder = tracing.recorder
-        if recorder is not None and (span := recorder.innermost(text(name), text(cat))) is not None:
-            recorder.leave(span)
+        if (log := recording.log) is not None:
+            log.end_innermost(_text(name), _text(cat))
 
     @staticmethod
     def trace_span(name: str, cat: str = "default", args: dict[str, Any] | None = None) -> TraceSpan:
@@ -67,7 +73,7 @@ class Tracer:
 
     @staticmethod
     def finalize(*, cluster: registry.HasClient | None = None) -> Any:
-        """Has every process of the run send what it has recorded so far; recording goes on.
+        """Has the file brought up to what all processes of the run have recorded so far; recording goes on.
 
         It need not be called: at the end of the cluster the file has everything.
 
@@ -82,30 +88,31 @@ class Tracer:
             RuntimeError: no ``cluster=`` was given, and not exactly one is open in this process.
         """
         client = registry.client_of(cluster)
-        return blocking(client.run(tracing.collect(client), what="the trace of the run"))
+        return blocking(client.run(recorder.collect(client), what="the trace of the run"))
 
 
 class TraceSpan:
     """A stretch of time, as a context manager."""
 
-    __slots__ = ("_args", "_category", "_name", "_recorder", "_span")
+    __slots__ = ("_args", "_category", "_log", "_name", "_span")
 
     def __init__(self, name: str, category: str, args: dict[str, Any] | None) -> None:
         self._name = name
         self._category = category
         self._args = args
-        self._recorder: Recorder | None = None
-        self._span: Span
+        self._log: SpanLog | None = None
+        self._span = 0
 
     def __enter__(self) -> None:
-        if tracing.recorder is not None:
-            self._recorder = tracing.recorder
-            self._span = self._recorder.enter(text(self._name), text(self._category), plain(self._args))
+        self._log = recording.log
+        if self._log is not None:
+            self._span = self._log.enter(_text(self._name), _text(self._category), plain(self._args))
 
     def __exit__(self, *exc_info: object) -> None:
-        if self._recorder is not None:
-            self._recorder.leave(self._span)
-            self._recorder = None
+        # Not in a child that was forked meanwhile: the log is its parent's, and a thread that is not here may hold it.
+        if self._log is not None and self._log is recording.log:
+            self._log.end(self._span)
+        self._log = None
 
 
 def _traced(function: F, name: str, category: str) -> F:
@@ -133,3 +140,36 @@ def _traced(function: F, name: str, category: str) -> F:
             return function(*args, **kwargs)
 
     return cast(F, plain)
+
+
+def plain(args: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return a span's arguments as plain data: numbers and texts, and the type of anything else.
+
+    No ``repr``: of a tensor on a device it would wait for the device.
+    """
+    if not args:
+        return None
+    return {str(name)[:_MAX_TEXT_CHARS]: _plain(value) for name, value in list(args.items())[:_MAX_ARGUMENTS]}
+
+
+def _text(value: Any) -> str:
+    """A name, whatever it was."""
+    return value if type(value) is str and len(value) <= _MAX_TEXT_CHARS else str(value)[:_MAX_TEXT_CHARS]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple) and len(value) <= _MAX_ARGUMENTS:
+        return [_scalar(each) for each in value]
+    return _scalar(value)
+
+
+def _scalar(value: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value) if abs(value) < 1 << 53 else f"{value:.6g}" if abs(value) < 1 << 1000 else "a large number"
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, str):
+        return str(value[:_MAX_TEXT_CHARS])
+    return f"<{type(value).__name__}>"

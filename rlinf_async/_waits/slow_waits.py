@@ -286,19 +286,24 @@ def _say_one(same: Sequence[tuple[Waitable, float, Waiter]], now: float) -> None
     text = (
         f"still waiting after {told_since(since, now)} for {work._describe()}, at {waiter.line or waiter.name}{others}"
     )
+
+    def log(words: str) -> None:
+        if not all(work.done() for work, *_ in same):  # or it would be told of waits that are over
+            _log(text, words)
+
+    with_words(work, log)
+
+
+def with_words(work: Waitable, then: Callable[[str], None]) -> None:
+    """Call ``then`` once daemons have said what those do for whom a work waits; with no words where nobody can say."""
     far_side = work._far_side()
     if far_side is None:
-        _log(text, "")
-        return
-
-    def answered() -> None:
-        if not all(work.done() for work, *_ in same):  # or it would be told of waits that are over
-            _log(text, words_of(far_side))
-
-    far_side._follow(answered)
+        then("")
+    else:
+        far_side._follow(lambda: then(_words_of(far_side)))
 
 
-def words_of(far_side: FarSide) -> str:
+def _words_of(far_side: FarSide) -> str:
     try:
         return str(far_side._result())
     except Exception as error:

@@ -112,7 +112,6 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
     logs.configure(identity.group_name, rank, os.environ.get(logs.LEVEL))
     os.register_at_fork(after_in_child=context.forget)
     # Runs at the end of every process, those of multiprocessing included, which know no atexit.
-    util.Finalize(None, recorder.flush_at_exit, exitpriority=1)
     util.Finalize(None, client.flush_at_exit, args=(_LAST_SENDS_S,), exitpriority=0)
     util.Finalize(None, thread.stop, exitpriority=-1)  # an interpreter may crash that ends below a running uvloop
     return identity

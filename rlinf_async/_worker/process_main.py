@@ -151,8 +151,6 @@ def _leave(runtime: Runtime, code: int) -> None:
     signal.alarm(0)
     runtime.finish()
     with contextlib.suppress(BaseException):
-        recorder.flush_at_exit()
-    with contextlib.suppress(BaseException):
         sys.stdout.flush()
         sys.stderr.flush()
     runtime.background.end_process(runtime.client)

@@ -6,7 +6,6 @@ import asyncio
 from enum import Enum, auto
 
 from rlinf_async._core.payload import Body
-from rlinf_async._trace.state.spans import Span
 from rlinf_async._waits.thread_gate import EndableWaits
 from rlinf_async._wire.unix import Connection
 from rlinf_async.errors import PeerLost
@@ -38,7 +37,6 @@ class Call:
         "place",
         "slot",
         "source",
-        "span",
         "state",
         "task",
         "void",
@@ -70,8 +68,6 @@ class Call:
         self.cancelled = False
         self.task: asyncio.Task[None] | None = None
         self.granted: asyncio.Future[None] | None = None
-        self.span: Span | None = None
-        """Of the trace, while it runs and the run is traced."""
         self._event = 0
         """In the flight recorder, once it runs."""
         self.place = 0

@@ -37,7 +37,6 @@ from rlinf_async._core.unpicklable import ATOMS
 from rlinf_async._inspection.served_calls import ServedCall
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
-from rlinf_async._trace import recorder
 from rlinf_async._transports import process_groups
 from rlinf_async._waits.thread_gate import EndableWaits
 from rlinf_async._wire.unix import Connection
@@ -324,8 +323,8 @@ class Runtime:
                 break
             queue.popleft()
             if self._begin(call):
-                if recorder.recorder is not None:
-                    call.span = recorder.enter_call(call.source, call.call, call.slot, call.method)
+                if recording.admits():
+                    call._event = recording.begin(_SERVE, call.method, 0.0, call)
                 self._run(call, function)
             if self._turn_wanted or clock.monotonic() > until:
                 break
@@ -384,14 +383,13 @@ class Runtime:
         self._running += 1
         coroutine.send(None)  # to its ``_first_step``
         call.task = task = self._loop.create_task(coroutine)
-        self._trace(call, task)
+        self._record(call)
         if call.cancelled:  # while its def part ran
             task.cancel()
 
-    @staticmethod
-    def _trace(call: Call, task: asyncio.Task[None]) -> None:
-        if recorder.recorder is not None and call.span is None:
-            call.span = recorder.enter_call(call.source, call.call, call.slot, call.method, task)
+    def _record(self, call: Call) -> None:
+        if not call._event and recording.admits():
+            call._event = recording.begin(_SERVE, call.method, 0.0, call)
 
     def _start_concurrent(self, call: Call, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
         """In the thread of concurrent calls; such a call may have been submitted twice."""
@@ -401,7 +399,7 @@ class Runtime:
         coroutine = self._coroutine(call, function)
         coroutine.send(None)
         task = call.task = loop.create_task(coroutine)
-        self._trace(call, task)
+        self._record(call)
         return task
 
     # Each of these coroutines answers its call whichever way it ends, without a callback at the end of its task, which
@@ -539,8 +537,6 @@ class Runtime:
             self._collectives.ended()
         if call._event:
             recording.end(call._event, status == _ERROR)
-        if call.span is not None:
-            recorder.leave_call(call.span, status == _ERROR)
         self._send(call, status, body, fds)
 
     def _send(self, call: Call, status: int, body: Any, fds: Any, *, was_held: bool = False) -> None:

@@ -13,8 +13,6 @@ from typing import Any, TypeVar, cast
 
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
-from rlinf_async._trace import recorder
-from rlinf_async._trace.state import spans
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -62,17 +60,12 @@ class Span:
         self._timers = timers
         self._tag = tag
         self._category = category
-        self._recorder: spans.Recorder | None = None
-        self._traced: spans.Span
         self._since = 0.0
         self._event = 0
 
     def __enter__(self) -> Span:
         if self._category is not None and recording.admits():
-            self._event = recording.begin(EventKind.SPAN, self._tag)
-        if recorder.recorder is not None and self._category is not None:
-            self._recorder = recorder.recorder
-            self._traced = self._recorder.enter(spans.text(self._tag), self._category)
+            self._event = recording.begin(EventKind.SPAN, self._tag, 0.0, (self._category, None))
         self._since = time.perf_counter()
         return self
 
@@ -81,9 +74,6 @@ class Span:
         if self._event:
             recording.end(self._event, exc_info[0] is not None)
             self._event = 0
-        if self._recorder is not None:
-            self._recorder.leave(self._traced)
-            self._recorder = None
 
 
 def caller_name() -> str:

@@ -15,7 +15,7 @@ from rlinf_async._inspection.state.run_report import Target, TargetKind
 def test_an_error_of_several_requests_holds_the_frames_of_none() -> None:
     requests = Requests()
     refused, lost = made = [
-        requests.begin(Request(cast(Any, None), number, operations.FlushSpans(), 0)) for number in (1, 2)
+        requests.begin(Request(cast(Any, None), number, operations.CollectTrace(), 0)) for number in (1, 2)
     ]
     error = NodeLost("gone")
     requests.refuse(refused, error)
@@ -32,7 +32,7 @@ def test_an_error_of_several_requests_holds_the_frames_of_none() -> None:
     [
         (operations.FindGroup("actors"), Target(TargetKind.NAME, name="actors")),
         (operations.FindChannel("buffer"), Target(TargetKind.NAME, name="buffer")),
-        (operations.FlushSpans(), Target(TargetKind.DAEMON, frames.endpoint(7, 0), name="FlushSpans")),
+        (operations.CollectTrace(), Target(TargetKind.DAEMON, frames.endpoint(7, 0), name="CollectTrace")),
     ],
     ids=repr,
 )

@@ -51,8 +51,8 @@ def test_what_is_owed_is_told_oldest_first() -> None:
     assert not pending.complete(1, 0)
     assert pending.methods(10.0)[:2] == ["m1 (9.0 s)", "m2 (8.0 s)"]
     assert pending.methods(10.0)[-1] == "and 2 more"
-    assert [call[2:] for call in pending.all_ages(10.0)][:2] == [("m1", 9.0), ("m2", 8.0)]
-    assert len(pending.all_ages(10.0)) == len(pending)
+    assert [call[2:] for call in pending.ages(10.0, 2)] == [("m1", 9.0), ("m2", 8.0)]
+    assert len(pending.ages(10.0)) == len(pending)
     assert pending.of_source(1) == list(range(1, 8))
     assert pending.of_source(2) == []
     assert [call for _, call, _ in pending.fail_all()] == list(range(1, 8))

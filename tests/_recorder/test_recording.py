@@ -119,3 +119,34 @@ def test_only_the_owner_detaches_and_the_first_of_two_counts(tmp_path: Path) -> 
     recording.detach(first)
     assert recording.ring is None
     assert [path.name for path in (tmp_path / "recorder").iterdir()] == ["1.ring"]
+
+
+@pytest.mark.parametrize("first", ["ring", "log"])
+def test_a_ring_and_a_span_log_of_two_clusters_come_and_go_without_each_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, first: str
+) -> None:
+    def record() -> tuple[bool, int, int]:
+        """Records an operation: whether it is admitted; how many the ring and the log have of it."""
+        before = (len(events()), written())
+        if is_admitted := recording.admits():
+            recording.end(recording.begin(EventKind.PUT, "obs"))
+        return is_admitted, len(events()) - before[0], int(written() > before[1])
+
+    def events() -> list[Event]:
+        return RingContents.read((tmp_path / "recorder" / "1.ring").read_bytes()).events
+
+    def written() -> int:
+        return int.from_bytes((tmp_path / "recorder" / "2.spans").read_bytes()[4096:4104], "little")
+
+    recording.attach("a", str(tmp_path), {"run": "untraced", "endpoint": 1})
+    recording.trace("b", str(tmp_path), {"run": "traced", "endpoint": 2})
+    recording.trace("c", str(tmp_path), {"run": "another", "endpoint": 3})
+    try:
+        assert "its own spans are in the trace of traced" in caplog.text
+        assert record() == (True, 2, 1)
+        recording.detach("c")
+        recording.detach("a" if first == "ring" else "b")
+        assert record() == ((True, 0, 1) if first == "ring" else (True, 2, 0))
+    finally:
+        recording._forget()
+    assert record() == (False, 0, 0)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from rlinf_async import Channel, Tracer, Worker, WorkerAddress
-from rlinf_async._trace import recorder
+from rlinf_async._recorder import recording
 
 
 class Busy(Worker):
@@ -96,7 +96,7 @@ class Busy(Worker):
         os.kill(os.getpid(), signal.SIGKILL)
 
     def is_traced(self) -> bool:
-        return recorder.recorder is not None
+        return recording.log is not None
 
     def breed(self) -> int | None:
         """Starts a subprocess that is a worker too and sends something; its exit code."""

@@ -22,7 +22,7 @@ from benches import (
     bench_trace,
     bench_weights,
 )
-from rlinf_async._trace import recorder
+from rlinf_async._recorder import recording
 
 ROOT = Path(__file__).parents[2]
 FIELDS = {"bench", "case", "unit", "median", "n", "rounds", "limit", "ratio_to_limit", "peers", "met", "ahead", "loop"}
@@ -124,4 +124,4 @@ def test_a_quick_bench_of_the_trace_prints_a_row_for_every_case(capsys: pytest.C
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["case"] for row in rows] == list(bench_trace.cases())
     assert all(row["median"] > 0 and row["unit"] == "us" and row["met"] is not None for row in rows)
-    assert recorder.recorder is None
+    assert recording.log is None

@@ -135,6 +135,7 @@ NEAREST: Final = {
     "launcher/daemon/template_log.py": "tests/launcher/daemon/test_templates.py",
     "launcher/daemon/templates.py": "tests/test_preload.py",
     "launcher/daemon/trace_service.py": "tests/test_tracing.py",
+    "rlinf_async/_recorder/state/span_log.py": "tests/launcher/daemon/test_span_tail.py tests/_trace/test_tracer.py",
     "launcher/daemon/worker_output.py": "tests/launcher/daemon/test_run_logs.py tests/test_full_disks.py",
     "launcher/daemon/worker_groups.py": "tests/launcher/daemon/test_worker_process.py tests/test_preload.py"
     " tests/launcher/daemon/test_group_spawns.py tests/launcher/daemon/test_daemon_faults.py tests/test_restarts.py",

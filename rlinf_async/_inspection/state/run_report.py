@@ -190,6 +190,7 @@ class ProcessReport:
         answered: it has told of its activities itself; else they are what its stacks show, or none.
         cpu: seconds of processors that it has had, with all its threads; 0 where that is not known.
         children: its living child processes, and theirs, that are not in the report themselves.
+        owed: how many calls are open, of which a report may have the oldest only.
     """
 
     endpoint: int
@@ -206,6 +207,7 @@ class ProcessReport:
     activities: list[Activity] = dataclasses.field(default_factory=list)
     cpu: float = 0.0
     children: list[ChildProcess] = dataclasses.field(default_factory=list)
+    owed: int = 0
 
 
 @dataclass(frozen=True)

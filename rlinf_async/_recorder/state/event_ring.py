@@ -78,6 +78,8 @@ class EventKind(IntEnum):
     """Weights that have been published or applied: the version; ``published MODEL`` or ``applied MODEL``."""
     WORD = 11
     """A warning about a long wait; the warning."""
+    LINE = 12
+    """A message of the framework's own, which traces have and rings do not: bytes; ``send actor:0``."""
 
 
 class Phase(IntEnum):
@@ -99,15 +101,19 @@ class MetricKind(IntEnum):
 
 
 class Begin(Protocol):
-    """Writes the beginning of an operation, or a point, and gives its number."""
+    """Writes the beginning of an operation, or a point, and gives its number.
 
-    def __call__(self, kind: int, name: str, value: float = 0.0) -> int: ...
+    Args:
+        of: see ``SpanLog.begin``; a ring does without.
+    """
+
+    def __call__(self, kind: int, name: str, value: float = 0.0, of: Any = None) -> int: ...
 
 
 class End(Protocol):
-    """Writes the end of an operation."""
+    """Writes the end of an operation; ``failed`` may be the name of its error."""
 
-    def __call__(self, operation: int, failed: bool = False) -> None: ...
+    def __call__(self, operation: int, failed: bool | str = False) -> None: ...
 
 
 def ring_path(logs: str | Path, endpoint: int) -> Path:
@@ -118,6 +124,19 @@ def ring_path(logs: str | Path, endpoint: int) -> Path:
 def size_of(slots: int) -> int:
     """Bytes of a ring with so many slots."""
     return SLOTS_AT + slots * EVENT.size + JOURNAL_BYTES
+
+
+def write_header(buffer: mmap | bytearray, slots: int, identity: dict[str, Any]) -> None:
+    """Writes the first part of a ring.
+
+    Raises:
+        ValueError: the identity is too long.
+    """
+    told = json.dumps(identity).encode()
+    if HEADER.size + len(told) > NAMES_AT:
+        raise ValueError(f"the identity of a ring has up to {NAMES_AT - HEADER.size} bytes, got {len(told)}")
+    buffer[HEADER.size : HEADER.size + len(told)] = told
+    HEADER.pack_into(buffer, 0, MAGIC, slots, len(told), time.time_ns() - time.monotonic_ns())
 
 
 def identity_of(head: bytes) -> dict[str, Any]:
@@ -185,11 +204,9 @@ class EventRing:
         identity: dict[str, Any],
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        told = json.dumps(identity).encode()
         if slots < 1 or slots & (slots - 1):
             raise ValueError(f"a ring has a power of two of slots, got {slots}")
-        if HEADER.size + len(told) > NAMES_AT:
-            raise ValueError(f"the identity of a ring has up to {NAMES_AT - HEADER.size} bytes, got {len(told)}")
+        write_header(buffer, slots, identity)
         self._buffer = buffer
         self._slots = slots
         # Reentrant: a finalizer that the collector runs in there may record an event with a new name.
@@ -198,8 +215,6 @@ class EventRing:
         self._cells: dict[str, int] = {}
         # One store of eight aligned bytes, where pack_into would clear them first: no reader sees anything in between.
         self._values = memoryview(buffer)[CELLS_AT:SLOTS_AT].cast("d")
-        HEADER.pack_into(buffer, 0, MAGIC, slots, len(told), time.time_ns() - time.monotonic_ns())
-        buffer[HEADER.size : HEADER.size + len(told)] = told
         assert self._names[OTHER] == 0
         self.begin, self.end, self.point = _writers(buffer, slots, self._names, clock)
         self.journal = CallJournal(memoryview(buffer)[SLOTS_AT + slots * EVENT.size :])
@@ -255,17 +270,17 @@ def _writers(buffer: mmap | bytearray, slots: int, names: _Names, clock: Callabl
     # The time is written last: if the process is killed within such a line, the slot has the oldest time of the ring,
     # and a reader leaves the oldest ones out.
 
-    def begin(kind: int, name: str, value: float = 0.0) -> int:
+    def begin(kind: int, name: str, value: float = 0.0, of: Any = None) -> int:
         operation = number()
         at = SLOTS_AT + (operation & mask) * 24
         pack(buffer, at, kind, 1, names[name], operation & 0xFFFFFFFF, value, clock())
         return operation
 
-    def end(operation: int, failed: bool = False) -> None:
+    def end(operation: int, failed: bool | str = False) -> None:
         at = SLOTS_AT + (number() & mask) * 24
         pack(buffer, at, 0, 3 if failed else 2, 0, operation & 0xFFFFFFFF, 0.0, clock())
 
-    def point(kind: int, name: str, value: float = 0.0) -> int:
+    def point(kind: int, name: str, value: float = 0.0, of: Any = None) -> int:
         operation = number()
         at = SLOTS_AT + (operation & mask) * 24
         pack(buffer, at, kind, 4, names[name], operation & 0xFFFFFFFF, value, clock())

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async._trace.state.clocks import ClockOffset
-from rlinf_async._trace.state.spans import Event
+from rlinf_async._trace.state.tracks import DrawnSpan
 
 MAX_OPEN_ARROWS: Final = 1 << 14
 """Calls whose other end is awaited; the oldest beyond get no arrow."""
@@ -89,7 +89,7 @@ class TraceFile:
         self,
         process: Process,
         tracks: Mapping[int, str],
-        events: Sequence[Event],
+        events: Sequence[DrawnSpan],
         dropped: int = 0,
         *,
         shift: int = 0,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from rlinf_async._trace.state import trace_file
-from rlinf_async._trace.state.spans import Event
 from rlinf_async._trace.state.trace_file import Process, TraceFile
+from rlinf_async._trace.state.tracks import DrawnSpan
 from tests._support.trace_files import Trace
 
 DRIVER = Process(1, "driver", "node0", 10)
@@ -21,11 +21,11 @@ WORKER = Process((1 << 32) + 2, "rollout:0", "node1", 20)
 MAIN = {1: "main"}
 
 
-def call(*, begin: int = 2000, end: int = 9000, number: int = 7) -> Event:
+def call(*, begin: int = 2000, end: int = 9000, number: int = 7) -> DrawnSpan:
     return (1, begin, end, "rollout.step", "call", None, [1, number])
 
 
-def callee(*, begin: int = 3000, end: int = 8000, number: int = 7, slot: int = 0) -> Event:
+def callee(*, begin: int = 3000, end: int = 8000, number: int = 7, slot: int = 0) -> DrawnSpan:
     return (1, begin, end, "step", "call", None, [1, number, slot])
 
 

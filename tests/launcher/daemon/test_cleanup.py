@@ -177,7 +177,7 @@ def test_a_part_that_raises_keeps_no_other_from_being_done(caplog: pytest.LogCap
 
 PARTS = [
     "channels.drop_client", "channels.drop_owner", "channel_names.drop_client", "channel_names.drop_owner",
-    "death_watch.forget", "locks.drop", "ports.drop", "traces.drop", "router.drop_caller", "names.drop",
+    "death_watch.forget", "locks.drop", "ports.drop", "router.drop_caller", "names.drop",
     "groups.drop",
 ]  # fmt: skip
 
@@ -230,7 +230,7 @@ async def test_of_several_queues_one_that_raises_keeps_the_others_from_nothing(
 
 
 ODD_REQUESTS: dict[str, list[Operation[Any]]] = {
-    "spans of processes that are none": [operations.AwaitSpans("r", ["x"])],  # type: ignore[list-item]
+    "a trace of a run that has none": [operations.CollectTrace(), operations.WriteSpans(["x"])],
     "a channel without a number": [operations.NameChannel("a", {})],
     "a watch": [operations.Watch([1])],
     "a lookup of a channel": [operations.FindChannel("never")],

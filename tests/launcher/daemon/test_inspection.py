@@ -30,6 +30,7 @@ from rlinf_async._inspection.state.run_report import (
     from_data,
     to_data,
 )
+from rlinf_async._wire.socket_writer import MAX_FRAME_BYTES
 from rlinf_launcher.daemon import inspection, stack_reader
 from rlinf_launcher.daemon.channels import Channels
 from rlinf_launcher.daemon.endpoint import Endpoint
@@ -175,7 +176,7 @@ async def test_numbers_choose_processes_and_what_became_of_the_others_is_told(da
 
 
 async def test_unknown_parts_are_refused(daemon: Daemon) -> None:
-    with pytest.raises(ValueError, match="parts are activities and queues, got waits"):
+    with pytest.raises(ValueError, match="parts are activities and oldest and queues, got waits"):
         await daemon.inspect("activities", "waits")
 
 
@@ -448,6 +449,21 @@ async def test_what_does_not_fit_into_one_frame_loses_its_stacks_first(
     assert (first.activities, first.answered) == ([], False)
     assert first.trouble == "has 100 tasks and threads, too many to tell"
     assert len(second.activities) == 1
+
+
+async def test_a_report_of_many_open_calls_fits_into_one_frame_with_the_oldest_of_them(daemon: Daemon) -> None:
+    worker = daemon.worker(0)
+    for number in range(100_000):
+        worker.pending_calls.add(7, number, 0, f"method_{number % 10}", time.monotonic())
+    asked = daemon.ask("activities")
+    await asyncio.sleep(0)
+    await daemon.tell(worker, [to_data(replace(ACTIVITY, name="x" * 1_000_000)) for _ in range(5)])
+    answer = await asked
+    assert len(frames.pack(answer)) < MAX_FRAME_BYTES - 1000
+    (report,) = reports(answer)
+    assert (report.owed, [call.number for call in report.calls[:2]], len(report.activities)) == (100_000, [0, 1], 5)
+    (report,) = reports(await daemon.inspect("oldest"))
+    assert (report.owed, [call.number for call in report.calls]) == (100_000, [0, 1, 2, 3, 4])
 
 
 async def test_a_driver_that_has_left_is_told_until_it_ends_or_comes_back(daemon: Daemon) -> None:

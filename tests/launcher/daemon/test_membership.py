@@ -181,7 +181,7 @@ async def test_a_lease_that_a_configuration_sets_is_that_of_every_link() -> None
 async def test_what_is_asked_about_the_present_of_a_node_that_is_out_of_reach_is_answered_here() -> None:
     zero, one = await run_of(2)
     zero.links[1].seconds_down = 6.2
-    answer = zero.router.ask(1, operations.WorkerActivity([1]))
+    answer = zero.router.ask(1, operations.Inspect([1], ["oldest"]))
     with pytest.raises(Exception, match="the link to n1 is down for 6 s"):
         await answer
     del one

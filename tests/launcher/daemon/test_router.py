@@ -70,6 +70,14 @@ def test_a_request_of_this_daemon_is_answered_refused_and_given_up(router: Route
         refused.result()
 
 
+def test_a_node_that_ends_waits_for_no_answer(router: Router) -> None:
+    asked = router.ask(0, NodeMetrics())
+    router.end_questions()
+    assert asked.cancelled()
+    assert router.ask(0, NodeMetrics()).cancelled()
+    assert router.ask(7, NodeMetrics()).cancelled()
+
+
 def test_a_request_of_a_node_that_is_not_there_is_refused_at_once(router: Router) -> None:
     with pytest.raises(LaunchError, match="there is no node 7 in this run"):
         router.ask(7, NodeMetrics()).result()

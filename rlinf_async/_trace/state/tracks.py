@@ -1,0 +1,167 @@
+"""``Tracks``: spans of one process, from the begins and ends of what it does, each on a track where nothing overlaps.
+
+A *track* is a line on which spans lie in each other or side by side: the main thread has one, and so has every task and
+thread for as long as something of it is open.  There are two kinds of spans.  One that is *entered* and left is code
+that runs: on one track these nest by themselves.  One that *begins* is an operation, such as a message on its way: it
+may end anywhere and while other things go on.  Where it fits into the track of the task or thread that began it, it is
+drawn there; else on a *lane*, a track for overlapping operations.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any, Final
+
+MAX_OPEN: Final = 1 << 16
+"""Operations of a process that have begun and not ended; of more, the oldest are drawn no more."""
+
+MAIN: Final = 0
+"""The main thread, which has a track for good; other threads are negative, tasks positive."""
+
+DrawnSpan = tuple[int, int, int, str, str, dict[str, Any] | None, Any]
+"""Track, begin and end in nanoseconds of the process's monotonic clock, name, category, arguments, flow; plain."""
+
+
+class _Track:
+    """A line of spans.  Attributes: last: time of the latest thing on it; open: what was entered, innermost last."""
+
+    __slots__ = ("last", "number", "open", "who")
+
+    def __init__(self, number: int, who: int) -> None:
+        self.number = number
+        self.who = who
+        self.last = 0
+        self.open: list[_Open] = []
+
+
+class _Open:
+    """A span that has not ended yet."""
+
+    __slots__ = ("args", "category", "entered", "flow", "name", "operation", "since", "track")
+
+    def __init__(
+        self, operation: int, track: _Track, since: int, name: str, category: str, args: Any, flow: Any, entered: bool
+    ) -> None:
+        self.operation, self.track, self.since, self.entered = operation, track, since, entered
+        self.name, self.category, self.args, self.flow = name, category, args, flow
+
+
+class Tracks:
+    """The tracks of one process.
+
+    Attributes:
+        names: of tracks that are new.
+        spans: that have ended; who takes them clears both.
+    """
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {1: "main"}
+        self.spans: list[DrawnSpan] = []
+        self._numbers = 1
+        self._tracks = {MAIN: _Track(1, MAIN)}
+        self._free: tuple[list[tuple[int, _Track]], list[tuple[int, _Track]]] = ([], [])
+        self._counts = [0, 0]
+        self._lanes: list[tuple[int, int]] = []
+        self._open: dict[int, _Open] = {}
+
+    def __repr__(self) -> str:
+        return f"<Tracks [{self._numbers} tracks, {len(self._open)} open, {len(self.spans)} spans]>"
+
+    def begin(
+        self, operation: int, time: int, who: int, name: str, category: str, args: Any, flow: Any, *, entered: bool
+    ) -> None:
+        """Something begins, in the task or thread ``who``; with a number of its own."""
+        track = self._tracks.get(who) or self._free_track(who)
+        # Several threads write what happens, and may be a moment out of order.
+        since = max(time, track.last + 1)
+        span = self._open[operation] = _Open(operation, track, since, name, category, args, flow, entered)
+        if entered:
+            if track.who != who:
+                self._adopt(track, who)
+            track.last = since
+            track.open.append(span)
+        if len(self._open) > MAX_OPEN:
+            self._give_up(self._open.pop(next(iter(self._open))))
+
+    def end(self, operation: int, time: int, args: Any = None, flow: Any = None) -> None:
+        """It has ended; nothing happens if it had not begun.
+
+        Args:
+            args: further ones.
+        """
+        span = self._open.pop(operation, None)
+        if span is None:
+            return
+        track = span.track
+        until = max(time, span.since)
+        if span.entered and span in track.open:
+            # What was entered later and is still open, a generator perhaps, outlives it: that is on no track now.
+            del track.open[track.open.index(span) :]
+            number, track.last = track.number, (until := max(until, track.last))
+        elif not span.entered and span.since > track.last:
+            number, track.last = track.number, until
+        else:
+            number = self._lane(span.since, until)
+        args = {**(span.args or {}), **args} if args else span.args
+        self.spans.append((number, span.since, until, span.name, span.category, args, flow or span.flow))
+        self._release(track)
+
+    def end_innermost(self, time: int, who: int, name: str, category: str) -> None:
+        """The latest span of that name that was entered here, and not left, has ended."""
+        track = self._tracks.get(who)
+        for span in reversed(track.open if track is not None else ()):
+            if (span.name, span.category) == (name, category):
+                self.end(span.operation, time)
+                return
+
+    def give_up(self) -> int:
+        """Nothing that is open will be drawn, as ends are missing; how much that is."""
+        count = len(self._open)
+        for span in self._open.values():
+            self._give_up(span)
+        self._open.clear()
+        return count
+
+    def _give_up(self, span: _Open) -> None:
+        if span in span.track.open:
+            span.track.open.remove(span)
+        self._release(span.track)
+
+    def _free_track(self, who: int) -> _Track:
+        """The free track of lowest number; a new one if there is none."""
+        is_thread = who < 0
+        free = self._free[is_thread]
+        if not free:
+            self._counts[is_thread] += 1
+            kind = "thread" if is_thread else "coroutine"
+            track = _Track(self._new_number(f"{kind} {self._counts[is_thread]}"), who)
+            heapq.heappush(free, (track.number, track))
+            track.who = MAIN
+        return free[0][1]
+
+    def _adopt(self, track: _Track, who: int) -> None:
+        heapq.heappop(self._free[who < 0])
+        track.who = who
+        self._tracks[who] = track
+
+    def _release(self, track: _Track) -> None:
+        if track.who != MAIN and not track.open:
+            del self._tracks[track.who]
+            heapq.heappush(self._free[track.who < 0], (track.number, track))
+            track.who = MAIN
+
+    def _lane(self, since: int, until: int) -> int:
+        """A line on which nothing is drawn after ``since``."""
+        lanes = self._lanes
+        if lanes and lanes[0][0] <= since:
+            number = lanes[0][1]
+            heapq.heapreplace(lanes, (until, number))
+            return number
+        number = self._new_number(f"overlapping {len(lanes) + 1}")
+        heapq.heappush(lanes, (until, number))
+        return number
+
+    def _new_number(self, name: str) -> int:
+        self._numbers += 1
+        self.names[self._numbers] = name
+        return self._numbers
