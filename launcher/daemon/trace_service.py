@@ -208,7 +208,11 @@ class Traces:
                 tail.aim()
                 while tail.has_more:
                     yield [*who, *tail.take()]
-            except (OSError, TypeError, ValueError, KeyError, msgpack.UnpackException) as error:
+            except FileNotFoundError:
+                has_ended = True
+            except OSError:  # no descriptor is left: what is there stays there
+                has_ended = False
+            except (TypeError, ValueError, KeyError, msgpack.UnpackException) as error:
                 logger.warning("the spans of %s cannot be read any further: %s", tail, error)
                 has_ended = True
             if has_ended:

@@ -67,11 +67,6 @@ class ClockOffset:
             self._latest = theirs if self._latest is None else max(self._latest, theirs)
         return theirs + self._at(theirs)
 
-    @property
-    def error(self) -> float:
-        """Seconds by which it may be wrong at most, as far as the best sample tells."""
-        return min((trip for _, _, trip in self._samples), default=0) / 2e9
-
     def _best(self, theirs: int) -> int:
         """What the sample says that is least uncertain at that time: by its round trip, and by its age."""
         _, offset, _ = min(self._samples, key=lambda sample: sample[2] / 2 + abs(theirs - sample[0]) * _DRIFT)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ from rlinf_async._core import frames, operations
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.span_log import RECORDS_AT, SpanLog, log_path
 from rlinf_launcher.daemon.handlers import Requester
+from rlinf_launcher.daemon.span_tail import SpanTail
 from rlinf_launcher.daemon.trace_service import Traces
 from tests._support.trace_files import Trace
 
@@ -108,6 +111,24 @@ async def test_a_process_that_came_and_died_between_two_rounds_has_left_its_span
     nodes.record(0, 2, "at the end of the daemon")
     assert [span.name for span in nodes.close().spans] == ["last", "last", "at the end of the daemon"]
     assert list((tmp_path / "recorder").iterdir()) == []  # megabytes each, and of no further use
+
+
+async def test_a_daemon_that_can_open_no_more_files_reads_on_when_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = Nodes(tmp_path)
+    await nodes.start()
+    nodes.record(0, 1, "a")
+
+    def no_descriptor(tail: SpanTail) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    for name in ("aim", "take"):
+        with monkeypatch.context() as patch:
+            patch.setattr(SpanTail, name, no_descriptor)
+            await nodes.collect()
+    await nodes.collect()
+    assert [span.name for span in nodes.close().spans] == ["a"]
 
 
 async def test_a_log_that_makes_no_sense_is_read_no_further_and_others_are(
