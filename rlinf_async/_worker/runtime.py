@@ -269,8 +269,6 @@ class Runtime:
                 return False
             call.state = RUNNING
         call.place = recording.start_call(call.source, call.call)
-        if recording.admits():
-            call._event = recording.begin(_SERVE, call.method)
         return True
 
     def _woken(self) -> None:

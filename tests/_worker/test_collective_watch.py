@@ -24,6 +24,6 @@ def test_a_rank_whose_groups_cannot_be_aborted_is_looked_at_again(
     loop = SimpleNamespace(call_later=lambda seconds, callback, *args: due.append(callback))
     monkeypatch.setattr(process_groups, "abort", abort)
     watch = CollectiveWatch(cast(Any, SimpleNamespace(loop=loop)), {}, 2)
-    watched = Watched(Call(0, 0, 0, "step", 0, b""), 1, 0, "rank 1 has failed", True, 0, 0.0)
+    watched = Watched(Call(0, 0, 0, "step", 0, b"", None), 1, 0, "rank 1 has failed", True, 0, 0.0)
     watch._abort(watched, Pending("all_reduce", 0.0))
     assert due == [watch._sample, watch._end]
