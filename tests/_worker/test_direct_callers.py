@@ -134,3 +134,8 @@ def test_at_the_end_all_callers_together_have_the_time_and_one_that_comes_meanwh
     assert [len(way.given) for way in ways] == [1, 1, 1]
     assert ways[0].given[0] > 0.2 > ways[1].given[0]
     assert ways[2].given == [0.0]
+
+
+def test_a_worker_has_no_socket_to_itself(loop: asyncio.AbstractEventLoop) -> None:
+    client: Any = Client(loop)
+    assert DirectCallers(client, True, Inbox()).to(client.endpoint) is None
