@@ -86,8 +86,8 @@ def pack(folder: Path) -> Archive:
                 tar.addfile(link)
     except OSError as error:
         raise ConfigError(
-            f"--sync {folder}: {error.filename or folder / name}: {error.strerror or error}\n  fix: make it readable, "
-            "or name it in .gitignore"
+            f"--sync {folder}: {error.filename or folder / name}: {error.strerror or error}\n"
+            "  fix: make it readable, or name it in .gitignore"
         ) from error
     largest = tuple(sorted(sizes, reverse=True)[:3])
     return Archive(sink.getvalue(), len(sizes), largest, tuple(left_out), tuple(unread))

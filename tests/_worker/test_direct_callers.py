@@ -166,3 +166,8 @@ def test_no_answer_is_written_by_itself_for_the_sake_of_the_report(loop: asyncio
         report()
     assert (len(reports), free.asked, full.asked) == (1, 1, 1)
     assert sent == [(frames.SETTLED, 0, client.endpoint, [CALLER, 0, CALLER, 1, CALLER, 2, CALLER + 2, 0])]
+
+
+def test_a_worker_has_no_socket_to_itself(loop: asyncio.AbstractEventLoop) -> None:
+    client: Any = Client(loop)
+    assert DirectCallers(client, True, Inbox()).to(client.endpoint) is None
