@@ -29,7 +29,6 @@ from rlinf_async.errors import AuthError, LaunchError
 from .activity import Activity
 from .black_box import BlackBox
 from .call_check import CallCheck
-from .channel_names import ChannelNames
 from .channels import Channels
 from .cleanup import run_all
 from .death_watch import DeathWatch
@@ -38,10 +37,10 @@ from .device_locks import Locks
 from .endpoint import Endpoint
 from .experiences import Experiences
 from .fork_server import MARKER, ForkServer
-from .group_names import Names
 from .handlers import Handlers, Requester
 from .inspection import Inspection
 from .membership import Membership
+from .name_service import Names
 from .node_metrics import NodeMetrics
 from .operator_requests import OperatorRequests
 from .ports import Ports
@@ -81,6 +80,7 @@ class Group:
     """The part of a worker group that lives on this node.
 
     Attributes:
+        number: that of its name: another group of that name has another one.
         supervised: its owner starts workers again that have died.
         close_grace: seconds that its workers have for their end, where the owner does not say.
         former: workers that have died, and in whose place others are.
@@ -89,6 +89,7 @@ class Group:
         store: the socket of the store at MASTER_PORT, for the next one of rank 0.
     """
 
+    number: int
     name: str
     owner: int
     workers: list[Endpoint] = field(default_factory=list)
@@ -145,15 +146,13 @@ class DaemonService:
         self.welcome: dict[str, Any] = {}
         self.lost: list[dict[str, Any]] = []
         self.closing = False
-        self.groups: dict[tuple[int, str], Group] = {}
-        self._stores: dict[tuple[int, str], socket.socket] = {}
+        self.groups: dict[int, Group] = {}
         self._pages: dict[int, TakenPage] = {}
         self.gone = EndedEndpoints()
         self.handlers = Handlers(router, self.gone)
         answer = self.handlers.answer
         self.channels = Channels(loop, router, self.gone, count_memory() // 2)
         self.experiences = Experiences(loop, router, self.channels, self.gone, count_memory() // 2)
-        self.channel_names = ChannelNames(answer, self.gone, self.lost)
         self.death_watch = DeathWatch(router)
         self.names = Names(answer, self.gone, self.lost)
         self.locks = Locks(answer)
@@ -166,9 +165,7 @@ class DaemonService:
         self.call_check = CallCheck(loop, router)
         self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, answer, self.gone)
         self.debugging = DebugRelay(router, self.gone)
-        self.activity = Activity(
-            router, templates, self.names, self.channels, self.channel_names, self.locks, self.debugging.stopped
-        )
+        self.activity = Activity(router, templates, self.names, self.channels, self.locks, self.debugging.stopped)
         self.inspection = Inspection(loop, router, site.name, self.channels, self.gone, self.debugging.stopped)
         self.black_box = BlackBox(site.log_dir, site.run, site.node)
         self.operators = OperatorRequests(router, self.probes, templates, site.name, site.log_dir)
@@ -180,25 +177,17 @@ class DaemonService:
 
     def _register(self) -> None:
         on = self.handlers.register
-        on(operations.ReserveGroup, self.names.reserve_group)
-        on(operations.PublishGroup, self.names.publish_group)
+        on(operations.Reserve, self.names.reserve)
+        on(operations.Publish, self.names.publish)
+        on(operations.Find, self.names.find)
+        on(operations.CancelFind, self.names.cancel_find)
+        on(operations.Release, self.names.release)
         on(operations.JoinGroup, self.names.join_group)
-        on(operations.FindGroup, self.names.find_group)
         on(operations.RankReturned, self.rank_returned)
-        on(operations.CancelFindGroup, self.names.cancel_find_group)
-        on(operations.ReleaseGroup, self.names.release_group)
         on(operations.IsAlive, self.names.is_alive)
         on(operations.ComesBack, self.names.comes_back)
-        on(operations.NumberChannel, self.channel_names.number_channel)
-        on(operations.NameChannel, self.channel_names.name_channel)
-        on(operations.UnnameChannel, self.channel_names.unname_channel)
-        on(operations.QueueEnded, self.channel_names.queue_ended)
-        on(operations.FindChannel, self.channel_names.find_channel)
-        on(operations.CancelFindChannel, self.channel_names.cancel_find_channel)
-        on(operations.PinKey, self.channel_names.pin_key)
-        on(operations.PromiseChannel, self.channel_names.promise_channel)
-        on(operations.KeepPromise, self.channel_names.keep_promise)
-        on(operations.RedeemPromise, self.channel_names.redeem_promise)
+        on(operations.QueueEnded, self.names.queue_ended)
+        on(operations.PinKey, self.names.pin_key)
         on(operations.HostChannel, self.channels.host_channel)
         on(operations.CloseChannel, self.channels.close_channel)
         on(operations.CountItems, self.channels.count_items)
@@ -272,10 +261,9 @@ class DaemonService:
         """A listening socket on this node's own address for the group's first rank; its port."""
         with explained_shortage(self._site.name, f"the store of group '{op.group}'", 1):
             listener = self.ports.listen(f"the store of group '{op.group}'")
-        earlier = self._stores.pop((requester.endpoint, op.group), None)
-        if earlier is not None:
-            earlier.close()
-        self._stores[requester.endpoint, op.group] = listener
+        group = self._group_of(requester.endpoint, op)
+        _close_store_of(group)
+        group.store = listener
         return int(listener.getsockname()[1])
 
     async def spawn(self, requester: Requester, op: operations.Spawn) -> list[list[Any]]:
@@ -288,12 +276,13 @@ class DaemonService:
         return started
 
     async def _spawn(self, owner: int, op: operations.Spawn) -> list[list[Any]]:
-        name = op.group
-        while (group := self.groups.setdefault((owner, name), Group(name, owner))).closed is not None:
-            await asyncio.shield(group.closed)  # an earlier one of this name, on its way out
+        group = self._group_of(owner, op)
         group.supervised, group.close_grace = op.supervised, op.close_grace
         group.spawning += 1
         try:
+            for earlier in [each for each in self.groups.values() if (each.name, each.owner) == (group.name, owner)]:
+                if earlier.closed is not None and earlier is not group:
+                    await asyncio.shield(earlier.closed)  # its workers have what those of this one will need
             return await self._spawn_in(group, op)
         finally:
             group.spawning -= 1
@@ -301,8 +290,15 @@ class DaemonService:
             # group of ranks that are away has their channels, and the store.
             # tests/launcher/daemon/test_group_spawns.py::test_a_spawn_that_fails_leaves_what_others_have_in_the_group
             if not (group.spawning or group.workers or group.former) and group.closed is None:
-                self.groups.pop((owner, name), None)
-                self._close_stores_of(group)
+                self.groups.pop(group.number, None)
+                _close_store_of(group)
+
+    def _group_of(self, owner: int, op: operations.OpenStore | operations.Spawn) -> Group:
+        """Return the group that a request is for; the first request makes it."""
+        group = self.groups.setdefault(op.number, Group(op.number, op.group, owner))
+        if group.owner != owner:
+            raise LaunchError(f"group '{group.name}' (number {op.number}) is another process's, and not '{op.group}'")
+        return group
 
     async def _spawn_in(self, group: Group, op: operations.Spawn) -> list[list[Any]]:
         name, owner = group.name, group.owner
@@ -499,14 +495,11 @@ class DaemonService:
 
     def _store_for(self, group: Group) -> socket.socket | None:
         """The listening socket for rank 0; of a supervised group one stays here, so that the port stays the group's."""
-        store = self._stores.pop((group.owner, group.name), None)
-        if store is not None and group.store is not None:
-            group.store.close()
-            group.store = None
-        if not group.supervised:
-            return store
-        group.store = store or group.store
-        return None if group.store is None else group.store.dup()
+        store = group.store
+        if group.supervised and store is not None:
+            return store.dup()
+        group.store = None
+        return store
 
     def _profiled(self, profiler: Any, place: WorkerEnv, spec: dict[str, Any]) -> ProfiledStarter | None:
         """What starts a worker that a profiler is wrapped around; None where there is none."""
@@ -564,9 +557,9 @@ class DaemonService:
 
     async def close(self, requester: Requester, op: operations.CloseGroup) -> None:
         """Ends the workers of a group on this node, in order if they can within ``grace`` seconds."""
-        group = self.groups.get((requester.endpoint, op.group))
-        # A launch that was given up before its workers were asked for has a store, and no group.
-        await self.close_group(group or Group(op.group, requester.endpoint), op.grace)
+        group = self.groups.get(op.number)
+        if group is not None and group.owner == requester.endpoint:
+            await self.close_group(group, op.grace)
 
     async def close_group(self, group: Group, grace: float) -> None:
         """Returns once every worker of the group, and what it left behind, is gone."""
@@ -575,7 +568,7 @@ class DaemonService:
             return
         group.closed = self._loop.create_future()
         try:
-            self._close_stores_of(group)
+            _close_store_of(group)
             for endpoint in group.former:
                 group.past.append(endpoint.id)
                 self.router.replaced.pop(endpoint.number, None)
@@ -595,13 +588,8 @@ class DaemonService:
                 self.router.endpoints.pop(endpoint.number, None)
                 self.sub_workers.forget(endpoint)
         finally:
-            self.groups.pop((group.owner, group.name), None)
+            self.groups.pop(group.number, None)
             group.closed.set_result(None)
-
-    def _close_stores_of(self, group: Group) -> None:
-        for store in (self._stores.pop((group.owner, group.name), None), group.store):
-            if store is not None:
-                store.close()
 
     # -- those who are gone -------------------------------------------------------------------------------------
 
@@ -639,17 +627,12 @@ class DaemonService:
         """Frees what an endpoint (of any node) owned: its calls, its names and lookups, its stores, its groups."""
         self.gone.add(gone)
         parts: list[Callable[[int], None]] = [
-            self.channels.drop_client, self.channel_names.drop_client, self.death_watch.forget, self.locks.drop,
+            self.channels.drop_client, self.names.drop_client, self.death_watch.forget, self.locks.drop,
             self.ports.drop, self.traces.drop, self.inspection.drop, self.debugging.drop,
-            *((self.channels.drop_owner, self.channel_names.drop_owner, self.experiences.drop_owner) if ended else ()),
-            self.router.drop_caller, self.names.drop, self._drop_stores, self._abandon_groups,
-            self.experiences.drop_client,
+            *((self.channels.drop_owner, self.names.drop_owner, self.experiences.drop_owner) if ended else ()),
+            self.router.drop_caller, self._abandon_groups, self.experiences.drop_client,
         ]  # fmt: skip
         run_all(f"endpoint {gone}", (functools.partial(part, gone) for part in parts))
-
-    def _drop_stores(self, owner: int) -> None:
-        for key in [key for key in self._stores if key[0] == owner]:
-            self._stores.pop(key).close()
 
     def _abandon_groups(self, owner: int) -> None:
         for group in [group for group in self.groups.values() if group.owner == owner]:
@@ -659,13 +642,13 @@ class DaemonService:
         """Frees what the endpoints of a lost node owned here, and does nothing more for any of them."""
         # A request that came before is a task of its own, which begins after this, maybe.
         self.gone.add_all(frames.endpoint(node, 0), frames.endpoint(node + 1, 0) - 1)
-        owners = self.names.clients() | {owner for owner, _ in (*self._stores, *self.groups)}
+        owners = self.names.clients() | {group.owner for group in self.groups.values()}
         owners |= self.router.callers_on(node) | self.channels.clients_and_owners()
-        owners |= self.channel_names.table.clients() | self.locks.holders() | self.ports.owners()
+        owners |= self.locks.holders() | self.ports.owners()
         for owner in owners:
             if frames.node_of(owner) == node:
                 self.drop_owner(owner)
-        parts = (self.channel_names.table.lose_node, self.debugging.drop_node, self.experiences.drop_node)
+        parts = (self.names.lose_node, self.debugging.drop_node, self.experiences.drop_node)
         run_all(f"node {node}", (*(functools.partial(part, node) for part in parts), self.traces.look_again))
 
     # -- errors that the script has not got -------------------------------------------------------------------------
@@ -697,7 +680,7 @@ class DaemonService:
                 for endpoint in self.router.endpoints.values()
                 if endpoint.process is not None and len(endpoint.pending_calls)
             },
-            "names": self.names.directory.names(),
+            "names": self.names.groups.names(),
             "channels": self.channels.status(),
             "devices": self.locks.status(),
             "ports": self.ports.status(),
@@ -711,9 +694,14 @@ class DaemonService:
         }
 
     def close_stores(self) -> None:
-        for store in self._stores.values():
-            store.close()
-        self._stores.clear()
+        for group in self.groups.values():
+            _close_store_of(group)
+
+
+def _close_store_of(group: Group) -> None:
+    if group.store is not None:
+        group.store.close()
+        group.store = None
 
 
 async def _end(processes: Sequence[WorkerProcess], grace: float) -> None:

@@ -121,7 +121,7 @@ class Names:
             on_roster(roster, None)
             return True
         if is_new:
-            operation = operations.FindGroup(group, key[1], after)
+            operation = operations.Find("group", group, key[1], after)
             request = self._client.request(operation, node=0, what=f"a group named '{group}'")
             lookup.number = request.number
             request._follow(lambda: self._found(key, lookup, request))
@@ -153,7 +153,7 @@ class Names:
         Args:
             lookup: the number of the request, which ends.
         """
-        request = self._client.request(operations.CancelFindGroup(lookup), node=0, what="the names of all groups")
+        request = self._client.request(operations.CancelFind("group", lookup), node=0, what="the names of all groups")
 
         def answered() -> None:
             try:

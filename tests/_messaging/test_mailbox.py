@@ -70,8 +70,8 @@ def test_a_peer_is_looked_up_introduced_to_and_watched_once(network: Network) ->
         send(network, value)
     network.deliver()
     requests = network.client("a").requests
-    assert [request for request in requests if not isinstance(request[0], operations.CancelFindGroup)] == [
-        (operations.FindGroup("b", None, 0), 0),
+    assert [request for request in requests if not isinstance(request[0], operations.CancelFind)] == [
+        (operations.Find("group", "b", None, 0), 0),
         (operations.Watch([6]), 1),
         (operations.WatchedBy([network.endpoints["b"]]), -1),
     ]
@@ -90,7 +90,7 @@ def test_those_who_wait_for_a_name_keep_their_order(network: Network) -> None:
     assert all(work.done() for work in works)
     assert [recv(network).wait(0) for _ in range(4)] == [0, 1, 2, 3]
     kinds = [type(operation) for operation, _ in network.client("a").requests]
-    assert kinds == [operations.FindGroup, operations.Watch, operations.WatchedBy]
+    assert kinds == [operations.Find, operations.Watch, operations.WatchedBy]
 
 
 def test_nobody_overtakes_those_who_wait_for_a_name_by_having_met_the_peer_meanwhile(network: Network) -> None:

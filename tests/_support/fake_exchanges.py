@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlinf_async._core import frames
-from rlinf_async._core.operations import CancelFindGroup, FindGroup, Operation
+from rlinf_async._core.operations import CancelFind, Find, Operation
 from rlinf_async._core.pool import pool
 from rlinf_async._core.segment import close_fds
 from rlinf_async._messaging.exchange import Exchange
@@ -92,11 +92,11 @@ class Network:
         return self.clients[self.endpoints[group]]
 
     def answer(self, work: Any, operation: Operation[Any]) -> None:
-        if isinstance(operation, FindGroup) and operation.name not in self.names:
+        if isinstance(operation, Find) and operation.name not in self.names:
             self.lookups.setdefault(operation.name, []).append(work)
-        elif isinstance(operation, FindGroup):
+        elif isinstance(operation, Find):
             work._settle(self.roster(operation.name))
-        elif isinstance(operation, CancelFindGroup):
+        elif isinstance(operation, CancelFind):
             work._settle(sorted(self.names))
         else:
             work._settle(True)

@@ -35,8 +35,8 @@ MODULES: Final = (
     "rlinf_async/_client/client.py",
     "rlinf_async/_client/direct_calls.py",
     "rlinf_async/_cluster/supervision.py",
-    "rlinf_async/_core/directory.py",
     "rlinf_async/_core/link_messages.py",
+    "rlinf_async/_core/name_table.py",
     "rlinf_async/_core/pending_calls.py",
     "rlinf_async/_core/resend.py",
     "rlinf_async/_core/resource_locks.py",
@@ -111,7 +111,7 @@ UNREACHED: Final[tuple[tuple[str, str], ...]] = (
         "simulated workers have no stdout of their own",
     ),
     (
-        r"def join\(self, name: str, rank|def _leave\(self, entry|def roster_with\(|endpoint\.root is not None:",
+        r"def join\(self, name: str, rank|if ranks := |def roster_with\(|endpoint\.root is not None:",
         "subprocesses of workers, which join a group, are no simulated processes",
     ),
     (r"if is_recorded|recorder\.recorder is not None|if recording\.admits\(\):", "no flight recorder is open"),

@@ -358,20 +358,21 @@ async def test_only_the_lookup_that_was_meant_is_forgotten_and_a_dead_endpoint_w
 ) -> None:
     service = new_service(tmp_path, new_router())
     for ask in (1, 2, 3):
-        await service.names.find_group(Requester(9, ask), operations.FindGroup("x", None, 0))
-    await service.names.cancel_find_group(Requester(9, 10), operations.CancelFindGroup(2))
-    assert service.names.directory.waiters == {"x": [(9, 1), (9, 3)]}
+        await service.names.find(Requester(9, ask), operations.Find("group", "x", None, 0))
+    await service.names.cancel_find(Requester(9, 10), operations.CancelFind("group", 2))
+    assert list(service.names.groups._lookups) == [(9, 1), (9, 3)]
     service.drop_owner(9)
-    assert service.names.directory.waiters == {}
-    await service.handlers.handle(Requester(9, 4), "FindGroup", {"name": "x", "rank": None})
-    assert service.names.directory.waiters == {}
+    assert not service.names.groups._lookups
+    await service.handlers.handle(Requester(9, 4), "Find", {"kind": "group", "name": "x", "rank": None, "after": 0})
+    assert not service.names.groups._lookups
 
 
 async def test_the_stores_of_a_dead_owner_are_closed_and_its_groups_not_listed(tmp_path: Path) -> None:
     service = new_service(tmp_path, new_router())
-    port = await service.open_store(Requester(9, 1), operations.OpenStore("g"))
-    service.groups[9, "g"] = Group("g", 9)
+    port = await service.open_store(Requester(9, 1), operations.OpenStore("g", 1))
     service.drop_node(0)
+    assert service._abandon.__self__ == list(service.groups.values())  # type: ignore[attr-defined]
+    await service.close_group(service.groups[1], 0.0)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5).close()
     assert (await service.node_status(Requester(1, 2), operations.NodeStatus()))["groups"] == {}
@@ -407,6 +408,7 @@ class Forker:
 def request(workers: int = 3, **changed: Any) -> operations.Spawn:
     fields: dict[str, Any] = {
         "group": "g",
+        "number": 1,
         "workers": [{"rank": rank, "env": {}, "info": {}, "address": f"g:{rank}"} for rank in range(workers)],
         "env": {"OMP_NUM_THREADS": "4,2"},
         "script_env": {},
@@ -453,7 +455,7 @@ async def test_workers_that_are_born_after_their_groups_end_are_killed_and_reape
     while len(forker.specs) < 3:
         await asyncio.sleep(0)
     if end == "close":
-        await service.close(Requester(owner.id, 2), operations.CloseGroup("g", 0.0))
+        await service.close(Requester(owner.id, 2), operations.CloseGroup("g", 1, 0.0))
     else:
         service.drop_owner(owner.id)
     forker.may.set()

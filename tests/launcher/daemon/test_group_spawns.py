@@ -33,12 +33,12 @@ def is_open(port: int) -> bool:
     return False
 
 
-async def opened(service: DaemonService) -> int:
-    return await service.open_store(Requester(OWNER, 1), operations.OpenStore("g"))
+async def opened(service: DaemonService, number: int = 1) -> int:
+    return await service.open_store(Requester(OWNER, 1), operations.OpenStore("g", number))
 
 
-async def close(service: DaemonService) -> None:
-    await service.close(Requester(OWNER, 2), operations.CloseGroup("g", 0.0))
+async def close(service: DaemonService, number: int = 1) -> None:
+    await service.close(Requester(OWNER, 2), operations.CloseGroup("g", number, 0.0))
 
 
 async def test_a_spawn_that_fails_leaves_what_others_have_in_the_group(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ async def test_a_launch_that_was_given_up_does_not_take_the_store_of_the_next_on
     first = asyncio.ensure_future(service.spawn(Requester(OWNER, 1), request(1)))
     await asyncio.sleep(0)
     await close(service)
-    port = await opened(service)
+    port = await opened(service, 2)
     imported.set()
     with pytest.raises(LaunchError, match="closed while its workers were started"):
         await first
@@ -114,7 +114,7 @@ async def test_of_ranks_that_come_back_for_ever_the_latest_ends_are_kept(
 ) -> None:
     monkeypatch.setattr(services, "_MAX_FORMER", 2)
     to = new_router()
-    service, group = new_service(tmp_path, to), Group("g", OWNER)
+    service, group = new_service(tmp_path, to), Group(1, "g", OWNER)
     dead = []
     for _ in range(5):
         endpoint, _client = attach(to, "worker")
@@ -128,3 +128,29 @@ async def test_of_ranks_that_come_back_for_ever_the_latest_ends_are_kept(
     monkeypatch.setattr(service, "forget_endpoint", forgotten.append)
     await service.close_group(group, 0.0)
     assert forgotten == [endpoint.id for endpoint in dead]
+
+
+async def test_a_group_that_is_closed_while_it_waits_for_the_end_of_an_earlier_one_is_not_started(
+    tmp_path: Path,
+) -> None:
+    forker = Forker()
+    service = new_service(tmp_path, new_router(), forker)
+    earlier = service.groups[1] = Group(1, "g", OWNER)
+    earlier.closed = asyncio.get_running_loop().create_future()
+    start = asyncio.ensure_future(service.spawn(Requester(OWNER, 1), request(1, number=2)))
+    await asyncio.sleep(0)
+    await close(service, 2)
+    earlier.closed.set_result(None)
+    with pytest.raises(LaunchError, match="closed while its workers were started"):
+        await start
+    assert forker.specs == []
+
+
+async def test_a_process_neither_closes_nor_starts_workers_of_another_ones_group(tmp_path: Path) -> None:
+    service = new_service(tmp_path, new_router())
+    port = await opened(service)
+    await service.close(Requester(OWNER + 1, 1), operations.CloseGroup("g", 1, 0.0))
+    with pytest.raises(LaunchError, match=r"group 'g' \(number 1\) is another process's, and not 'g'"):
+        await service.spawn(Requester(OWNER + 1, 1), request(1))
+    assert is_open(port)
+    service.close_stores()
