@@ -9,6 +9,7 @@ from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import operations
 from rlinf_async.errors import DeadlineExceeded
+from rlinf_async.work import Work
 
 
 async def find_name(client: NodeClient, kind: str, name: str, timeout: float | None, noun: str = "") -> Any:
@@ -35,15 +36,29 @@ async def find_name(client: NodeClient, kind: str, name: str, timeout: float | N
         client.request(operations.CancelFind(kind, lookup.number), node=0)
         raise
     except DeadlineExceeded:
-        late = f"there was no {noun} named '{name}' within {timeout:g} s{limit}"
-        patience = settings.WAIT_ANSWER_S()
-        try:
-            cancel = operations.CancelFind(kind, lookup.number)
-            names = await client.request(cancel, node=0).async_wait(patience)
-        except DeadlineExceeded:
-            raise DeadlineExceeded(
-                f"{late}, and for {patience:g} s more node 0 has not said which there are: its daemon does not answer"
-            ) from None
+        late = await say_late(client, kind, f"{noun} named '{name}' within {timeout:g} s{limit}", lookup.number)
         if not lookup.done():
-            raise DeadlineExceeded(f"{late}; there are: {', '.join(names) or 'none'}") from None
+            raise late from None
         return await lookup  # what is there is found, also with a timeout of 0
+
+
+def say_late(client: NodeClient, kind: str, what: str, lookup: int) -> Work[DeadlineExceeded]:
+    """End a lookup, and say that there was none in time, and which names there are; within ``WAIT_ANSWER_S``."""
+    said: Work[DeadlineExceeded] = Work()
+    patience = settings.WAIT_ANSWER_S()
+    request = client.request(operations.CancelFind(kind, lookup), node=0, what=f"the names of all {kind}s")
+
+    def answered() -> None:
+        try:
+            there = f"; there are: {', '.join(request._result()) or 'none'}"
+        except Exception as error:
+            there = f" ({error})"
+        say(there)
+
+    def say(there: str) -> None:
+        said._settle(DeadlineExceeded(f"there was no {what}{there}"))
+
+    silent = f", and for {patience:g} s more node 0 has not said which there are: its daemon does not answer"
+    request._follow(answered)
+    client.later(patience, lambda: say(silent))
+    return said

@@ -71,7 +71,7 @@ class NameTable(Generic[E]):
         self._entry = entry
         self._numbers = itertools.count(1)
         self._closed: dict[str, str] = {}
-        """What had the name, by name."""
+        """By name, the noun for its last holder: "experience"."""
         self._lookups: dict[Waiter, tuple[str, int | None, int]] = {}
 
     def __repr__(self) -> str:

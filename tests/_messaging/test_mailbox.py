@@ -119,6 +119,18 @@ def test_a_name_that_nobody_has_is_given_up_after_a_while_with_those_that_there_
     assert recv(network).wait(0) == 3
 
 
+def test_a_name_is_given_up_although_the_daemon_that_knows_the_names_is_frozen(network: Network) -> None:
+    network.names.discard("b")
+    network.is_frozen = True
+    sending, (_, give_up) = send(network, 1), network.client("a").timers.pop()
+    give_up()
+    assert not sending.done()
+    ((seconds, give_up),) = network.client("a").timers
+    give_up()
+    with pytest.raises(DeadlineExceeded, match=f"within 120 s, and for {seconds:g} s more node 0 has not said which"):
+        sending.wait(0)
+
+
 async def test_what_is_given_up_while_it_waits_for_a_name_is_never_sent(network: Network) -> None:
     network.names.discard("b")
     await cancelled(send(network, "never"))

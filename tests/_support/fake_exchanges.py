@@ -68,6 +68,7 @@ class Network:
         frames: what has been sent and is not delivered.
         names: groups that the directory knows; lookups of others wait in ``lookups``.
         supervised: groups whose ranks are started again.
+        is_frozen: nobody is told which names there are.
     """
 
     def __init__(self, *, far: bool = True) -> None:
@@ -78,6 +79,7 @@ class Network:
         self.endpoints = {"a": frames.endpoint(0, 5), "b": frames.endpoint(int(far), 6)}
         self.names = {"a", "b"}
         self.supervised: set[str] = set()
+        self.is_frozen = False
         self.clients = {endpoint: Client(self, endpoint) for endpoint in self.endpoints.values()}
         self.a, self.b = (self._exchange(group) for group in "ab")
 
@@ -97,7 +99,8 @@ class Network:
         elif isinstance(operation, Find):
             work._settle(self.roster(operation.name))
         elif isinstance(operation, CancelFind):
-            work._settle(sorted(self.names))
+            if not self.is_frozen:
+                work._settle(sorted(self.names))
         else:
             work._settle(True)
 
