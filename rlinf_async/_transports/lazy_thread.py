@@ -1,19 +1,51 @@
-"""``LazyThread``: runs submitted jobs in order, in a thread that exists only while there are any."""
+"""Jobs that are done one at a time, in the order in which they were given: aside, or once a lock is released."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-Job = Callable[[], None]
+Job = Callable[[], object]
 
 
-class LazyThread:
-    """Runs jobs one after the other, in the order in which they were given, in a thread of its own.
+class _InOrder:
+    """Jobs, and whether somebody is at them. They do not raise: an interruption leaves those behind it to the next."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition(threading.Lock())
+        self._jobs: deque[Job] = deque()
+        self._is_busy = False
+
+    def _begin(self) -> bool:
+        """True if there are jobs and nobody is at them; under the lock. Then ``_do_all`` has to be called."""
+        is_first = bool(self._jobs) and not self._is_busy
+        self._is_busy |= is_first
+        return is_first
+
+    def _do_all(self, linger_s: float = 0.0) -> None:
+        try:
+            while True:
+                with self._condition:
+                    if not self._jobs and linger_s:
+                        self._condition.wait(linger_s)
+                    if not self._jobs:
+                        self._is_busy = False
+                        return
+                    job = self._jobs.popleft()
+                job()
+                del job  # with what it holds, before the next one comes
+        except BaseException:
+            self._is_busy = False
+            raise
+
+
+class LazyThread(_InOrder):
+    """Does jobs in a thread of its own, which exists only while there are any.
 
     Args:
         name: of the thread.
@@ -21,21 +53,18 @@ class LazyThread:
     """
 
     def __init__(self, name: str, linger_s: float = 0.0) -> None:
+        super().__init__()
         self._name = name
         self._linger_s = linger_s
-        self._condition = threading.Condition()
-        self._jobs: deque[Job] = deque()
-        self._is_running = False
 
     def submit(self, job: Job) -> None:
         """``job`` does not raise.  May be called from any thread."""
         with self._condition:
             self._jobs.append(job)
-            if self._is_running:
+            if not self._begin():
                 self._condition.notify()
                 return
-            self._is_running = True
-        threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        threading.Thread(target=self._do_all, args=(self._linger_s,), name=self._name, daemon=True).start()
 
     def call(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Has a function called that may raise, or never return: a process that ends does not wait for it."""
@@ -43,17 +72,32 @@ class LazyThread:
         self.submit(functools.partial(_settle, future, function, args))
         return future
 
-    def _run(self) -> None:
-        while True:
+
+class DeferredActions(_InOrder):
+    """A lock, and what was decided under it: done once it is released, by whichever thread comes first.
+
+    So nothing foreign is called under the lock, and what is told to others is told in the order of the decisions::
+
+        with deferred.locked():
+            self.state = ...
+            deferred.add(lambda: post(facts))
+    """
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the lock; what was added is done at the end, or by a thread that is at it, also after an error."""
+        try:
             with self._condition:
-                if not self._jobs and self._linger_s:
-                    self._condition.wait(self._linger_s)
-                if not self._jobs:
-                    self._is_running = False
-                    return
-                job = self._jobs.popleft()
-            job()
-            del job  # with what it holds, before the next one comes
+                yield
+        finally:
+            with self._condition:
+                is_first = self._begin()
+            if is_first:
+                self._do_all()
+
+    def add(self, job: Job) -> None:
+        """While locked only.  ``job`` does not raise."""
+        self._jobs.append(job)
 
 
 def _settle(future: Future[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
