@@ -154,7 +154,11 @@ class Names:
             lookup: the number of the request, which ends.
         """
         late = say_late(self._client, "group", f"group named '{group}' within {seconds:g} s", lookup)
-        late._follow(lambda: on_roster(late._result()))
+
+        def said() -> None:
+            on_roster(late._result())
+
+        late._follow(said)
 
     def _found(self, key: _Key, lookup: _Lookup, request: Request[list[Any]]) -> None:
         try:
