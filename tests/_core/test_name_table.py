@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_async._core import name_table
+from rlinf_async._core import frames, name_table
 from rlinf_async._core.name_table import PENDING, ChannelNames, GroupNames, NameTable, PromiseNames
 from rlinf_async.errors import ClosedError
 
@@ -181,12 +181,14 @@ def test_a_rank_of_a_group_whose_ranks_do_not_come_back_is_not_waited_for() -> N
 
 def test_a_lookup_after_a_ranks_end_waits_for_its_next_endpoint(groups: GroupNames) -> None:
     assert groups.find(A, "x", 1, after=11) is groups.find(B, "x", 0, after=10) is PENDING
-    assert groups.find(C, "x", 1) == groups.find(C, "x", 7, after=11) == [rank(10), rank(11)]
+    assert groups.find(C, "x", 1) == groups.find(C, "x", 2, after=11) == [rank(10), rank(11)]
     assert groups.comes_back(11)
     groups.replace(1, 1, 1, 11, rank(21))
     assert groups.settle() == [(A, [rank(10), rank(21)])]
     assert groups.find(C, "x", 1, after=11) == [rank(10), rank(21)]
     assert not groups.comes_back(11)
+    groups.replace(1, 1, 0, 10, rank(20))
+    assert groups.settle() == [(B, [rank(20), rank(21)])]
 
 
 def test_who_waits_for_a_rank_that_does_not_come_back_hears_so_and_so_does_who_comes_later(groups: GroupNames) -> None:
@@ -229,12 +231,14 @@ def test_a_group_whose_members_join_is_published_while_all_are_there_and_one_mem
     groups.find(B, "x")
     groups.join("x", 1, 2, 7, "one")
     assert groups.settle() == [(A, [None, "one"])]
+    assert groups.find(C, "x", 2) == [None, "one"], "there will be no such rank"
     assert (groups.rank_of("x", 1), groups.rank_of("x", 0), groups.names()) == ("one", None, [])
     groups.join("x", 0, 2, 6, "zero")
     assert groups.settle() == [(B, ["zero", "one"])]
     assert (groups.names(), groups.clients()) == (["x"], {6, 7})
     groups.drop_client(7)
     assert groups.find(C, "x") is PENDING
+    assert (groups.rank_of("x", 0), groups.rank_of("x", 1)) == ("zero", None)
     groups.drop_client(6)
     assert not groups.entries
     assert groups.find(C, "x") is PENDING, "others may join"
@@ -317,6 +321,14 @@ def test_a_channel_whose_queues_or_whose_owner_are_gone_has_no_name_any_more() -
     assert list(table.entries) == [number + 2]
 
 
+def test_nothing_is_awaited_of_a_node_that_was_lost_before_the_channel_had_its_name() -> None:
+    table = ChannelNames({frames.endpoint(1, 0)}.__contains__)
+    number = made(table, roster={"nodes": [0, 1]})
+    table.release(number, 1)
+    table.end(number, 0)
+    assert not table.entries
+
+
 def test_an_experience_is_called_so_when_it_is_closed() -> None:
     table = channels()
     table.release(made(table, roster={**ROSTER, "experience": {}}), 1)
@@ -386,7 +398,9 @@ def test_a_promise_that_comes_to_nothing_is_told_early_and_late(promises: Promis
 def test_the_promises_of_a_process_that_is_gone_are_broken_but_for_those_that_were_kept(promises: Promises) -> None:
     table = promises.table
     table.publish("1.1", made(promises.channels, owner=2), 1, "")
-    assert table.find(B, "1.2") is PENDING
+    assert table.find(B, "1.2") is table.find(C, "5.4") is PENDING
+    assert table.clients() == {1, 2, 3, 5}
+    promises.die(3)
     assert table.clients() == {1, 2}
     promises.die(1)
     assert table.settle() == [(B, None)]
