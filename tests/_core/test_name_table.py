@@ -134,7 +134,7 @@ def test_a_lookup_that_was_cancelled_is_not_told(table: Table) -> None:
 
 def test_only_the_last_closed_names_are_remembered(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(name_table, "MAX_CLOSED_NAMES", 2)
-    for name in "abca":  # "a" is closed anew, and the latest
+    for name in "abac":  # "a" is closed anew, and behind "b"
         table.release(made(table, name), 1)
     for name in "ac":
         with pytest.raises(ClosedError):
