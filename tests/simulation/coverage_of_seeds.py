@@ -78,6 +78,14 @@ UNREACHED: Final[tuple[tuple[str, str], ...]] = (
         r"raise (FrameError|AuthError)\(",
         "no simulated process sends frames that make no sense, or that it may not send",
     ),
+    (
+        r"raise KeyError\(f\"(\{self\.kind\}|this process has)"
+        r"|raise ValueError\(f\"(a channel's roster|promise \{|nobody)"
+        r"|except ValueError:(?=\n\s+raise ValueError\(f\"a promise)",
+        "the same",
+    ),
+    (r"^def _on_error\(", "no method of a random program breaks out of its loop"),
+    (r"if len\(self\._closed\) > MAX_CLOSED_NAMES:", "a run of a simulation closes fewer names"),
     (r"not _is_sound\(|not _may_be_queued\(|not frames\.is_call_sound\(|!= neighbour\.node:$", "the same"),
     (r"a piece of a body lies outside|a lease of", "the same"),
     (r"sent a frame of kind|is_authenticated and kind != TENSOR", "the same"),
