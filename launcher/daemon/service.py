@@ -259,9 +259,9 @@ class DaemonService:
 
     async def open_store(self, requester: Requester, op: operations.OpenStore) -> int:
         """A listening socket on this node's own address for the group's first rank; its port."""
+        group = self._group_of(requester.endpoint, op)
         with explained_shortage(self._site.name, f"the store of group '{op.group}'", 1):
             listener = self.ports.listen(f"the store of group '{op.group}'")
-        group = self._group_of(requester.endpoint, op)
         _close_store_of(group)
         group.store = listener
         return int(listener.getsockname()[1])
