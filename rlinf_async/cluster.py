@@ -552,8 +552,8 @@ class Cluster:
             preload=asked,
             own_modules=imported_at_once(construct.head) if asked or preload is None else (),
         )
-        reserved = self._reserve_now(title)
         members = Members(self._client, title, len(placements))
+        members.number = self._reserve_now(title)
         members.placements = list(placements)
         members.close_grace = plan.close_grace
         everyone = members.callee(range(members.size))
@@ -567,12 +567,12 @@ class Cluster:
         try:
             members.call(everyone, ready, "__init__", [construct], repeats=plan.policy.restarts)
         except BaseException:
-            if reserved:  # nobody has a group whose close would give the name back
-                self._client.request(operations.ReleaseGroup(title), node=0)
+            if members.number:  # nobody has a group whose close would give the name back
+                self._client.request(operations.Release("group", members.number), node=0)
             raise
         members.limit_calls(deadline, ready)
         self._groups = [*(group for group in self._groups if not group.closed), members]
-        members.launching = self._client.run(self._start_group(members, plan, reserved=reserved))
+        members.launching = self._client.run(self._start_group(members, plan))
         return WorkerGroup(members, spec.worker_cls, ready=ready)
 
     @functools.cached_property
@@ -590,8 +590,8 @@ class Cluster:
             and group.deaths.get(rank, {"returns": True}).get("returns")
         ]
 
-    async def _start_group(self, members: Members, plan: Plan, *, reserved: bool) -> None:
-        port = await launch(self._client, members, plan, reserved=reserved)
+    async def _start_group(self, members: Members, plan: Plan) -> None:
+        port = await launch(self._client, members, plan)
         if members.supervisor is not None:
             members.supervisor.port = port
 
@@ -633,12 +633,9 @@ class Cluster:
     modify_profile_context = staticmethod(modify_profile_context)
     get_profiling_env_vars_for_worker = staticmethod(get_profiling_env_vars_for_worker)
 
-    def _reserve_now(self, name: str) -> bool:
-        """Where this thread may block, a name that is taken is an error at once."""
-        if must_await():
-            return False
-        self._client.request(operations.ReserveGroup(name), node=0).wait()
-        return True
+    def _reserve_now(self, name: str) -> int:
+        """Reserve a name where this thread may block, so that one that is taken is an error at once; else return 0."""
+        return 0 if must_await() else self._client.request(operations.Reserve("group", name), node=0).wait()
 
     # -- the end ------------------------------------------------------------------------------------------------
 

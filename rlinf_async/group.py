@@ -464,6 +464,7 @@ async def _find(
 ) -> WorkerGroup[W]:
     roster = await find_name(client, "group", name, timeout)
     members = Members(client, name, len(roster))
+    members.number = roster[0].get("group", 0) if roster else 0  # 0: subprocesses of a worker, which join one by one
     members.limit_calls(CallDeadline.of(None), None)
     infos = [info_from(entry["info"], entry["pid"]) for entry in roster]
     members.start([entry["endpoint"] for entry in roster], infos, [entry["log"] for entry in roster])
@@ -472,7 +473,7 @@ async def _find(
 
 def start_closing(members: Members, grace: float | None = None) -> Work[None]:
     """The work of closing a group; a second call gets the first one's."""
-    with members._lock:  # a second closing would give the name back once more, which the next group may have by then
+    with members._lock:
         if members.closing is None or (members.closing.done() and not members.closed):
             grace = members.close_grace if grace is None else grace
             members.closing = members.client.run(_close(members, grace), what=f"the closing of group '{members.name}'")
@@ -497,18 +498,17 @@ async def _close_in_order(members: Members, grace: float) -> None:
         members.launching.cancel()
         with contextlib.suppress(Exception):  # a launch that fails has told its callers, and leaves nothing
             await members.launching.async_wait()
-    if not members.has_name:
+    if not members.number:
         return
     nodes = {frames.node_of(endpoint) for endpoint in members.endpoints or ()}
     nodes |= {placement.cluster_node_rank for placement in members.placements}  # where a rank is just being started
-    close = operations.CloseGroup(members.name, grace)
+    close = operations.CloseGroup(members.name, members.number, grace)
     requests: list[Work[Any]] = [client.request(close, node=node) for node in nodes if node not in client.lost_nodes]
-    for request in (*requests, client.request(operations.ReleaseGroup(members.name), node=0)):
+    for request in (*requests, client.request(operations.Release("group", members.number), node=0)):
         try:
             await request.async_wait()
         except (NodeLost, ClosedError):
             continue
-    members.has_name = False
 
 
 def info_from(facts: dict[str, Any], pid: int) -> WorkerInfo:

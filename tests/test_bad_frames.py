@@ -56,7 +56,7 @@ def test_a_frame_in_the_name_of_another_is_not_believed(cluster: Cluster) -> Non
         number, driver, daemon = group._members.endpoints[0], cluster._client.endpoint, frames.endpoint(0, 0)
         waiting = honest.sleep(60)
         assert honest.noted().wait() == [["sleeping"]]
-        lookup = cluster._client.request(operations.FindGroup("not yet", None, 0), node=0)
+        lookup = cluster._client.request(operations.Find("group", "not yet", None, 0), node=0)
         forged = codec.encode("forged").to_bytes()
         route = frames.route_to([number])
         for kind in [
@@ -80,7 +80,7 @@ def test_a_frame_in_the_name_of_another_is_not_believed(cluster: Cluster) -> Non
         assert not waiting.done()
         assert not lookup.done()
         waiting.cancel()
-        cluster._client.request(operations.CancelFindGroup(lookup.number), node=0).wait()
+        cluster._client.request(operations.CancelFind("group", lookup.number), node=0).wait()
 
 
 def test_a_rank_answers_for_itself_only(cluster: Cluster) -> None:
@@ -117,7 +117,7 @@ plain_data = st.recursive(
 )
 numbers = st.sampled_from([0, 1, 2, 3, 7, 1 << 32, (1 << 32) + 1])
 routes = st.lists(st.tuples(st.sampled_from([0, 1, 7]), st.lists(numbers, max_size=6)), max_size=3)
-words = st.sampled_from(["hello", "echo", "Spawn", "PublishGroup", "FindGroup", "CloseGroup", "NodeStatus", "__init__"])
+words = st.sampled_from(["hello", "echo", "Spawn", "Publish", "Find", "CloseGroup", "NodeStatus", "__init__"])
 field = numbers | routes | words | plain_data
 
 

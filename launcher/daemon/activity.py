@@ -8,12 +8,11 @@ from typing import Any
 from rlinf_async._core import operations
 from rlinf_async._core.resource_locks import Ticket
 
-from .channel_names import ChannelNames
 from .channels import Channels
 from .device_locks import Locks
 from .endpoint import Endpoint
-from .group_names import Names
 from .handlers import Requester
+from .name_service import Names
 from .router import Router
 from .templates import Templates
 
@@ -31,22 +30,14 @@ class Activity:
         templates: Templates,
         names: Names,
         channels: Channels,
-        channel_names: ChannelNames,
         locks: Locks,
         state: Callable[[Endpoint], str],
     ) -> None:
         self._router = router
         self._state = state
         self._channels = channels
-        groups, table = names.directory, channel_names.table
         self._progress: dict[type[operations.Operation[Any]], Callable[[Ticket, Any], str]] = {
-            operations.FindGroup: lambda ticket, op: (
-                f"group '{op.name}' is being started"
-                if op.name in groups.entries
-                else _absent("group", op.name, groups.names())
-            ),
-            operations.FindChannel: lambda ticket, op: _absent("channel", op.name, table.names()),
-            operations.RedeemPromise: lambda ticket, op: "the process that has passed it on is still making it",
+            operations.Find: lambda ticket, op: names.progress(op),
             operations.LockDevices: lambda ticket, op: _holders(locks.in_the_way(ticket)),
             operations.Spawn: lambda ticket, op: templates.describe(),
             operations.CloseGroup: lambda ticket, op: self._group(op.group),
@@ -70,10 +61,6 @@ class Activity:
             if worker.process is not None and worker.process.setup.group == name and worker.process.exit_status is None
         ]
         return f"still alive: {', '.join(alive)}" if alive else ""
-
-
-def _absent(what: str, name: str, names: list[str]) -> str:
-    return f"{what} '{name}' is not there; there are: {', '.join(names) or 'none'}"
 
 
 def _holders(names: list[str]) -> str:

@@ -4,7 +4,7 @@ Plain calls from the router, no task and no wait: a frame is handled, and all th
 frame is read.  The items that a queue holds are held here, bytes or descriptors of sealed memory, so that they
 outlive their producers.
 
-A channel is its number (``channel_names.py``): requests to one that is not here are answered with "gone".
+A channel is its number (``name_service.py``): requests to one that is not here are answered with "gone".
 
 A put into a channel without a bound is done for a process of this node as soon as it is on the socket.  So a question
 about a queue is answered, and a queue is closed, when those sockets have been read: either may follow a put of which

@@ -460,7 +460,7 @@ class Node:
         await asyncio.gather(
             *(
                 _logged(groups.close_group(group, min(group.close_grace, most)), f"closing group '{group.name}'")
-                for group in list(groups.by_name.values())
+                for group in list(groups.by_number.values())
             )
         )
 

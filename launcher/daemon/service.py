@@ -22,7 +22,6 @@ from rlinf_async.errors import AuthError, LaunchError
 from .activity import Activity
 from .black_box import BlackBox
 from .call_check import CallCheck
-from .channel_names import ChannelNames
 from .channels import Channels
 from .cleanup import run_all
 from .death_watch import DeathWatch
@@ -30,10 +29,10 @@ from .debug_relay import DebugRelay
 from .device_locks import Locks
 from .endpoint import Endpoint
 from .experiences import Experiences
-from .group_names import Names
 from .handlers import Handlers, Requester
 from .inspection import Inspection
 from .membership import Membership
+from .name_service import Names
 from .node_metrics import NodeMetrics
 from .operator_requests import OperatorRequests
 from .ports import Ports
@@ -86,7 +85,6 @@ class DaemonService:
         answer = self.handlers.answer
         self.channels = Channels(loop, router, self.gone, count_memory() // 2)
         self.experiences = Experiences(loop, router, self.channels, self.gone, count_memory() // 2)
-        self.channel_names = ChannelNames(answer, self.gone, self.lost)
         self.death_watch = DeathWatch(router)
         self.names = Names(answer, self.gone, self.lost)
         self.locks = Locks(answer)
@@ -100,9 +98,7 @@ class DaemonService:
         self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, self.gone)
         self.debugging = DebugRelay(router, self.gone)
         self.inspection = Inspection(loop, router, site.name, self.channels, self.gone, self.debugging.stopped)
-        self.activity = Activity(
-            router, templates, self.names, self.channels, self.channel_names, self.locks, self.inspection.state_of
-        )
+        self.activity = Activity(router, templates, self.names, self.channels, self.locks, self.inspection.state_of)
         self.black_box = BlackBox(site.log_dir, site.run, site.node)
         self.operators = OperatorRequests(router, self.probes, templates, site.name, site.log_dir)
         self.run_metrics = RunMetrics(router, site.name, lambda: self.welcome)
@@ -119,25 +115,17 @@ class DaemonService:
 
     def _register(self) -> None:
         on = self.handlers.register
-        on(operations.ReserveGroup, self.names.reserve_group)
-        on(operations.PublishGroup, self.names.publish_group)
+        on(operations.Reserve, self.names.reserve)
+        on(operations.Publish, self.names.publish)
+        on(operations.Find, self.names.find)
+        on(operations.CancelFind, self.names.cancel_find)
+        on(operations.Release, self.names.release)
         on(operations.JoinGroup, self.names.join_group)
-        on(operations.FindGroup, self.names.find_group)
         on(operations.RankReturned, self.rank_returned)
-        on(operations.CancelFindGroup, self.names.cancel_find_group)
-        on(operations.ReleaseGroup, self.names.release_group)
         on(operations.IsAlive, self.names.is_alive)
         on(operations.ComesBack, self.names.comes_back)
-        on(operations.NumberChannel, self.channel_names.number_channel)
-        on(operations.NameChannel, self.channel_names.name_channel)
-        on(operations.UnnameChannel, self.channel_names.unname_channel)
-        on(operations.QueueEnded, self.channel_names.queue_ended)
-        on(operations.FindChannel, self.channel_names.find_channel)
-        on(operations.CancelFindChannel, self.channel_names.cancel_find_channel)
-        on(operations.PinKey, self.channel_names.pin_key)
-        on(operations.PromiseChannel, self.channel_names.promise_channel)
-        on(operations.KeepPromise, self.channel_names.keep_promise)
-        on(operations.RedeemPromise, self.channel_names.redeem_promise)
+        on(operations.QueueEnded, self.names.queue_ended)
+        on(operations.PinKey, self.names.pin_key)
         on(operations.HostChannel, self.channels.host_channel)
         on(operations.CloseChannel, self.channels.close_channel)
         on(operations.CountItems, self.channels.count_items)
@@ -208,7 +196,7 @@ class DaemonService:
         Raises:
             LaunchError: one of them is of a group that is not supervised; none was ended.
         """
-        groups = self.groups.by_name.values()
+        groups = self.groups.by_number.values()
         found = [(group, each) for group in groups for each in group.workers if each.number in op.numbers]
         for group, _ in found:
             if not group.supervised:
@@ -327,11 +315,10 @@ class DaemonService:
         """Frees what an endpoint (of any node) owned: its calls, its names and lookups, its stores, its groups."""
         self.gone.add(gone)
         parts: list[Callable[[int], None]] = [
-            self.channels.drop_client, self.channel_names.drop_client, self.death_watch.forget, self.locks.drop,
+            self.channels.drop_client, self.names.drop_client, self.death_watch.forget, self.locks.drop,
             self.ports.drop, self.inspection.drop, self.debugging.drop,
-            *((self.channels.drop_owner, self.channel_names.drop_owner, self.experiences.drop_owner) if ended else ()),
-            self.router.drop_caller, self.names.drop, self.groups.drop,
-            self.experiences.drop_client,
+            *((self.channels.drop_owner, self.names.drop_owner, self.experiences.drop_owner) if ended else ()),
+            self.router.drop_caller, self.groups.drop, self.experiences.drop_client,
         ]  # fmt: skip
         run_all(f"endpoint {gone}", (functools.partial(part, gone) for part in parts))
 
@@ -341,11 +328,11 @@ class DaemonService:
         self.gone.add_all(frames.endpoint(node, 0), frames.endpoint(node + 1, 0) - 1)
         owners = self.names.clients() | self.groups.owners()
         owners |= self.router.callers_on(node) | self.channels.clients_and_owners()
-        owners |= self.channel_names.table.clients() | self.locks.holders() | self.ports.owners()
+        owners |= self.locks.holders() | self.ports.owners()
         for owner in owners:
             if frames.node_of(owner) == node:
                 self.drop_owner(owner)
-        parts = (self.channel_names.table.lose_node, self.debugging.drop_node, self.experiences.drop_node)
+        parts = (self.names.lose_node, self.debugging.drop_node, self.experiences.drop_node)
         run_all(f"node {node}", (functools.partial(part, node) for part in parts))
 
     # -- errors that the script has not got -------------------------------------------------------------------------
@@ -369,7 +356,9 @@ class DaemonService:
             "node": self._site.node,
             "pid": os.getpid(),
             "groups": {
-                group.name: len(group.workers) for group in self.groups.by_name.values() if group.owner not in self.gone
+                group.name: len(group.workers)
+                for group in self.groups.by_number.values()
+                if group.owner not in self.gone
             },
             "endpoints": len(self.router.endpoints),
             "busy": {
@@ -377,7 +366,7 @@ class DaemonService:
                 for endpoint in self.router.endpoints.values()
                 if endpoint.process is not None and len(endpoint.pending_calls)
             },
-            "names": self.names.directory.names(),
+            "names": self.names.groups.names(),
             "channels": self.channels.status(),
             "devices": self.locks.status(),
             "ports": self.ports.status(),

@@ -49,6 +49,7 @@ class Group:
     """The part of a worker group that lives on this node.
 
     Attributes:
+        number: that of its name: another group of that name has another one.
         supervised: its owner starts workers again that have died.
         close_grace: seconds that its workers have for their end, where the owner does not say.
         former: workers that have died, and in whose place others are.
@@ -57,6 +58,7 @@ class Group:
         store: the socket of the store at MASTER_PORT, for the next one of rank 0.
     """
 
+    number: int
     name: str
     owner: int
     workers: list[Endpoint] = field(default_factory=list)
@@ -104,7 +106,7 @@ class WorkerGroups:
         forget: an endpoint of this node is no more.
 
     Attributes:
-        by_name: the groups by their owners' endpoints and their names.
+        by_number: the groups by the numbers of their names.
         closing: this node ends; no worker is started any more.
     """
 
@@ -140,25 +142,23 @@ class WorkerGroups:
         self._greet = greet
         self._on_died = on_died
         self._forget = forget
-        self.by_name: dict[tuple[int, str], Group] = {}
+        self.by_number: dict[int, Group] = {}
         self.closing = False
-        self._stores: dict[tuple[int, str], socket.socket] = {}
 
     def __repr__(self) -> str:
-        return f"<WorkerGroups of node {self._site.node} [{len(self.by_name)} groups]>"
+        return f"<WorkerGroups of node {self._site.node} [{len(self.by_number)} groups]>"
 
     def group_of(self, endpoint: Endpoint) -> Group | None:
         """The group that a worker belongs to."""
-        return next((group for group in self.by_name.values() if endpoint in group.workers), None)
+        return next((group for group in self.by_number.values() if endpoint in group.workers), None)
 
     async def open_store(self, requester: Requester, op: operations.OpenStore) -> int:
         """A listening socket on this node's own address for the group's first rank; its port."""
+        group = self._group_of(requester.endpoint, op)
         with explained_shortage(self._site.name, f"the store of group '{op.group}'", 1):
             listener = self._ports.listen(f"the store of group '{op.group}'")
-        earlier = self._stores.pop((requester.endpoint, op.group), None)
-        if earlier is not None:
-            earlier.close()
-        self._stores[requester.endpoint, op.group] = listener
+        _close_store_of(group)
+        group.store = listener
         return int(listener.getsockname()[1])
 
     async def spawn(self, requester: Requester, op: operations.Spawn) -> list[list[Any]]:
@@ -171,12 +171,13 @@ class WorkerGroups:
         return started
 
     async def _spawn(self, owner: int, op: operations.Spawn) -> list[list[Any]]:
-        name = op.group
-        while (group := self.by_name.setdefault((owner, name), Group(name, owner))).closed is not None:
-            await asyncio.shield(group.closed)  # an earlier one of this name, on its way out
+        group = self._group_of(owner, op)
         group.supervised, group.close_grace = op.supervised, op.close_grace
         group.spawning += 1
         try:
+            for earlier in [each for each in self.by_number.values() if (each.name, each.owner) == (group.name, owner)]:
+                if earlier.closed is not None and earlier is not group:
+                    await asyncio.shield(earlier.closed)  # its workers have what those of this one will need
             return await self._spawn_in(group, op)
         finally:
             group.spawning -= 1
@@ -184,8 +185,15 @@ class WorkerGroups:
             # group of ranks that are away has their channels, and the store.
             # tests/launcher/daemon/test_group_spawns.py::test_a_spawn_that_fails_leaves_what_others_have_in_the_group
             if not (group.spawning or group.workers or group.former) and group.closed is None:
-                self.by_name.pop((owner, name), None)
-                self._close_stores_of(group)
+                self.by_number.pop(group.number, None)
+                _close_store_of(group)
+
+    def _group_of(self, owner: int, op: operations.OpenStore | operations.Spawn) -> Group:
+        """Return the group that a request is for; the first request makes it."""
+        group = self.by_number.setdefault(op.number, Group(op.number, op.group, owner))
+        if group.owner != owner:
+            raise LaunchError(f"group '{group.name}' (number {op.number}) is another process's, and not '{op.group}'")
+        return group
 
     async def _spawn_in(self, group: Group, op: operations.Spawn) -> list[list[Any]]:
         name, owner = group.name, group.owner
@@ -252,14 +260,11 @@ class WorkerGroups:
 
     def _store_for(self, group: Group) -> socket.socket | None:
         """The listening socket for rank 0; of a supervised group one stays here, so that the port stays the group's."""
-        store = self._stores.pop((group.owner, group.name), None)
-        if store is not None and group.store is not None:
-            group.store.close()
-            group.store = None
-        if not group.supervised:
-            return store
-        group.store = store or group.store
-        return None if group.store is None else group.store.dup()
+        store = group.store
+        if group.supervised and store is not None:
+            return store.dup()
+        group.store = None
+        return store
 
     def _profiled(self, profiler: Any, place: WorkerEnv, spec: dict[str, Any]) -> ProfiledStarter | None:
         """Return the starter of a worker under a profiler; None without a profiler."""
@@ -350,9 +355,9 @@ class WorkerGroups:
 
     async def close(self, requester: Requester, op: operations.CloseGroup) -> None:
         """Ends the workers of a group on this node, in order if they can within ``grace`` seconds."""
-        group = self.by_name.get((requester.endpoint, op.group))
-        # A launch that was given up before its workers were asked for has a store, and no group.
-        await self.close_group(group or Group(op.group, requester.endpoint), op.grace)
+        group = self.by_number.get(op.number)
+        if group is not None and group.owner == requester.endpoint:
+            await self.close_group(group, op.grace)
 
     async def close_group(self, group: Group, grace: float) -> None:
         """Returns once every worker of the group, and what it left behind, is gone."""
@@ -361,7 +366,7 @@ class WorkerGroups:
             return
         group.closed = self._loop.create_future()
         try:
-            self._close_stores_of(group)
+            _close_store_of(group)
             for endpoint in group.former:
                 group.past.append(endpoint.id)
                 self._router.replaced.pop(endpoint.number, None)
@@ -381,29 +386,27 @@ class WorkerGroups:
                 self._router.endpoints.pop(endpoint.number, None)
                 self._sub_workers.forget(endpoint)
         finally:
-            self.by_name.pop((group.owner, group.name), None)
+            self.by_number.pop(group.number, None)
             group.closed.set_result(None)
 
-    def _close_stores_of(self, group: Group) -> None:
-        for store in (self._stores.pop((group.owner, group.name), None), group.store):
-            if store is not None:
-                store.close()
-
     def owners(self) -> set[int]:
-        """Return the endpoints that have groups here, or stores."""
-        return {owner for owner, _ in (*self._stores, *self.by_name)}
+        """Return the endpoints that have groups here."""
+        return {group.owner for group in self.by_number.values()}
 
     def drop(self, owner: int) -> None:
-        """Close the stores of an owner that is gone, and begin the end of its groups."""
-        for key in [key for key in self._stores if key[0] == owner]:
-            self._stores.pop(key).close()
-        for group in [group for group in self.by_name.values() if group.owner == owner]:
+        """Begin the end of an owner's groups, once it is gone."""
+        for group in [group for group in self.by_number.values() if group.owner == owner]:
             self._abandon(group)
 
     def close_stores(self) -> None:
-        for store in self._stores.values():
-            store.close()
-        self._stores.clear()
+        for group in self.by_number.values():
+            _close_store_of(group)
+
+
+def _close_store_of(group: Group) -> None:
+    if group.store is not None:
+        group.store.close()
+        group.store = None
 
 
 async def _end(processes: Sequence[WorkerProcess], grace: float) -> None:

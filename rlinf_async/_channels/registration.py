@@ -2,7 +2,7 @@
 
 A *roster* is what the run knows of a channel: ``name``, ``number`` (numbers rise by one and are used once), ``nodes``
 that hold its queues, ``maxsize``, ``max_bytes`` and ``run``.  A *promise* is what travels of a channel that is passed
-on before it has a roster: ``run``, ``maker`` (the endpoint that passes it on) and ``promise`` (which one of its).
+on before it has a roster: ``run``, ``maker`` (the endpoint that passes it on) and ``name``, which no other one has.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ async def create(
         raise ConfigError(f"{whose}: there is no node {node_rank}, the run has nodes {sorted(peers)}")
     roster: Roster = {
         "name": name,
-        "number": await client.request(operations.NumberChannel(), node=0, what=f"a number for {whose}"),
+        "number": await client.request(operations.Reserve("channel", name), node=0, what=f"a number for {whose}"),
         "nodes": sorted(peers - set(client.lost_nodes)) if distributed else [node_rank],
         "maxsize": maxsize,
         "max_bytes": max_bytes,
@@ -67,15 +67,17 @@ async def create(
     try:
         for request in requests:
             await request.async_wait()
-        known = await client.request(operations.NameChannel(name, roster), node=0)
+        known = await client.request(operations.Publish("channel", name, roster["number"], roster), node=0)
     except RLinfAsyncError:
         await close(client, roster)  # no process will ever be told of it
         raise
-    if known["number"] != roster["number"]:
-        await close(client, roster)
-        _check_kind(known, "experience" in roster)
-        logger.warning("there is %s named '%s' already: connected to it", _kind(known), name)
-    return known
+    if known is None:
+        return roster
+    await close(client, roster)
+    _check_kind(known, "experience" in roster)
+    logger.warning("there is %s named '%s' already: connected to it", _kind(known), name)
+    taken: Roster = known
+    return taken
 
 
 async def find(client: NodeClient, name: str, timeout: float | None, *, is_experience: bool = False) -> Roster:
@@ -84,7 +86,7 @@ async def find(client: NodeClient, name: str, timeout: float | None, *, is_exper
     Raises:
         ConfigError: it is of the other kind.
     """
-    roster: Roster = await find_name(client, "experience" if is_experience else "channel", name, timeout)
+    roster: Roster = await find_name(client, "channel", name, timeout, "experience" if is_experience else "channel")
     _check_kind(roster, is_experience)
     return roster
 
@@ -100,9 +102,9 @@ def _check_kind(roster: Roster, is_experience: bool) -> None:
 
 
 def promise(client: NodeClient) -> Promise:
-    """What may travel in place of a channel that has no number yet; ``keep`` has to be called when it has.
+    """Name a channel that has no number yet, to travel in its place; ``keep`` has to be called when it has.
 
-    One thread at a time: promises are told of in the order of their numbers.
+    One thread at a time.
 
     Raises:
         RuntimeError: this process does not know its place in the run yet.
@@ -110,8 +112,7 @@ def promise(client: NodeClient) -> Promise:
     if not client.endpoint:
         raise RuntimeError("the cluster is still starting: `await cluster` before a channel is passed on")
     made = _made[client] = _made.get(client, 0) + 1
-    client.request(operations.PromiseChannel(made), node=0)
-    return {"run": client.welcome["run"], "maker": client.endpoint, "promise": made}
+    return {"run": client.welcome["run"], "maker": client.endpoint, "name": f"{client.endpoint}.{made}"}
 
 
 _made: Final[weakref.WeakKeyDictionary[NodeClient, int]] = weakref.WeakKeyDictionary()
@@ -120,8 +121,8 @@ _made: Final[weakref.WeakKeyDictionary[NodeClient, int]] = weakref.WeakKeyDictio
 
 def keep(client: NodeClient, promise: Promise, roster: Roster | None, why: str) -> None:
     """It is this channel, or it will be none: it is closed already, or could not be made, and why."""
-    number = None if roster is None else roster["number"]
-    client.request(operations.KeepPromise(promise["promise"], number, why), node=0)
+    number = 0 if roster is None else roster["number"]
+    client.request(operations.Publish("promise", promise["name"], number, why), node=0)
 
 
 async def redeem(client: NodeClient, promise: Promise, name: str, noun: str = "channel") -> Roster | None:
@@ -130,7 +131,7 @@ async def redeem(client: NodeClient, promise: Promise, name: str, noun: str = "c
     Raises:
         ClosedError: it could not be made.
     """
-    operation = operations.RedeemPromise(promise["maker"], promise["promise"])
+    operation = operations.Find("promise", promise["name"], None, 0)
     who = f"{noun} '{name}'"
     found = await client.request(operation, node=0, what=f"{who}, being made")
     if isinstance(found, str):  # as a closed one it would end a loop over its items, and nobody would learn why
@@ -158,7 +159,7 @@ async def close(client: NodeClient, roster: Roster, *, discard: bool = False) ->
     """Closes the queues and frees the name; what is lost or gone is closed already."""
     close_queue = operations.CloseChannel(roster["number"], discard)
     requests = [client.request(close_queue, node=node) for node in roster["nodes"]]
-    for request in (*requests, client.request(operations.UnnameChannel(roster["number"]), node=0)):
+    for request in (*requests, client.request(operations.Release("channel", roster["number"]), node=0)):
         try:
             await request.async_wait()
         except (NodeLost, ClosedError):

@@ -64,7 +64,7 @@ def request(client: Client, operation: Operation[Any], number: int, node: int) -
 
 def name(client: Client, group: str) -> Work[str]:
     """Whether there is a group of that name, and which there are."""
-    return request(client, operations.FindGroup(group, None, 0), -1, 0)
+    return request(client, operations.Find("group", group, None, 0), -1, 0)
 
 
 def queue(client: Client, node: int, number: int, key: bytes) -> Work[str]:

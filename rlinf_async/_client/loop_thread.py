@@ -1,4 +1,4 @@
-"""An event loop in a background thread, for scripts that have none."""
+"""An event loop in a background thread: a script's that has none, or a worker's beside the loop of its main thread."""
 
 from __future__ import annotations
 
@@ -11,16 +11,38 @@ import uvloop
 
 
 class LoopThread:
-    """A daemon thread that runs a loop until ``stop``; it does not keep the interpreter from ending."""
+    """A daemon thread that runs a loop until ``stop``; it does not keep the interpreter from ending.
 
-    def __init__(self, name: str = "rlinf-loop") -> None:
-        self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    Args:
+        loop: that it runs, also after user code has stopped it; by default one of uvloop's.
+        on_error: gets what breaks out of the loop, which then goes on; by default the thread ends.
+    """
+
+    def __init__(
+        self,
+        name: str = "rlinf-loop",
+        loop: asyncio.AbstractEventLoop | None = None,
+        on_error: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self.loop = loop or uvloop.new_event_loop()
+        self._on_error = on_error
+        self._is_over = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self.loop.close()
+            raise
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        while not self._is_over:
+            try:
+                self.loop.run_forever()
+            except BaseException as error:
+                if self._on_error is None:
+                    raise
+                self._on_error(error)
 
     def call(self, callback: Callable[[], object]) -> None:
         self.loop.call_soon_threadsafe(callback)
@@ -33,6 +55,7 @@ class LoopThread:
         """
         if last is not None:
             asyncio.run_coroutine_threadsafe(last(), self.loop).result()
+        self._is_over = True
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()

@@ -3,58 +3,62 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import operations
-from rlinf_async._core.operations import Operation
 from rlinf_async.errors import DeadlineExceeded
-
-_FIND: Final[dict[str, Callable[[str], Operation[Any]]]] = {
-    "group": lambda name: operations.FindGroup(name, None, 0),
-    "channel": operations.FindChannel,
-    "experience": operations.FindChannel,
-}
-_CANCEL: Final[dict[str, Callable[[int], Operation[list[str]]]]] = {
-    "group": operations.CancelFindGroup,
-    "channel": operations.CancelFindChannel,
-    "experience": operations.CancelFindChannel,
-}
-"""By kind of name."""
+from rlinf_async.work import Work
 
 
-async def find_name(client: NodeClient, kind: str, name: str, timeout: float | None) -> Any:
-    """The roster of a ``group``, ``channel`` or ``experience``.
+async def find_name(client: NodeClient, kind: str, name: str, timeout: float | None, noun: str = "") -> Any:
+    """The roster of a ``group`` or ``channel``.
 
     Args:
+        noun: what is looked for, where its names are those of another kind.
         timeout: seconds; None for ``settings.NAME_TIMEOUT_S``, and with 0 what exists is found.
 
     Raises:
         DeadlineExceeded: there was none in time; lists those that there are.
         ClosedError: what had the name is closed.
     """
-    limit = ""
+    limit, noun = "", noun or kind
     if timeout is None:
         timeout = settings.NAME_TIMEOUT_S()
         limit = f" ({settings.NAME_TIMEOUT_S.variable})"
     await client.ready.async_wait()
-    lookup = client.request(_FIND[kind](name), node=0, what=f"a{'n' * (kind == 'experience')} {kind} named '{name}'")
+    what = f"a{'n' * (noun == 'experience')} {noun} named '{name}'"
+    lookup = client.request(operations.Find(kind, name, None, 0), node=0, what=what)
     try:
         return await lookup.async_wait(timeout)
     except asyncio.CancelledError:
-        client.request(_CANCEL[kind](lookup.number), node=0)
+        client.request(operations.CancelFind(kind, lookup.number), node=0)
         raise
     except DeadlineExceeded:
-        late = f"there was no {kind} named '{name}' within {timeout:g} s{limit}"
-        patience = settings.WAIT_ANSWER_S()
-        try:
-            names = await client.request(_CANCEL[kind](lookup.number), node=0).async_wait(patience)
-        except DeadlineExceeded:
-            raise DeadlineExceeded(
-                f"{late}, and for {patience:g} s more node 0 has not said which there are: its daemon does not answer"
-            ) from None
+        late = await say_late(client, kind, f"{noun} named '{name}' within {timeout:g} s{limit}", lookup.number)
         if not lookup.done():
-            raise DeadlineExceeded(f"{late}; there are: {', '.join(names) or 'none'}") from None
+            raise late from None
         return await lookup  # what is there is found, also with a timeout of 0
+
+
+def say_late(client: NodeClient, kind: str, what: str, lookup: int) -> Work[DeadlineExceeded]:
+    """End a lookup, and say that there was none in time, and which names there are; within ``WAIT_ANSWER_S``."""
+    said: Work[DeadlineExceeded] = Work()
+    patience = settings.WAIT_ANSWER_S()
+    request = client.request(operations.CancelFind(kind, lookup), node=0, what=f"the names of all {kind}s")
+
+    def answered() -> None:
+        try:
+            there = f"; there are: {', '.join(request._result()) or 'none'}"
+        except Exception as error:
+            there = f" ({error})"
+        say(there)
+
+    def say(there: str) -> None:
+        said._settle(DeadlineExceeded(f"there was no {what}{there}"))
+
+    silent = f", and for {patience:g} s more node 0 has not said which there are: its daemon does not answer"
+    request._follow(answered)
+    client.later(patience, lambda: say(silent))
+    return said

@@ -12,7 +12,7 @@ from rlinf_async import errors
 from rlinf_async._client import far_side
 from rlinf_async._core import frames
 from rlinf_async._core.error_copy import copy_of
-from rlinf_async._core.operations import Answer, FindChannel, FindGroup, LockDevices, Operation
+from rlinf_async._core.operations import Answer, Find, LockDevices, Operation
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
 from rlinf_async.work import Work
@@ -53,7 +53,7 @@ class Request(Work[Answer], Generic[Answer]):
         operation = self.operation
         if isinstance(operation, LockDevices):
             return [Target(TargetKind.LOCK, name=f"devices {', '.join(map(str, operation.devices))}")], True
-        if isinstance(operation, FindGroup | FindChannel):
+        if isinstance(operation, Find) and operation.kind != "promise":
             return [Target(TargetKind.NAME, name=operation.name)], True
         return [Target(TargetKind.DAEMON, frames.endpoint(self.node, 0), name=type(operation).__name__)], True
 

@@ -76,19 +76,19 @@ class Plan:
     own_modules: Sequence[str] = ()
 
 
-async def launch(client: NodeClient, members: Members, plan: Plan, *, reserved: bool) -> int:
+async def launch(client: NodeClient, members: Members, plan: Plan) -> int:
     """Starts the processes of a group and lets its waiting calls go; the port of its store.
 
     Nothing is left of a launch that fails: the processes are ended, the name is free, and every call that waits on the
     members gets the error.
     """
     try:
-        if not reserved:
+        if not members.number:
             await _reserve(client, members)
-        port = await open_store(client, plan)
-        spawned = await spawn(client, plan, range(len(plan.placements)), port)
+        port = await open_store(client, members, plan)
+        spawned = await spawn(client, members, plan, range(len(plan.placements)), port)
         roster = [spawned[rank] for rank in range(len(plan.placements))]
-        await client.request(operations.PublishGroup(plan.name, roster, plan.policy.restarts), node=0)
+        await client.request(operations.Publish("group", plan.name, members.number, roster), node=0)
         infos = [info_from(entry["info"], entry["pid"]) for entry in roster]
         if members.closed:
             raise asyncio.CancelledError
@@ -109,28 +109,22 @@ async def launch(client: NodeClient, members: Members, plan: Plan, *, reserved: 
 
 
 async def _reserve(client: NodeClient, members: Members) -> None:
-    request = client.request(operations.ReserveGroup(members.name), node=0)
+    request = client.request(operations.Reserve("group", members.name), node=0)
     try:
-        try:
-            await request.async_wait()
-        except asyncio.CancelledError:
-            await request.async_wait()  # the name is taken, or refused, whoever waits for the answer
-            raise
-    except ValueError:
-        # Another group of this process may have the name: what ends this one must not end that one.
-        # tests/simulation/test_sim_cluster.py::test_a_launch_that_is_refused_a_name_leaves_the_group_that_has_it
-        members.has_name = False
+        members.number = await request.async_wait()
+    except asyncio.CancelledError:
+        members.number = await request.async_wait()  # the name is taken, or refused, whoever waits for the answer
         raise
 
 
-async def open_store(client: NodeClient, plan: Plan) -> int:
+async def open_store(client: NodeClient, members: Members, plan: Plan) -> int:
     """Opens the socket of the store at MASTER_PORT on the node of rank 0; the port."""
     node = plan.nodes[plan.placements[0].cluster_node_rank].node_rank
-    return await client.request(operations.OpenStore(plan.name), node=node)
+    return await client.request(operations.OpenStore(plan.name, members.number), node=node)
 
 
 async def spawn(
-    client: NodeClient, plan: Plan, ranks: Sequence[int], port: int, restarts: Sequence[int] = ()
+    client: NodeClient, members: Members, plan: Plan, ranks: Sequence[int], port: int, restarts: Sequence[int] = ()
 ) -> dict[int, dict[str, Any]]:
     """Starts the processes of these ranks; their entries in the roster.
 
@@ -147,6 +141,7 @@ async def spawn(
         (node, setting): client.request(
             operations.Spawn(
                 group=plan.name,
+                number=members.number,
                 workers=[_worker(plan, placement, first.node_ip, port, restarts) for placement in placements],
                 env=plan.environment | (editor.environment() if node == client.node else {}),
                 script_env=dict(plan.script_environment),
@@ -177,6 +172,7 @@ async def spawn(
                 "log": log,
                 "info": _info(plan, placement, pid),
                 "supervised": plan.policy.restarts,
+                "group": members.number,
             }
     return entries
 
@@ -257,18 +253,17 @@ def _belongs_to_python(entry: str) -> bool:
 
 
 async def _undo(client: NodeClient, members: Members, plan: Plan) -> None:
-    if client.closed is not None or not members.has_name:
+    if client.closed is not None or not members.number:
         return
     nodes = {placement.cluster_node_rank for placement in plan.placements} - set(client.lost_nodes)
-    close = operations.CloseGroup(plan.name, plan.close_grace)
+    close = operations.CloseGroup(plan.name, members.number, plan.close_grace)
     requests: list[Request[Any]] = [client.request(close, node=node) for node in nodes]
-    requests.append(client.request(operations.ReleaseGroup(plan.name), node=0))
+    requests.append(client.request(operations.Release("group", members.number), node=0))
     for request in requests:
         try:
             await request.async_wait()
         except (NodeLost, ClosedError):
             continue
-    members.has_name = False  # the next launch may have it, and the close of this group must not end that one
 
 
 def _cancelled(name: str) -> Exception:

@@ -290,7 +290,7 @@ class Supervision:
         members = self._members
         try:
             counts, store_node = [count + 1 for count in members.restarts], self._store_node
-            entry = (await spawn(self._client, self._plan, [rank], self.port, counts))[rank]
+            entry = (await spawn(self._client, members, self._plan, [rank], self.port, counts))[rank]
             self._has_moved |= store_node != self._store_node
         except NodeLost as error:
             if self._client.closed is not None:  # it is this machine's own daemon
@@ -332,7 +332,7 @@ class Supervision:
         self._plan = replace(self._plan, placements=placements, settings=settings)
         if 0 in homeless and placements[0].cluster_node_rank not in lost:
             try:
-                self.port = await open_store(self._client, self._plan)
+                self.port = await open_store(self._client, self._members, self._plan)
                 self._store_node, self._has_moved = placements[0].cluster_node_rank, True
                 self._changed.set()
             except NodeLost:  # it moves once more
@@ -524,7 +524,7 @@ class Supervision:
 
     async def _tell(self, rank: int, was: int, entry: dict[str, Any] | None, report: dict[str, Any]) -> None:
         """Tells all nodes, by node 0; that one, and the rank's own, have heard of it afterwards."""
-        operation = operations.RankReturned(self._members.name, rank, was, entry, report)
+        operation = operations.RankReturned(self._members.name, self._members.number, rank, was, entry, report)
         await self._client.request(operation, node=0)
 
 

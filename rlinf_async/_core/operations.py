@@ -5,30 +5,23 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
 (``WaitingOperation``)::
 
     operation           fields                                      answer          asked by, for
-    -- group names, at node 0
-    ReserveGroup *      name                                        None            a launch, before it starts
-    PublishGroup        name roster supervised                      None            a launch whose workers exist
-    JoinGroup *         name rank size entry                        None            a worker's subprocess
-    FindGroup *         name rank after                             list[Any]       from_group_name(), the first send;
+    -- names of groups, channels and promises (of channels passed on unnumbered), at node 0
+    Reserve *           kind name                                   int             a launch, Channel.create(), first
+    Publish             kind name number roster                     Any             the same, once it is made; a maker
+                                                                                    of a promise: which channel it is
+    Find *              kind name rank after                        Any             from_group_name(), the first send,
+                                                                                    connect(), a channel passed on;
                                                                                     after a rank's end: its next one
-    RankReturned        group rank was entry report                 None            a group's owner, of every daemon:
+    CancelFind          kind number                                 list[str]       a lookup that was too late
+    Release             kind number                                 bool            close() of a group or a channel
+    JoinGroup *         name rank size entry                        None            a worker's subprocess
+    RankReturned        group number rank was entry report          None            a group's owner, of every daemon:
                                                                                     a rank is back; or never (no entry)
-    CancelFindGroup     number                                      list[str]       a lookup that was too late
-    ReleaseGroup        name                                        bool            close() of a group
     IsAlive             group rank                                  bool            is_worker_alive()
     ComesBack           endpoint                                    bool            an experience's daemon: a trainer
                                                                                     of a lost node
-    -- channel names, at node 0
-    NumberChannel                                                   int             Channel.create()
-    NameChannel *       name roster                                 dict[str, Any]  Channel.create()
-    UnnameChannel       number                                      bool            close() of a channel
     QueueEnded          number                                      None            the daemon whose queue has ended
-    FindChannel *       name                                        dict[str, Any]  Channel.connect()
-    CancelFindChannel   number                                      list[str]       a lookup that was too late
     PinKey              number key node                             int | None      the first put or get of a key
-    PromiseChannel *    promise                                     None            a channel passed on unnumbered
-    KeepPromise         promise number why                          None            the same, when it has one
-    RedeemPromise *     maker promise                               Any             the process that it was passed to
     -- queues, at the nodes of a channel
     HostChannel *       number name maxsize max_bytes               None            Channel.create()
     CloseChannel        number discard                              bool            close() of a channel
@@ -43,13 +36,13 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     CountEarlier        number version taken dropped                None            load_state_dict()
     HowEnded            number                                      Any             an experience's daemon: a trainer
     -- workers, at their nodes
-    OpenStore *         group                                       int             a launch, at the node of rank 0
-    Spawn *             group workers env node_env python config    list[list[Any]] a launch
-                        seed world_size max_concurrency quiet
-                        cwd sys_path script module supervised
-                        script_env close_grace preload
-                        own_modules
-    CloseGroup          group grace                                 None            close() of a group
+    OpenStore *         group number                                int             a launch, at the node of rank 0
+    Spawn *             group number workers env node_env python    list[list[Any]] a launch
+                        config seed world_size max_concurrency
+                        quiet cwd sys_path script module
+                        supervised script_env close_grace
+                        preload own_modules
+    CloseGroup          group number grace                          None            close() of a group
     Watch *             numbers                                     None            messages: peers that are waited for
     WatchedBy *         endpoints                                   None            messages: peers that are written to
     CallsChecked        check finished                              None            the answer to ``check_calls``
@@ -156,26 +149,17 @@ class WaitingOperation(Operation[Answer]):
 
 
 # fmt: off
-class ReserveGroup(WaitingOperation[None]): name: str
-class PublishGroup(Operation[None]): name: str; roster: list[Any]; supervised: bool
+class Reserve(WaitingOperation[int]): kind: str; name: str
+class Publish(Operation[Any]): kind: str; name: str; number: int; roster: Any
+class Find(WaitingOperation[Any]): kind: str; name: str; rank: int | None; after: int
+class CancelFind(Operation[list[str]]): kind: str; number: int
+class Release(Operation[bool]): kind: str; number: int
 class JoinGroup(WaitingOperation[None]): name: str; rank: int; size: int; entry: dict[str, Any]
-class FindGroup(WaitingOperation[list[Any]]): name: str; rank: int | None; after: int
-class RankReturned(Operation[None]): group: str; rank: int; was: int; entry: Any; report: Any
-class CancelFindGroup(Operation[list[str]]): number: int
-class ReleaseGroup(Operation[bool]): name: str
+class RankReturned(Operation[None]): group: str; number: int; rank: int; was: int; entry: Any; report: Any
 class IsAlive(Operation[bool]): group: str; rank: int
 class ComesBack(Operation[bool]): endpoint: int
-
-class NumberChannel(Operation[int]): pass
-class NameChannel(WaitingOperation[dict[str, Any]]): name: str; roster: dict[str, Any]
-class UnnameChannel(Operation[bool]): number: int
 class QueueEnded(Operation[None]): number: int
-class FindChannel(WaitingOperation[dict[str, Any]]): name: str
-class CancelFindChannel(Operation[list[str]]): number: int
 class PinKey(Operation[int | None]): number: int; key: bytes; node: int
-class PromiseChannel(WaitingOperation[None]): promise: int
-class KeepPromise(Operation[None]): promise: int; number: int | None; why: str
-class RedeemPromise(WaitingOperation[Any]): maker: int; promise: int
 
 class HostChannel(WaitingOperation[None]): number: int; name: str; maxsize: int; max_bytes: int
 class CloseChannel(Operation[bool]): number: int; discard: bool
@@ -190,13 +174,13 @@ class CountSamples(Operation[dict[str, Any]]): number: int
 class CountEarlier(Operation[None]): number: int; version: int | None; taken: int; dropped: dict[str, int]
 class HowEnded(Operation[Any]): number: int
 
-class OpenStore(WaitingOperation[int]): group: str
+class OpenStore(WaitingOperation[int]): group: str; number: int
 class Spawn(WaitingOperation[list[list[Any]]]):
-    group: str; workers: list[dict[str, Any]]; env: dict[str, str]; node_env: dict[str, str]; python: str | None
-    config: str; seed: int | None; world_size: int; max_concurrency: int | None; quiet: bool
+    group: str; number: int; workers: list[dict[str, Any]]; env: dict[str, str]; node_env: dict[str, str]
+    python: str | None; config: str; seed: int | None; world_size: int; max_concurrency: int | None; quiet: bool
     cwd: str; sys_path: list[str]; script: str | None; module: str | None; supervised: bool
     script_env: dict[bytes, bytes | None]; close_grace: float; preload: list[str]; own_modules: list[str]
-class CloseGroup(Operation[None]): group: str; grace: float
+class CloseGroup(Operation[None]): group: str; number: int; grace: float
 class Watch(WaitingOperation[None]): numbers: list[int]
 class WatchedBy(WaitingOperation[None]): endpoints: list[int]
 class CallsChecked(Operation[None]): check: int; finished: list[list[int]]

@@ -116,11 +116,11 @@ class Members:
         on_restart: callbacks of the driver.
         on_death: the same, for deaths.
         by_rank: a rank that is away holds up no call of another one.
-        has_name: False if the name is, or may be, another group's: it was refused this one, or given back by it.
+        number: which group of its name it is; 0 as long as the name is not, or may not be, this one's.
     """
 
     def __init__(self, client: NodeClient, name: str, size: int) -> None:
-        self.has_name = True
+        self.number = 0
         self.client = client
         self.name = name
         self.size = size

@@ -10,12 +10,12 @@ from typing import Any
 from rlinf_async import settings
 from rlinf_async._client import far_side
 from rlinf_async._client.client import NodeClient
+from rlinf_async._client.name_lookup import say_late
 from rlinf_async._client.requests import Request
 from rlinf_async._core import operations
 from rlinf_async._core.root_cause import fold_ranks
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
-from rlinf_async.errors import DeadlineExceeded
 from rlinf_async.work import Work
 
 
@@ -121,7 +121,7 @@ class Names:
             on_roster(roster, None)
             return True
         if is_new:
-            operation = operations.FindGroup(group, key[1], after)
+            operation = operations.Find("group", group, key[1], after)
             request = self._client.request(operation, node=0, what=f"a group named '{group}'")
             lookup.number = request.number
             request._follow(lambda: self._found(key, lookup, request))
@@ -153,16 +153,12 @@ class Names:
         Args:
             lookup: the number of the request, which ends.
         """
-        request = self._client.request(operations.CancelFindGroup(lookup), node=0, what="the names of all groups")
+        late = say_late(self._client, "group", f"group named '{group}' within {seconds:g} s", lookup)
 
-        def answered() -> None:
-            try:
-                there = "; there are: " + (", ".join(request._result()) or "none")
-            except Exception as error:
-                there = f" ({error})"
-            on_roster(DeadlineExceeded(f"there was no group named '{group}' within {seconds:g} s{there}"))
+        def said() -> None:
+            on_roster(late._result())
 
-        request._follow(answered)
+        late._follow(said)
 
     def _found(self, key: _Key, lookup: _Lookup, request: Request[list[Any]]) -> None:
         try:

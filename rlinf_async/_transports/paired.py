@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final, Generic
 
 from rlinf_async._core.error_copy import copy_of
-from rlinf_async._transports.deferred_actions import DeferredActions
+from rlinf_async._transports.lazy_thread import DeferredActions
 from rlinf_async._transports.link import Post
 from rlinf_async._transports.open_transfers import OpenTransfers, Request
 from rlinf_async._transports.pair import Pair

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import traceback
@@ -27,3 +28,9 @@ def report(error: BaseException) -> None:
             "descriptors that are not its own (os.closerange)?\n"
         )
         sys.stderr.flush()
+
+
+def end(error: BaseException) -> None:
+    """End this worker because of what broke a loop of it, which nobody else would hear of."""
+    report(error)
+    os._exit(EXIT_CODE)

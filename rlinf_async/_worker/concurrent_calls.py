@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any
 
+from rlinf_async._client.loop_thread import LoopThread
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._worker import broken_loop
 from rlinf_async._worker.running_call import Call
@@ -51,13 +51,7 @@ class ConcurrentCalls:
             if self.ended is not None:
                 return
             if self._loop is None:
-                loop = asyncio.new_event_loop()
-                try:
-                    threading.Thread(target=self._run, args=(loop,), name="rlinf-concurrent", daemon=True).start()
-                except RuntimeError:
-                    loop.close()
-                    raise
-                self._loop = loop
+                self._loop = LoopThread("rlinf-concurrent", asyncio.new_event_loop(), _on_error).loop
             self._loop.call_soon_threadsafe(self._begin, call, self._loop)
 
     def cancel(self, call: Call) -> None:
@@ -75,17 +69,6 @@ class ConcurrentCalls:
                 self.ended.set_result(None)
 
     # -- its own thread -----------------------------------------------------------------------------------------
-
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        asyncio.set_event_loop(loop)
-        while True:
-            try:
-                loop.run_forever()  # until the process exits; user code may have stopped it
-            except (SystemExit, KeyboardInterrupt) as error:
-                logger.warning("%s in a background task of the worker is ignored", type(error).__name__)
-            except BaseException as error:
-                broken_loop.report(error)
-                os._exit(broken_loop.EXIT_CODE)  # its calls would never be answered
 
     def _begin(self, call: Call, loop: asyncio.AbstractEventLoop) -> None:
         task = self._start(call, loop)
@@ -120,3 +103,10 @@ async def all_ended(waited: Collection[asyncio.Future[Any]], seconds: float | No
             await asyncio.wait(left, timeout=rest)
         if rest == 0.0:
             return
+
+
+def _on_error(error: BaseException) -> None:
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        logger.warning("%s in a background task of the worker is ignored", type(error).__name__)
+    else:
+        broken_loop.end(error)  # its calls would never be answered

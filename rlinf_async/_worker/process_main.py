@@ -10,13 +10,13 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from rlinf_async import settings
 from rlinf_async._client import emulated_links, registry
 from rlinf_async._client.client import NodeClient
+from rlinf_async._client.loop_thread import LoopThread
 from rlinf_async._core import import_hook, own_start, process
 from rlinf_async._inspection import responder
 from rlinf_async._messaging.exchange import Exchange
@@ -47,18 +47,9 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
     reader = IdleReader(loop, selector, socket_selector)
     runtime = assemble(sock, spec, identity, socket_loop, reader, os._exit)
 
-    def serve_socket() -> None:
-        asyncio.set_event_loop(socket_loop)
-        if store_fd is not None:
-            runtime.store = MasterStore(socket_loop, store_fd)
-        try:
-            socket_loop.run_forever()
-        except BaseException as error:
-            broken_loop.report(error)
-            os._exit(broken_loop.EXIT_CODE)  # deaf from here on: nobody could tell it to stop
-
-    thread = threading.Thread(target=serve_socket, name="rlinf-socket", daemon=True)
-    thread.start()
+    if store_fd is not None:
+        runtime.store = MasterStore(socket_loop, store_fd)
+    LoopThread("rlinf-socket", socket_loop, broken_loop.end)  # without it nobody could tell this worker to stop
     os.register_at_fork(after_in_child=context.forget)
     os.register_at_fork(after_in_child=reader.forget)
     os.register_at_fork(after_in_child=selector.forget)

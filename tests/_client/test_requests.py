@@ -30,8 +30,8 @@ def test_an_error_of_several_requests_holds_the_frames_of_none() -> None:
 @pytest.mark.parametrize(
     ("operation", "needed"),
     [
-        (operations.FindGroup("actors"), Target(TargetKind.NAME, name="actors")),
-        (operations.FindChannel("buffer"), Target(TargetKind.NAME, name="buffer")),
+        (operations.Find("group", "actors", None, 0), Target(TargetKind.NAME, name="actors")),
+        (operations.Find("channel", "buffer", None, 0), Target(TargetKind.NAME, name="buffer")),
         (operations.CollectTrace(), Target(TargetKind.DAEMON, frames.endpoint(7, 0), name="CollectTrace")),
     ],
     ids=repr,

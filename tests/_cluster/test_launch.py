@@ -12,7 +12,7 @@ import pytest
 
 from rlinf_async import NodeLost
 from rlinf_async._cluster.launch import _belongs_to_python, _undo
-from rlinf_async._core.operations import CloseGroup, ReleaseGroup
+from rlinf_async._core.operations import CloseGroup, Release
 from rlinf_async.work import Work
 
 
@@ -29,9 +29,9 @@ async def test_a_launch_that_had_its_name_is_closed_on_each_node_that_is_there(n
     client: Any = SimpleNamespace(closed=None, lost_nodes={2: NodeLost("lost")}, request=request)
     placements = [SimpleNamespace(cluster_node_rank=node) for node in (0, 1, 1, 2)]
     plan: Any = SimpleNamespace(placements=placements, name="group", close_grace=1.0)
-    members: Any = SimpleNamespace(has_name=named)
+    members: Any = SimpleNamespace(number=int(named))
     await _undo(client, members, plan)
-    assert sorted(asked, key=str) == [(0, CloseGroup), (0, ReleaseGroup), (1, CloseGroup)] * named
+    assert sorted(asked, key=str) == [(0, CloseGroup), (0, Release), (1, CloseGroup)] * named
 
 
 def test_what_belongs_to_an_interpreter_is_its_library_zipped_or_not_and_its_packages(tmp_path: Path) -> None:

@@ -90,13 +90,13 @@ def test_lists_are_checked_to_their_items_and_a_float_may_be_an_integer() -> Non
     read("Watch", {"numbers": [1, 2]})
     with pytest.raises(ValueError, match=r"Watch: field 'numbers' must be list\[int\], got \[1, 'x'\]"):
         read("Watch", {"numbers": [1, "x"]})
-    assert read("CloseGroup", {"group": "a", "grace": 3}) == operations.CloseGroup("a", 3)
+    assert read("CloseGroup", {"group": "a", "number": 1, "grace": 3}) == operations.CloseGroup("a", 1, 3)
 
 
-@pytest.mark.parametrize("fields", [None, [], ["a", 0], "FindGroup"], ids=repr)
+@pytest.mark.parametrize("fields", [None, [], ["a", 0], "Find"], ids=repr)
 def test_fields_come_as_a_map(fields: Any) -> None:
-    with pytest.raises(ValueError, match="FindGroup: its fields must come as a map, got "):
-        read("FindGroup", fields)
+    with pytest.raises(ValueError, match="Find: its fields must come as a map, got "):
+        read("Find", fields)
 
 
 @pytest.mark.parametrize("name", ["nonsense", "", "WaitingOperation", "Operation", "read", "__init__"])

@@ -144,8 +144,8 @@ def test_a_request_needs_a_lock_a_name_or_the_daemon() -> None:
         return target
 
     assert needed(operations.LockDevices("actor:0", [0, 1])) == Target(TargetKind.LOCK, name="devices 0, 1")
-    assert needed(operations.FindGroup("actor", None, 0)) == Target(TargetKind.NAME, name="actor")
-    assert needed(operations.FindChannel("obs")) == Target(TargetKind.NAME, name="obs")
+    assert needed(operations.Find("group", "actor", None, 0)) == Target(TargetKind.NAME, name="actor")
+    assert needed(operations.Find("channel", "obs", None, 0)) == Target(TargetKind.NAME, name="obs")
     spawned = needed(operations.FreePort())
     assert (spawned.kind, spawned.name) == (TargetKind.DAEMON, "FreePort")
 

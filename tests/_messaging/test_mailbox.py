@@ -70,8 +70,8 @@ def test_a_peer_is_looked_up_introduced_to_and_watched_once(network: Network) ->
         send(network, value)
     network.deliver()
     requests = network.client("a").requests
-    assert [request for request in requests if not isinstance(request[0], operations.CancelFindGroup)] == [
-        (operations.FindGroup("b", None, 0), 0),
+    assert [request for request in requests if not isinstance(request[0], operations.CancelFind)] == [
+        (operations.Find("group", "b", None, 0), 0),
         (operations.Watch([6]), 1),
         (operations.WatchedBy([network.endpoints["b"]]), -1),
     ]
@@ -90,7 +90,7 @@ def test_those_who_wait_for_a_name_keep_their_order(network: Network) -> None:
     assert all(work.done() for work in works)
     assert [recv(network).wait(0) for _ in range(4)] == [0, 1, 2, 3]
     kinds = [type(operation) for operation, _ in network.client("a").requests]
-    assert kinds == [operations.FindGroup, operations.Watch, operations.WatchedBy]
+    assert kinds == [operations.Find, operations.Watch, operations.WatchedBy]
 
 
 def test_nobody_overtakes_those_who_wait_for_a_name_by_having_met_the_peer_meanwhile(network: Network) -> None:
@@ -117,6 +117,18 @@ def test_a_name_that_nobody_has_is_given_up_after_a_while_with_those_that_there_
     send(network, 3)
     network.deliver()
     assert recv(network).wait(0) == 3
+
+
+def test_a_name_is_given_up_although_the_daemon_that_knows_the_names_is_frozen(network: Network) -> None:
+    network.names.discard("b")
+    network.is_frozen = True
+    sending, (_, give_up) = send(network, 1), network.client("a").timers.pop()
+    give_up()
+    assert not sending.done()
+    ((seconds, give_up),) = network.client("a").timers
+    give_up()
+    with pytest.raises(DeadlineExceeded, match=f"within 120 s, and for {seconds:g} s more node 0 has not said which"):
+        sending.wait(0)
 
 
 async def test_what_is_given_up_while_it_waits_for_a_name_is_never_sent(network: Network) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlinf_async._core import frames
-from rlinf_async._core.operations import CancelFindGroup, FindGroup, Operation
+from rlinf_async._core.operations import CancelFind, Find, Operation
 from rlinf_async._core.pool import pool
 from rlinf_async._core.segment import close_fds
 from rlinf_async._messaging.exchange import Exchange
@@ -68,6 +68,7 @@ class Network:
         frames: what has been sent and is not delivered.
         names: groups that the directory knows; lookups of others wait in ``lookups``.
         supervised: groups whose ranks are started again.
+        is_frozen: nobody is told which names there are.
     """
 
     def __init__(self, *, far: bool = True) -> None:
@@ -78,6 +79,7 @@ class Network:
         self.endpoints = {"a": frames.endpoint(0, 5), "b": frames.endpoint(int(far), 6)}
         self.names = {"a", "b"}
         self.supervised: set[str] = set()
+        self.is_frozen = False
         self.clients = {endpoint: Client(self, endpoint) for endpoint in self.endpoints.values()}
         self.a, self.b = (self._exchange(group) for group in "ab")
 
@@ -92,12 +94,13 @@ class Network:
         return self.clients[self.endpoints[group]]
 
     def answer(self, work: Any, operation: Operation[Any]) -> None:
-        if isinstance(operation, FindGroup) and operation.name not in self.names:
+        if isinstance(operation, Find) and operation.name not in self.names:
             self.lookups.setdefault(operation.name, []).append(work)
-        elif isinstance(operation, FindGroup):
+        elif isinstance(operation, Find):
             work._settle(self.roster(operation.name))
-        elif isinstance(operation, CancelFindGroup):
-            work._settle(sorted(self.names))
+        elif isinstance(operation, CancelFind):
+            if not self.is_frozen:
+                work._settle(sorted(self.names))
         else:
             work._settle(True)
 

@@ -42,7 +42,7 @@ _HONEST: Final[Sequence[list[Any]]] = (
     [frames.CANCEL, 0, 0, _ROUTE, 1],
     [frames.CREDIT, 0, 0, _ROUTE, 1, 5],
     [frames.REQUEST, 0, 0, 0, 7, "NodeStatus", {}],
-    [frames.REQUEST, 0, 0, 1, 7, "FindGroup", {"name": "plain", "rank": 0, "after": 0}],
+    [frames.REQUEST, 0, 0, 1, 7, "Find", {"kind": "group", "name": "plain", "rank": 0, "after": 0}],
     [frames.MESSAGE, 0, 0, _ROUTE, [1, 2], b"x"],
     [frames.PUT, 0, 0, 0, 1, 1, b"", 1, 0, b"x"],
     [frames.GET, 0, 0, 0, 1, 1, b"", None, None],

@@ -35,8 +35,8 @@ MODULES: Final = (
     "rlinf_async/_client/client.py",
     "rlinf_async/_client/direct_calls.py",
     "rlinf_async/_cluster/supervision.py",
-    "rlinf_async/_core/directory.py",
     "rlinf_async/_core/link_messages.py",
+    "rlinf_async/_core/name_table.py",
     "rlinf_async/_core/pending_calls.py",
     "rlinf_async/_core/resend.py",
     "rlinf_async/_core/resource_locks.py",
@@ -78,10 +78,18 @@ UNREACHED: Final[tuple[tuple[str, str], ...]] = (
         r"raise (FrameError|AuthError)\(",
         "no simulated process sends frames that make no sense, or that it may not send",
     ),
+    (
+        r"raise KeyError\(f\"(\{self\.kind\}|this process has)"
+        r"|raise ValueError\(f\"(a channel's roster|promise \{|nobody)"
+        r"|except ValueError:(?=\n\s+raise ValueError\(f\"a promise)",
+        "the same",
+    ),
     (r"not _is_sound\(|not _may_be_queued\(|not frames\.is_call_sound\(|!= neighbour\.node:$", "the same"),
     (r"a piece of a body lies outside|a lease of", "the same"),
     (r"sent a frame of kind|is_authenticated and kind != TENSOR", "the same"),
     (r"raise ValueError\(f\"(\{received\} messages|a bulk piece)", "the same"),
+    (r"^def _on_error\(", "no method of a random program breaks out of its loop"),
+    (r"if len\(self\._closed\) > MAX_CLOSED_NAMES:", "a run of a simulation closes fewer names"),
     (r"\bif .*(in GPU_LINKS|\bby_gpu\b|\bis_on_gpu\b|, DevicePayload\)).*:", "a simulation has no GPU"),
     (r"def _give_up_gpu_link\(|== message_facts\.GPU:", "the same"),
     (
@@ -111,7 +119,7 @@ UNREACHED: Final[tuple[tuple[str, str], ...]] = (
         "simulated workers have no stdout of their own",
     ),
     (
-        r"def join\(self, name: str, rank|def _leave\(self, entry|def roster_with\(|endpoint\.root is not None:",
+        r"def join\(self, name: str, rank|if ranks := |def roster_with\(|endpoint\.root is not None:",
         "subprocesses of workers, which join a group, are no simulated processes",
     ),
     (r"if is_recorded|recorder\.recorder is not None|if recording\.admits\(\):", "no flight recorder is open"),

@@ -18,6 +18,7 @@ import torch
 
 from rlinf_async import (
     Channel,
+    ClosedError,
     Cluster,
     ConfigError,
     LaunchError,
@@ -171,6 +172,24 @@ def test_the_close_of_a_launch_that_has_failed_leaves_the_next_group_of_its_name
             return await group.double(2)
 
     assert SimCluster(nodes=1, seed=1).run(main) == [4]
+
+
+def test_the_close_of_a_group_that_was_found_by_name_and_has_ended_leaves_the_next_group_of_its_name() -> None:
+    async def main() -> list[list[int]]:
+        async with Cluster(log_to_driver=False) as cluster:
+            first = await Rollout.create_group().launch(cluster, NodePlacementStrategy([0]), name="rollout")
+            found, again = [await cluster.find_group(Rollout, "rollout") for _ in range(2)]
+            answers = [await found.double(1)]
+            await found.close()
+            with pytest.raises(ClosedError, match="its group was closed"):
+                await first.double(1)
+            await first.close()
+            second = await Rollout.create_group().launch(cluster, NodePlacementStrategy([0]), name="rollout")
+            await again.close()
+            answers.append(await second.double(2))
+            return [*answers, await (await cluster.find_group(Rollout, "rollout")).double(3)]
+
+    assert SimCluster(nodes=1, seed=1).run(main) == [[2], [4], [6]]
 
 
 def test_a_launch_that_finds_no_descriptor_leaves_its_name_free(monkeypatch: pytest.MonkeyPatch) -> None:

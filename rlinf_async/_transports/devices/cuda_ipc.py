@@ -9,11 +9,10 @@ from typing import Any, Final
 import torch
 
 from rlinf_async._core.own_logger import own_logger
-from rlinf_async._transports.deferred_actions import DeferredActions
 from rlinf_async._transports.devices.device_link import DeviceLink
 from rlinf_async._transports.devices.device_memory import CudaMemory, DeviceMemory, Handle, Mark
 from rlinf_async._transports.devices.side_stream import SideStream
-from rlinf_async._transports.lazy_thread import LazyThread
+from rlinf_async._transports.lazy_thread import DeferredActions, LazyThread
 from rlinf_async._transports.link import Post
 from rlinf_async._transports.transfer import Transfer
 from rlinf_async.errors import TransferFailed

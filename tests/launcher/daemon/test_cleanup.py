@@ -22,12 +22,12 @@ from rlinf_launcher.daemon.endpoint import Endpoint
 from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.router import Router
 from rlinf_launcher.daemon.service import DaemonService
-from rlinf_launcher.daemon.worker_groups import Site
+from rlinf_launcher.daemon.worker_groups import Group, Site
 
 NODE = 3
 """Of the daemon: so that endpoint ids are large numbers, which stand for nothing else."""
 
-CHANNEL = 5
+CHANNEL = 1
 HERE = NODE << 32
 NONSENSE = [b"k", b"", "obs", "", 0, 1, 2, 5, 1.5, -1, None, True, [], [1], [[1]], {}, {"a": 1}, 1 << 40]
 HARMLESS = sorted(
@@ -83,7 +83,10 @@ class Daemon:
         self.router = Router(loop, NODE, self._on_request)
         site = Site("cafecafe", NODE, "here", "127.0.0.1", folder, {}, 4)
         templates: Any = None
-        self.service = DaemonService(loop, site, templates, self.router, lambda group: None)
+        self.service = DaemonService(loop, site, templates, self.router, self._abandon)
+
+    def _abandon(self, group: Group) -> None:
+        self.requests.add(asyncio.ensure_future(self.service.groups.close_group(group, 0.0)))
 
     def _on_request(self, source: int, number: int, operation: str, fields: Any) -> None:
         handling = self.service.handlers.handle(Requester(source, number), operation, fields)
@@ -113,8 +116,8 @@ class Daemon:
         known = (
             "service.gone",
             "service.unobserved",
-            "service.channel_names.table._kept",
-            "service.channel_names._gone",
+            "service.names.channels.kept",
+            "service.names._gone",
         )
         return [
             place
@@ -156,10 +159,11 @@ async def daemon(tmp_path: Path) -> AsyncIterator[Daemon]:
 async def with_channel(daemon: Daemon) -> Client:
     """An honest process that has made a channel."""
     honest = Client(daemon)
-    honest.request(1, operations.HostChannel(CHANNEL, "obs", 0, 1 << 30))
-    honest.request(2, operations.NameChannel("obs", {"number": CHANNEL, "nodes": [NODE]}))
+    honest.request(1, operations.Reserve("channel", "obs"))
+    honest.request(2, operations.HostChannel(CHANNEL, "obs", 0, 1 << 30))
+    honest.request(3, operations.Publish("channel", "obs", CHANNEL, {"number": CHANNEL, "nodes": [NODE]}))
     await daemon.settle()
-    assert [frame[5] for frame in honest.sent] == [True, True]
+    assert [frame[5:] for frame in honest.sent] == [[True, CHANNEL], [True, None], [True, None]]
     honest.sent.clear()
     return honest
 
@@ -176,9 +180,8 @@ def test_a_part_that_raises_keeps_no_other_from_being_done(caplog: pytest.LogCap
 
 
 PARTS = [
-    "channels.drop_client", "channels.drop_owner", "channel_names.drop_client", "channel_names.drop_owner",
-    "death_watch.forget", "locks.drop", "ports.drop", "router.drop_caller", "names.drop",
-    "groups.drop",
+    "channels.drop_client", "channels.drop_owner", "names.drop_client", "names.drop_owner",
+    "death_watch.forget", "locks.drop", "ports.drop", "router.drop_caller", "groups.drop",
 ]  # fmt: skip
 
 
@@ -231,10 +234,10 @@ async def test_of_several_queues_one_that_raises_keeps_the_others_from_nothing(
 
 ODD_REQUESTS: dict[str, list[Operation[Any]]] = {
     "a trace of a run that has none": [operations.CollectTrace(), operations.WriteSpans(["x"])],
-    "a channel without a number": [operations.NameChannel("a", {})],
+    "a number for a channel": [operations.Reserve("channel", "a")],
     "a watch": [operations.Watch([1])],
-    "a lookup of a channel": [operations.FindChannel("never")],
-    "two stores for one group": [operations.OpenStore("g"), operations.OpenStore("g")],
+    "a lookup of a channel": [operations.Find("channel", "never", None, 0)],
+    "two stores for one group": [operations.OpenStore("g", 1), operations.OpenStore("g", 1)],
 }
 
 
@@ -258,16 +261,16 @@ async def test_what_a_process_requests_before_or_after_its_end_leaves_nothing(
 @pytest.mark.parametrize("number", [[], {}, "1", None, 1.5], ids=repr)
 async def test_a_request_has_a_number(daemon: Daemon, number: Any) -> None:
     client = Client(daemon)
-    assert not client.say([frames.REQUEST, 0, 0, NODE, number, "FindGroup", {"name": "a", "rank": 0}])
+    assert not client.say([frames.REQUEST, 0, 0, NODE, number, "Find", {"name": "a", "rank": 0}])
 
 
 @pytest.mark.parametrize("name", [5, ["a"], b"a"], ids=repr)
 async def test_names_are_texts(daemon: Daemon, name: Any) -> None:
     """Others that ask which names there are would have theirs sorted among them."""
     client = Client(daemon)
-    client.request(1, operations.ReserveGroup(name))
+    client.request(1, operations.Reserve("group", name))
     await daemon.settle()
-    assert client.sent[0][5:] == [False, ["ValueError", f"ReserveGroup: field 'name' must be str, got {name!r}"]]
+    assert client.sent[0][5:] == [False, ["ValueError", f"Reserve: field 'name' must be str, got {name!r}"]]
 
 
 @pytest.mark.parametrize("address", ["w:0:x", "w:0:", "w:0:1:", "w:0", "w:01", "w:0:-1", 7], ids=repr)
@@ -321,13 +324,14 @@ class Liar:
 
     def _request(self) -> list[Any]:
         values = {
-            "name": self.pick("a", "b", "obs"), "group": self.pick("a", "b"), "rank": self.pick(0, 1, None),
-            "size": self.pick(1, 2), "entry": self.pick({"endpoint": 7}), "number": self.pick(9, CHANNEL, 10),
+            "kind": self.pick("group", "channel", "promise"), "after": self.pick(0, 7),
+            "name": self.pick("a", "b", "obs", f"{HERE + 2}.1", f"{HERE + 3}.2"), "number": self.pick(CHANNEL, 2, 3, 9),
+            "group": self.pick("a", "b"), "rank": self.pick(0, 1, None),
+            "size": self.pick(1, 2), "entry": self.pick({"endpoint": 7}),
             "roster": self.pick(*({"number": number, "nodes": [NODE]} for number in (9, CHANNEL)), [{"endpoint": 3}]),
             "finished": self.pick([[1, 2]]), "check": self.pick(1), "text": self.pick("t"), "verdict": self.pick("v"),
             "maxsize": self.pick(0), "max_bytes": self.pick(0), "key": self.pick(b"k"), "node": self.pick(NODE),
             "numbers": self.pick([1, 2, 3]), "endpoints": self.pick([HERE + 1, 9]), "devices": self.pick([0, 1], [1]),
-            "maker": self.pick(HERE + 1, HERE + 2, HERE + 3), "promise": self.pick(1, 2),
             "max_port": self.pick(None), "discard": self.pick(True, False),
             "round": self.pick("r"), "processes": self.pick([1, HERE + 1]),
         }  # fmt: skip
@@ -357,7 +361,7 @@ async def test_whatever_a_process_says_nothing_is_left_of_it(tmp_path: Path, cap
 async def test_nothing_is_kept_for_a_process_whose_request_is_read_just_before_its_node_is_lost(daemon: Daemon) -> None:
     far = frames.endpoint(7, 4)
     for number, operation in enumerate(
-        (operations.ReserveGroup("g"), operations.LockDevices("actor:0", [1]), operations.LeasePort(None))
+        (operations.Reserve("group", "g"), operations.LockDevices("actor:0", [1]), operations.LeasePort(None))
     ):
         daemon._on_request(far, number, type(operation).__name__, vars(operation))
     daemon.service.drop_node(7)

@@ -359,20 +359,21 @@ async def test_only_the_lookup_that_was_meant_is_forgotten_and_a_dead_endpoint_w
 ) -> None:
     service = new_service(tmp_path, new_router())
     for ask in (1, 2, 3):
-        await service.names.find_group(Requester(9, ask), operations.FindGroup("x", None, 0))
-    await service.names.cancel_find_group(Requester(9, 10), operations.CancelFindGroup(2))
-    assert service.names.directory.waiters == {"x": [(9, 1), (9, 3)]}
+        await service.names.find(Requester(9, ask), operations.Find("group", "x", None, 0))
+    await service.names.cancel_find(Requester(9, 10), operations.CancelFind("group", 2))
+    assert list(service.names.groups._lookups) == [(9, 1), (9, 3)]
     service.drop_owner(9)
-    assert service.names.directory.waiters == {}
-    await service.handlers.handle(Requester(9, 4), "FindGroup", {"name": "x", "rank": None})
-    assert service.names.directory.waiters == {}
+    assert not service.names.groups._lookups
+    await service.handlers.handle(Requester(9, 4), "Find", {"kind": "group", "name": "x", "rank": None, "after": 0})
+    assert not service.names.groups._lookups
 
 
 async def test_the_stores_of_a_dead_owner_are_closed_and_its_groups_not_listed(tmp_path: Path) -> None:
     service = new_service(tmp_path, new_router())
-    port = await service.groups.open_store(Requester(9, 1), operations.OpenStore("g"))
-    service.groups.by_name[9, "g"] = Group("g", 9)
+    port = await service.groups.open_store(Requester(9, 1), operations.OpenStore("g", 1))
     service.drop_node(0)
+    assert service.groups._abandon.__self__ == list(service.groups.by_number.values())  # type: ignore[attr-defined]
+    await service.groups.close_group(service.groups.by_number[1], 0.0)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5).close()
     assert (await service.node_status(Requester(1, 2), operations.NodeStatus()))["groups"] == {}
@@ -408,6 +409,7 @@ class Forker:
 def request(workers: int = 3, **changed: Any) -> operations.Spawn:
     fields: dict[str, Any] = {
         "group": "g",
+        "number": 1,
         "workers": [{"rank": rank, "env": {}, "info": {}, "address": f"g:{rank}"} for rank in range(workers)],
         "env": {"OMP_NUM_THREADS": "4,2"},
         "script_env": {},
@@ -454,7 +456,7 @@ async def test_workers_that_are_born_after_their_groups_end_are_killed_and_reape
     while len(forker.specs) < 3:
         await asyncio.sleep(0)
     if end == "close":
-        await service.groups.close(Requester(owner.id, 2), operations.CloseGroup("g", 0.0))
+        await service.groups.close(Requester(owner.id, 2), operations.CloseGroup("g", 1, 0.0))
     else:
         service.drop_owner(owner.id)
     forker.may.set()
@@ -474,7 +476,7 @@ async def test_of_a_failed_spawn_no_worker_is_left(tmp_path: Path) -> None:
         await service.groups.spawn(Requester(owner.id, 1), request())
     assert len(forker.pids) == 2
     assert not any(psutil.pid_exists(pid) for pid in forker.pids)
-    assert service.groups.by_name == {}
+    assert service.groups.by_number == {}
     assert list(to.endpoints) == [owner.number]
 
 

@@ -110,7 +110,7 @@ ENDS: list[tuple[Callable[[Experiences], None], str]] = [
 
 
 def given_up(report: dict[str, Any]) -> operations.RankReturned:
-    return operations.RankReturned("trainer", 0, SUCCESSOR, None, {**report, "reason": "has no room anywhere"})
+    return operations.RankReturned("trainer", 1, 0, SUCCESSOR, None, {**report, "reason": "has no room anywhere"})
 
 
 @pytest.mark.parametrize(("end", "story"), ENDS, ids=["closed", "given up", "given up after the loss of its node"])
@@ -128,7 +128,7 @@ async def test_a_trainer_that_comes_back_is_waited_for_until_its_group_gives_it_
         await daemon.answer(1, operations.HowEnded(7), {**KILLED, "returns": True})
     assert daemon.story == ""
     entry = {"endpoint": SUCCESSOR}  # in its place, and ends before it has set a version
-    daemon.experiences.note_return(operations.RankReturned("trainer", 0, TRAINER, entry, KILLED))
+    daemon.experiences.note_return(operations.RankReturned("trainer", 1, 0, TRAINER, entry, KILLED))
     end(daemon.experiences)
     assert daemon.story.startswith(story)
 

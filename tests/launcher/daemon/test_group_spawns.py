@@ -34,12 +34,12 @@ def is_open(port: int) -> bool:
     return False
 
 
-async def opened(service: DaemonService) -> int:
-    return await service.groups.open_store(Requester(OWNER, 1), operations.OpenStore("g"))
+async def opened(service: DaemonService, number: int = 1) -> int:
+    return await service.groups.open_store(Requester(OWNER, 1), operations.OpenStore("g", number))
 
 
-async def close(service: DaemonService) -> None:
-    await service.groups.close(Requester(OWNER, 2), operations.CloseGroup("g", 0.0))
+async def close(service: DaemonService, number: int = 1) -> None:
+    await service.groups.close(Requester(OWNER, 2), operations.CloseGroup("g", number, 0.0))
 
 
 async def test_a_spawn_that_fails_leaves_what_others_have_in_the_group(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ async def test_a_spawn_that_fails_leaves_what_others_have_in_the_group(tmp_path:
     await good
     await close(service)
     assert not psutil.pid_exists(*slow.pids)
-    assert service.groups.by_name == {}
+    assert service.groups.by_number == {}
 
 
 async def test_a_group_whose_only_rank_cannot_be_started_again_still_has_its_store_and_ends_as_a_whole(
@@ -77,7 +77,7 @@ async def test_a_group_whose_only_rank_cannot_be_started_again_still_has_its_sto
     assert is_open(port)
     await close(service)
     assert not is_open(port)
-    assert to.replaced == service.groups.by_name == {}
+    assert to.replaced == service.groups.by_number == {}
 
 
 async def test_a_launch_that_is_given_up_before_its_workers_were_asked_for_leaves_no_store(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ async def test_a_launch_that_was_given_up_does_not_take_the_store_of_the_next_on
     first = asyncio.ensure_future(service.groups.spawn(Requester(OWNER, 1), request(1)))
     await asyncio.sleep(0)
     await close(service)
-    port = await opened(service)
+    port = await opened(service, 2)
     imported.set()
     with pytest.raises(LaunchError, match="closed while its workers were started"):
         await first
@@ -115,7 +115,7 @@ async def test_of_ranks_that_come_back_for_ever_the_latest_ends_are_kept(
 ) -> None:
     monkeypatch.setattr(worker_groups, "_MAX_FORMER", 2)
     to = new_router()
-    service, group = new_service(tmp_path, to), Group("g", OWNER)
+    service, group = new_service(tmp_path, to), Group(1, "g", OWNER)
     dead = []
     for _ in range(5):
         endpoint, _client = attach(to, "worker")
@@ -129,3 +129,29 @@ async def test_of_ranks_that_come_back_for_ever_the_latest_ends_are_kept(
     monkeypatch.setattr(service.groups, "_forget", forgotten.append)
     await service.groups.close_group(group, 0.0)
     assert forgotten == [endpoint.id for endpoint in dead]
+
+
+async def test_a_group_that_is_closed_while_it_waits_for_the_end_of_an_earlier_one_is_not_started(
+    tmp_path: Path,
+) -> None:
+    forker = Forker()
+    service = new_service(tmp_path, new_router(), forker)
+    earlier = service.groups.by_number[1] = Group(1, "g", OWNER)
+    earlier.closed = asyncio.get_running_loop().create_future()
+    start = asyncio.ensure_future(service.groups.spawn(Requester(OWNER, 1), request(1, number=2)))
+    await asyncio.sleep(0)
+    await close(service, 2)
+    earlier.closed.set_result(None)
+    with pytest.raises(LaunchError, match="closed while its workers were started"):
+        await start
+    assert forker.specs == []
+
+
+async def test_a_process_neither_closes_nor_starts_workers_of_another_ones_group(tmp_path: Path) -> None:
+    service = new_service(tmp_path, new_router())
+    port = await opened(service)
+    await service.groups.close(Requester(OWNER + 1, 1), operations.CloseGroup("g", 1, 0.0))
+    with pytest.raises(LaunchError, match=r"group 'g' \(number 1\) is another process's, and not 'g'"):
+        await service.groups.spawn(Requester(OWNER + 1, 1), request(1))
+    assert is_open(port)
+    service.groups.close_stores()

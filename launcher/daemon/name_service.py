@@ -1,0 +1,131 @@
+"""Names of the run's groups, channels and promised channels, on node 0; lookups may wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from typing import Any
+
+from rlinf_async._core import frames, operations
+from rlinf_async._core.name_table import PENDING, ChannelNames, GroupNames, NameTable, PromiseNames
+from rlinf_async.errors import ClosedError
+
+from .handlers import LATER, Requester
+
+
+class Names:
+    """Handlers of the operations on names.
+
+    Args:
+        answer: answers a request that has waited.
+        gone: processes that are no more; nothing is done for them.
+        lost: the nodes that are lost.
+    """
+
+    def __init__(self, answer: Callable[..., None], gone: Container[int], lost: Sequence[dict[str, Any]]) -> None:
+        self._answer = answer
+        self._gone = gone
+        self._lost = lost
+        self.groups = GroupNames()
+        self.channels = ChannelNames(self._is_gone)
+        self.promises = PromiseNames(self.channels, self._is_gone)
+        self._tables: dict[str, NameTable[Any]] = {
+            table.kind: table for table in (self.groups, self.channels, self.promises)
+        }
+
+    def _table(self, kind: str) -> NameTable[Any]:
+        if (table := self._tables.get(kind)) is None:
+            raise ValueError(f"there are names of kind {', '.join(self._tables)}, and none of kind {kind!r}")
+        return table
+
+    async def reserve(self, requester: Requester, op: operations.Reserve) -> int:
+        return self._table(op.kind).reserve(op.name, requester.endpoint)
+
+    async def publish(self, requester: Requester, op: operations.Publish) -> Any:
+        """Make a roster known; return None, or that of the entry that has the name already."""
+        table = self._table(op.kind)
+        known = table.publish(op.name, op.number, requester.endpoint, op.roster)
+        self._settle(table)
+        return known
+
+    async def find(self, requester: Requester, op: operations.Find) -> Any:
+        """Return the roster of a name, once there is one."""
+        found = self._table(op.kind).find(requester, op.name, op.rank, op.after)
+        return LATER if found is PENDING else found
+
+    async def cancel_find(self, requester: Requester, op: operations.CancelFind) -> list[str]:
+        """End the request of that number; return the names that there are."""
+        table = self._table(op.kind)
+        table.cancel((requester.endpoint, op.number))
+        return table.names()
+
+    async def release(self, requester: Requester, op: operations.Release) -> bool:
+        table = self._table(op.kind)
+        released = table.release(op.number, requester.endpoint)
+        self._settle(table)
+        return released
+
+    async def join_group(self, requester: Requester, op: operations.JoinGroup) -> None:
+        """Make a worker known that was not launched; the others of its name may come later."""
+        self.groups.join(op.name, op.rank, op.size, requester.endpoint, op.entry)
+        self._settle(self.groups)
+
+    def rank_returned(self, requester: Requester, op: operations.RankReturned) -> None:
+        """Note that a rank of the requester's group is back, or will not be."""
+        self.groups.replace(op.number, requester.endpoint, op.rank, op.was, op.entry)
+        self._settle(self.groups)
+
+    async def is_alive(self, requester: Requester, op: operations.IsAlive) -> bool:
+        """True if there is a worker of that group and rank, and it has not ended."""
+        entry = self.groups.rank_of(op.group, op.rank)
+        return entry is not None and not self._is_gone(entry["endpoint"])
+
+    async def comes_back(self, requester: Requester, op: operations.ComesBack) -> bool:
+        """True if the worker that has this endpoint is to come back once it has ended."""
+        return self.groups.comes_back(op.endpoint)
+
+    async def queue_ended(self, requester: Requester, op: operations.QueueEnded) -> None:
+        """Note that a daemon has nothing of a channel any more."""
+        if frames.number_of(requester.endpoint):
+            raise ValueError("queue_ended: only a daemon knows that")
+        self.channels.end(op.number, frames.node_of(requester.endpoint))
+
+    async def pin_key(self, requester: Requester, op: operations.PinKey) -> int | None:
+        """Return the node that has a key of a distributed channel: that of whoever touched it first."""
+        return self.channels.pin(op.number, op.key, op.node)
+
+    def progress(self, op: operations.Find) -> str:
+        """Say what a lookup waits for."""
+        if op.kind == self.promises.kind:
+            return "the process that has passed it on is still making it"
+        table = self._table(op.kind)
+        if op.name in table.named:
+            return f"{op.kind} '{op.name}' is being started"
+        return f"{op.kind} '{op.name}' is not there; there are: {', '.join(table.names()) or 'none'}"
+
+    def drop_client(self, gone: int) -> None:
+        """Free what a process had, but for its channels, and have nobody told for it."""
+        for table in self._tables.values():
+            table.drop_client(gone)
+        self._settle(*self._tables.values())
+
+    def drop_owner(self, gone: int) -> None:
+        """Close the channels of a driver that is no more, or of a worker whose group is."""
+        self.channels.drop_owner(gone)
+
+    def lose_node(self, node: int) -> None:
+        self.channels.lose_node(node)
+
+    def clients(self) -> set[int]:
+        """Everybody for whom something is kept here."""
+        return set().union(*(table.clients() for table in self._tables.values()))
+
+    def _settle(self, *tables: NameTable[Any]) -> None:
+        for table in tables:
+            for waiter, answer in table.settle():
+                if isinstance(answer, ClosedError):
+                    self._answer(waiter, ["ClosedError", str(answer)], ok=False)
+                else:
+                    self._answer(waiter, answer)
+
+    def _is_gone(self, endpoint: int) -> bool:
+        return endpoint in self._gone or any(facts["node"] == frames.node_of(endpoint) for facts in self._lost)
