@@ -262,7 +262,7 @@ class WorkerGroups:
         return None if group.store is None else group.store.dup()
 
     def _profiled(self, profiler: Any, place: WorkerEnv, spec: dict[str, Any]) -> ProfiledStarter | None:
-        """What starts a worker that a profiler is wrapped around; None where there is none."""
+        """Return the starter of a worker with a profiler around it; None for a worker without one."""
         if profiler is None:
             return None
         python = place.python or self._templates.python
@@ -422,7 +422,7 @@ async def _end(processes: Sequence[WorkerProcess], grace: float) -> None:
 
 
 def _first_number(text: str | None) -> int | None:
-    """Of a list such as OpenMP's ``"4,2"``, a number per level; None where it does not begin with one."""
+    """Return the first number of a list such as OpenMP's ``"4,2"``; None where it does not begin with one."""
     try:
         return max(1, int((text or "").split(",")[0]))
     except ValueError:
