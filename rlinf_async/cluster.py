@@ -570,7 +570,7 @@ class Cluster:
             if members.number:  # nobody has a group whose close would give the name back
                 self._client.request(operations.Release("group", members.number), node=0)
             raise
-        members.limit_calls(deadline, ready)
+        members.deadlines.begin(deadline, ready)
         self._groups = [*(group for group in self._groups if not group.closed), members]
         members.launching = self._client.run(self._start_group(members, plan))
         return WorkerGroup(members, spec.worker_cls, ready=ready)

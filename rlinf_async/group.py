@@ -465,7 +465,7 @@ async def _find(
     roster = await find_name(client, "group", name, timeout)
     members = Members(client, name, len(roster))
     members.number = roster[0].get("group", 0) if roster else 0  # 0: subprocesses of a worker, which join one by one
-    members.limit_calls(CallDeadline.of(None), None)
+    members.deadlines.begin(CallDeadline.of(None), None)
     infos = [info_from(entry["info"], entry["pid"]) for entry in roster]
     members.start([entry["endpoint"] for entry in roster], infos, [entry["log"] for entry in roster])
     return cls(members, worker_cls)

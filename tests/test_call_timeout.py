@@ -60,7 +60,7 @@ def two(cluster: Cluster) -> Iterator[Any]:
 
 
 def _timer_is_set(group: Any) -> bool:
-    return bool(group._members._timer.locked())
+    return bool(group._members.deadlines._timer.locked())
 
 
 def test_a_coroutine_that_takes_too_long_is_cancelled_and_the_error_says_all(two: Any) -> None:

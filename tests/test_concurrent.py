@@ -177,6 +177,7 @@ def test_a_report_of_the_run_tells_it_from_the_def_that_has_the_main_thread(
 ) -> None:
     group = launch(Overtaken, name="told")
     blocked, hanging = group.block(), group.hang()
+    group.health().wait(timeout=60)
     served: dict[str, str] = {}
     until = time.monotonic() + 60
     while served.keys() != {"block", "hang"} and time.monotonic() < until:

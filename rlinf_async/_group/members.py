@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -22,6 +21,7 @@ from rlinf_async._core.payload import pack_body
 from rlinf_async._core.root_cause import name_ranks
 from rlinf_async._core.segment import close_fds, copy_fds
 from rlinf_async._core.worker_facts import read_worker
+from rlinf_async._group.call_deadlines import CallDeadlines
 from rlinf_async._group.failure_notices import Failure, FailureNotices
 from rlinf_async._group.restart_rounds import Restart
 from rlinf_async._recorder import recording
@@ -115,6 +115,7 @@ class Members:
         pool: calls that any rank may take; None until there is one.
         on_restart: callbacks of the driver.
         on_death: the same, for deaths.
+        deadlines: of its calls.
         by_rank: a rank that is away holds up no call of another one.
         number: which group of its name it is; 0 as long as the name is not, or may not be, this one's.
     """
@@ -127,11 +128,7 @@ class Members:
         self.infos: list[WorkerInfo] = []
         self.logs: list[str] = []
         self.endpoints: list[int] | None = None
-        self.deadline: CallDeadline | None = None
-        self._counts_from = 0.0
-        """When the workers were constructed: the constructors' time is no call's."""
-        self._timer = threading.Lock()
-        """Held while the timer of the deadlines is set: threads that call at once set one."""
+        self.deadlines = CallDeadlines(client, self._calls_by_age, lambda: not self.by_rank)
         self.deaths: dict[int, dict[str, Any]] = {}
         self.open: dict[int, CallHandle] = {}
         self.notices = FailureNotices(client, self.open)
@@ -422,70 +419,14 @@ class Members:
             if isinstance(handler, Handle) and handler._method != "__init__" and handler._is_forgotten()
         ]
 
-    # -- deadlines ----------------------------------------------------------------------------------------------
+    def _calls_by_age(self) -> Iterator[Sequence[CallHandle]]:
+        """The open calls, the oldest first; those of the pool by themselves.
 
-    def limit_calls(self, deadline: CallDeadline | None, ready: Handle | None) -> None:
-        """Gives each call a deadline, counted from the end of the constructors on; ``ready`` is their call."""
-        self.deadline = deadline
-        if deadline is not None and ready is not None:
-            self._counts_from = math.inf
-            self._timer.acquire()
-            ready._follow(self._begin_counting)
-
-    def _begin_counting(self) -> None:
-        self._counts_from = clock.monotonic()
-        self._look_at_deadlines()
-
-    def deadline_now(self) -> CallDeadline | None:
-        """The deadline of calls, once it counts."""
-        return None if self._counts_from == math.inf else self.deadline
-
-    def watch_deadlines(self) -> None:
-        """Set the timer of the deadlines for a call that is made now, unless it is set."""
-        if self.deadline is not None and self._timer.acquire(blocking=False):
-            self.client.later(self.deadline.seconds, self._look_at_deadlines)
-
-    def _look_at_deadlines(self) -> None:
-        """Ends the calls whose deadline has passed, and comes back for the next one.
-
-        Calls are open in the order in which they were made and have all the same time, so one timer does for the group:
-        it is set for the oldest one, and an answered call takes nothing back.  The lock of the timer is held until no
-        call is left.  One that begins before it is released finds the timer set; the second look is for that one.
+        A call that waited for a rank, or has lost one, is sent later than younger ones.
         """
-        left = self._expire_calls()
-        if left is None:
-            self._timer.release()
-            left = self._expire_calls()
-            if left is None or not self._timer.acquire(blocking=False):
-                return
-        self.client.later(left, self._look_at_deadlines)
-
-    def _expire_calls(self) -> float | None:
-        """Ends calls; seconds to the next deadline, None where no call is open."""
-        sent = self._expire_in_order((*list(self.open.values()), *(each.handler for each in list(self._pending))))
-        if self.pool is None:
-            return sent
-        # By themselves: a call that waited for a rank, or has lost one, is sent later than younger ones.
-        pooled = self._expire_in_order(self.pool.unfinished())
-        return min((left for left in (sent, pooled) if left is not None), default=None)
-
-    def _expire_in_order(self, handlers: Sequence[CallHandle]) -> float | None:
-        assert self.deadline is not None
-        least: float | None = None
-        for handler in handlers:
-            if isinstance(handler, StreamCall) or handler.done() or handler._expired:
-                continue
-            if handler._method == "__init__":  # no call of the user's: the first one, and that of a rank that is back
-                continue
-            begun = self.client.events.counts_from(max(handler._since, self._counts_from))
-            left = begun + self.deadline.seconds - clock.monotonic()
-            if left <= 0:
-                handler._expire()
-            elif not self.by_rank:
-                return left
-            else:  # a call that has waited for its rank has left after younger ones
-                least = left if least is None else min(left, least)
-        return least
+        yield (*list(self.open.values()), *(each.handler for each in list(self._pending)))
+        if self.pool is not None:
+            yield self.pool.unfinished()
 
     # -- calls --------------------------------------------------------------------------------------------------
 
@@ -528,7 +469,7 @@ class Members:
                     waiting = Waiting(callee, handler, method, bodies, same, list(range(len(callee.ranks))))
                     if not self._leave(waiting):
                         self._pending.append(waiting)
-                    self.watch_deadlines()  # ranks are away
+                    self.deadlines.watch()  # ranks are away
                     return
         self._send(callee, handler, method, bodies, same)
 
@@ -548,7 +489,7 @@ class Members:
             return False
         if client.loop.is_closed():
             raise loop_watch.closed(client.loop, f"{self.name}.{method}() was called")
-        if self.deadline is not None and isinstance(handler, Handle):
+        if self.deadlines.limit is not None and isinstance(handler, Handle):
             handler._since = clock.monotonic()
         return True
 
@@ -574,8 +515,8 @@ class Members:
         """Send a call; not to the slots whose ranks are held, for which its bodies are kept."""
         credit = handler._window if isinstance(handler, StreamCall) else 0
         self.open[id(handler)] = handler
-        if self.deadline is not None:
-            self.watch_deadlines()
+        if self.deadlines.limit is not None:
+            self.deadlines.watch()
         try:
             if same:
                 body, fds = bodies[0]
@@ -693,7 +634,7 @@ class Callee:
 
     @property
     def deadline(self) -> CallDeadline | None:
-        return self._members.deadline_now()
+        return self._members.deadlines.now()
 
     @property
     def targets(self) -> Sequence[int]:

@@ -123,10 +123,10 @@ class PoolCalls:
         if not members.admits(handler, call._method):
             return
         members.record(handler, call._method, 1)
-        if members.deadline is not None and isinstance(call, Handle):
+        if members.deadlines.limit is not None and isinstance(call, Handle):
             self._unfinished[id(call)] = call
             call._follow(lambda: self._forget(id(call)))
-            members.watch_deadlines()
+            members.deadlines.watch()
         call._body = encoded
         with self._lock:
             attempt = self._state.place(wish, clock.monotonic())

@@ -120,7 +120,7 @@ def test_the_close_of_a_stream_does_not_wait_for_a_rank_that_is_away(client: Cli
 
 @pytest.mark.parametrize("ends", ["cancel", "_expire"])
 def test_a_launch_that_fails_changes_no_outcome(client: Client, members: Members, ends: str) -> None:
-    members.deadline = CallDeadline(5.0, "here")
+    members.deadlines.limit = CallDeadline(5.0, "here")
     members.endpoints, members.infos = None, []
     handle: Any = _call(members, Handle)
     getattr(handle, ends)()
@@ -236,7 +236,7 @@ def pool_of(members: Members) -> PoolCalls:
 
 
 def test_a_pooled_call_that_could_not_be_sent_is_no_call_that_is_late(client: Client, members: Members) -> None:
-    members.deadline = CallDeadline(5.0, "here")
+    members.deadlines.limit = CallDeadline(5.0, "here")
     members.release()
     pool = pool_of(members)
 

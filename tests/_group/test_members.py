@@ -10,7 +10,7 @@ import pytest
 
 from rlinf_async._core import codec, frames
 from rlinf_async._core.frames import Status
-from rlinf_async._group import members as module
+from rlinf_async._group import call_deadlines
 from rlinf_async._group.members import Members
 from rlinf_async.errors import NodeLost
 from rlinf_async.outcome import CallDeadline
@@ -97,20 +97,20 @@ def test_one_timer_does_for_the_deadlines_of_all_calls_and_no_call_waits_for_it(
     timers: list[float] = []
     client: Any = members.client
     client.later = lambda seconds, look: timers.append(seconds)
-    members.deadline = CallDeadline(30.0, "here")
-    members.watch_deadlines()
-    second = threading.Thread(target=members.watch_deadlines, daemon=True)
+    members.deadlines.limit = CallDeadline(30.0, "here")
+    members.deadlines.watch()
+    second = threading.Thread(target=members.deadlines.watch, daemon=True)
     second.start()
     second.join(5)
     has_waited = second.is_alive()
-    members._timer.release()
+    members.deadlines._timer.release()
     assert (timers, has_waited) == ([30.0], False)
 
 
 def test_the_next_deadline_is_the_earliest_where_a_call_has_waited_for_its_rank(
     members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "clock", SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr(call_deadlines, "clock", SimpleNamespace(monotonic=lambda: 100.0))
     client: Any = members.client
     client.events = SimpleNamespace(counts_from=lambda since: since)
     expired: list[float] = []
@@ -120,9 +120,9 @@ def test_the_next_deadline_is_the_earliest_where_a_call_has_waited_for_its_rank(
             _method="step", _since=since, _expired=False, done=lambda: False, _expire=lambda: expired.append(since)
         )  # fmt: skip
 
-    members.deadline, members.by_rank = CallDeadline(30.0, "here"), True
+    members.deadlines.limit, members.by_rank = CallDeadline(30.0, "here"), True
     members.open.update({number: call(since) for number, since in enumerate([90.0, 75.0, 60.0, 85.0])})
-    assert (members._expire_calls(), expired) == (5.0, [60.0])
+    assert (members.deadlines._expire_calls(), expired) == (5.0, [60.0])
 
 
 @pytest.mark.parametrize("is_supervised", [True, False])

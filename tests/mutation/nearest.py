@@ -58,6 +58,7 @@ NEAREST: Final = {
     " tests/_messaging/test_relay_chain.py",
     "rlinf_async/_group": "tests/simulation/test_sim_restarts.py tests/test_group.py",
     "rlinf_async/_group/each.py": "tests/test_group.py tests/test_unobserved_errors.py",
+    "rlinf_async/_group/call_deadlines.py": "tests/test_call_timeout.py tests/_group/test_members.py",
     "rlinf_async/_group/failure_notices.py": "tests/test_unobserved_errors.py",
     "rlinf_async/_group/members.py": "tests/_group/test_failure_notices.py tests/simulation/test_sim_deaths.py"
     " tests/test_failures.py tests/test_restarts.py",

@@ -1,0 +1,101 @@
+"""``CallDeadlines``: the deadline of a group's calls, and the one timer that ends those that are late."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from rlinf_async._client.client import NodeClient
+from rlinf_async._core import clock
+from rlinf_async.handle import Handle
+from rlinf_async.outcome import CallDeadline
+from rlinf_async.stream import StreamCall
+
+
+class CallDeadlines:
+    """Ends the calls of one group that are not answered in time.
+
+    Args:
+        calls: gives the open calls in sequences, each with the oldest first.
+        in_order: tells whether the calls of a sequence count from the order in which they stand.
+
+    Attributes:
+        limit: the deadline of each call; None for none.
+    """
+
+    def __init__(
+        self,
+        client: NodeClient,
+        calls: Callable[[], Iterable[Sequence[Handle | StreamCall]]],
+        in_order: Callable[[], bool],
+    ) -> None:
+        self._client = client
+        self._calls = calls
+        self._in_order = in_order
+        self.limit: CallDeadline | None = None
+        self._counts_from = 0.0
+        """When the workers were constructed: the constructors' time is no call's."""
+        self._timer = threading.Lock()
+        """Held while the timer is set: threads that call at once set one."""
+
+    def __repr__(self) -> str:
+        return f"<CallDeadlines [{self.limit}]>"
+
+    def begin(self, limit: CallDeadline | None, ready: Handle | None) -> None:
+        """Give each call a deadline, counted from the end of the constructors on; ``ready`` is their call."""
+        self.limit = limit
+        if limit is not None and ready is not None:
+            self._counts_from = math.inf
+            self._timer.acquire()
+            ready._follow(self._begin_counting)
+
+    def _begin_counting(self) -> None:
+        self._counts_from = clock.monotonic()
+        self._look()
+
+    def now(self) -> CallDeadline | None:
+        """The deadline of calls, once it counts."""
+        return None if self._counts_from == math.inf else self.limit
+
+    def watch(self) -> None:
+        """Set the timer for a call that is made now, unless it is set."""
+        if self.limit is not None and self._timer.acquire(blocking=False):
+            self._client.later(self.limit.seconds, self._look)
+
+    def _look(self) -> None:
+        """End the calls whose deadline has passed, and come back for the next one.
+
+        Calls are open in the order in which they were made and have all the same time, so one timer does for the group:
+        it is set for the oldest one, and an answered call takes nothing back.  The lock of the timer is held until no
+        call is left.  One that begins before it is released finds the timer set; the second look is for that one.
+        """
+        left = self._expire_calls()
+        if left is None:
+            self._timer.release()
+            left = self._expire_calls()
+            if left is None or not self._timer.acquire(blocking=False):
+                return
+        self._client.later(left, self._look)
+
+    def _expire_calls(self) -> float | None:
+        """End calls. Return the seconds to the next deadline, None where no call is open."""
+        return min((left for calls in self._calls() if (left := self._expire(calls)) is not None), default=None)
+
+    def _expire(self, handlers: Sequence[Handle | StreamCall]) -> float | None:
+        assert self.limit is not None
+        least: float | None = None
+        for handler in handlers:
+            if isinstance(handler, StreamCall) or handler.done() or handler._expired:
+                continue
+            if handler._method == "__init__":  # no call of the user's: the first one, and that of a rank that is back
+                continue
+            begun = self._client.events.counts_from(max(handler._since, self._counts_from))
+            left = begun + self.limit.seconds - clock.monotonic()
+            if left <= 0:
+                handler._expire()
+            elif self._in_order():
+                return left
+            else:  # a call that has waited for its rank has left after younger ones
+                least = left if least is None else min(left, least)
+        return least
