@@ -84,14 +84,18 @@ class Programs(RuleBasedStateMachine):
         self._act(pause, "add", who)
         self.following.add(who)
 
-    def remove(self, number: int, pause: float, how: str = "remove") -> None:
+    def remove(self, number: int, pause: float) -> None:
+        """One that refuses comes back so, and refuses the first version."""
+        who = self._one(number)
+        self.following.discard(who)
+        self.reading.discard(who)
+        self._act(pause, "remove", who)
+
+    def die(self, number: int, pause: float) -> None:
         who = self._one(number)
         for of in self.following, self.misfits, self.reading:
             of.discard(who)
-        self._act(pause, how, who)
-
-    def die(self, number: int, pause: float) -> None:
-        self.remove(number, pause, "die")
+        self._act(pause, "die", who)
 
     def refuse(self, number: int, pause: float) -> None:
         """One that refuses mends."""
