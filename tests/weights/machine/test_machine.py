@@ -98,10 +98,13 @@ class Programs(RuleBasedStateMachine):
         self._act(pause, "die", who)
 
     def refuse(self, number: int, pause: float) -> None:
-        """One that refuses mends."""
+        """One that refuses mends; another one refuses what comes next, or the first version of all."""
         who = self._one(number)
         self._act(pause, "mend" if who in self.misfits else "refuse", who)
         self.misfits ^= {who}
+        if who in self.misfits and number:
+            self._act(0.0, "remove", who)
+            self._act(pause, "add", who)
 
     def read(self, number: int, pause: float) -> None:
         """One that reads releases what it reads."""
