@@ -90,10 +90,10 @@ environments: $(READY)
 	$(BIN)/python -m pytest -m environments tests/test_environments.py $(ARGS)
 
 # Half a minute of weights sent without a pause, by every scheme, while four readers look at every value; and receivers
-# that end or stop while large weights are on their way; and two thousand simulated programs of whoever comes and goes.
+# that end or stop while large weights are on their way; and programs of the machine, forty times as many.
 stress: $(READY)
 	RLINF_STRESS_SECONDS=30 $(BIN)/python -m pytest tests/weights -k "no_reader or on_their_way or waits_for_no_receiver" $(ARGS)
-	RLINF_SIMULATED_SEEDS=2000 $(BIN)/python -m pytest -q -n $(JOBS) tests/weights/test_simulated_receivers.py $(ARGS)
+	RLINF_WEIGHT_PROGRAMS=40 $(BIN)/python -m pytest -q tests/weights/machine $(ARGS)
 
 # Random programs in simulated clusters, SEEDS of them, on both cores; what they break is printed with the seed.  Then the
 # first COVERED_SEEDS once more under a tracer, which doubles their time, and the branches of the protocol that they run.

@@ -8,13 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
-from rlinf_async.errors import PeerLost
 from rlinf_async.weights import Publisher, Subscriber
 from tests._support.fake_gpus import FakeGpus, NoGpus, OnCuda
 from tests._support.socket_links import inviting, joining
@@ -68,30 +66,6 @@ async def read(pipe: Any, facts: dict[str, Any]) -> None:
         say(json.dumps({**story, "is_registered": is_registered}))
 
 
-async def hang(pipe: Any, facts: dict[str, Any]) -> None:
-    """Applies versions, and stops half way in one of them."""
-    weights = model(0)
-
-    def apply(views: Any) -> None:
-        for path, view in views.items():
-            weights[".".join(path)].copy_(view)
-            if facts["at"] in views[path].flatten()[:1] and path == ("b",):
-                say("half way")
-                if not facts.get("goes_on"):
-                    threading.Event().wait()
-                sys.stdin.readline()
-        say(f"applied {sorted(values_of(weights))}")
-
-    async with Subscriber(joining(pipe), apply) as subscriber:
-        await subscriber.connect()
-        say("connected")
-        while True:
-            try:
-                await subscriber.receive(None)
-            except PeerLost:
-                break
-
-
 async def send(pipe: Any, facts: dict[str, Any]) -> None:
     """Publishes for ever."""
     gpus = gpus_of(facts)
@@ -104,19 +78,7 @@ async def send(pipe: Any, facts: dict[str, Any]) -> None:
         await (await publisher.publish(gpus.put(model(version, facts["scale"]))))
 
 
-async def send_once(pipe: Any, facts: dict[str, Any]) -> None:
-    """Publishes one version and has it applied; then begins another and never ends."""
-    publisher = Publisher(model(1))
-    publisher.add(0, inviting(pipe))
-    await publisher.connect(weights=model(1))
-    store = publisher._store
-    assert store is not None
-    store.take().begin()
-    say("half way")
-    threading.Event().wait()
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    role = {each.__name__: each for each in (read, hang, send, send_once)}[sys.argv[2]]
+    role = {each.__name__: each for each in (read, send)}[sys.argv[2]]
     asyncio.run(role(Connection(int(sys.argv[1])), json.loads(sys.argv[3])))

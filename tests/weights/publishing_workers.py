@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-import random
 import threading
 import time
 from collections.abc import Iterator
@@ -107,9 +106,6 @@ class Trainer(Ends):
         self.model.fill(value)
         return int(await self.weights.send(**options))
 
-    async def send_two_at_once(self) -> list[int]:
-        return list(await asyncio.gather(self.weights.send(), self.weights.send()))
-
     async def send_until_it_fails(self) -> None:
         while True:
             await self.weights.send()
@@ -151,14 +147,6 @@ class Trainer(Ends):
             await self.close_all()
         return "none"
 
-    async def leave_while_a_send_waits(self) -> list[str]:
-        """A send waits for the one before to be delivered, and another task leaves."""
-        sending = asyncio.create_task(self.try_to("send"))
-        delivering = asyncio.create_task(self.try_to("delivered"))
-        await asyncio.sleep(0.05)
-        await self.leave_by_an_error()
-        return [await sending, await delivering]
-
     async def enter_cancelled(self, to: Any, turns: int) -> bool:
         """Cancelled after so many turns of the loop; whether it was by then."""
         entering = asyncio.create_task(self.enter(to))
@@ -171,13 +159,6 @@ class Trainer(Ends):
             return True
         await self.leave_by_an_error()
         return False
-
-    async def send_cancelled(self, turns: int) -> bool:
-        sending = asyncio.create_task(self.send(-5.0))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        sending.cancel()
-        return isinstance((await asyncio.gather(sending, return_exceptions=True))[0], asyncio.CancelledError)
 
 
 class Sharded(Trainer):
@@ -415,46 +396,3 @@ class Groups:
     def close(self) -> None:
         for name in list(self._groups):
             self._drop(name)
-
-
-class Restless(Ends):
-    """Trains, or follows and leaves again, at random; notes what should not be."""
-
-    _is_over = False
-
-    def stop(self) -> None:
-        self._is_over = True
-
-    async def send_on(self, seed: int, **options: Any) -> tuple[int, list[str]]:
-        """Until ``stop``: who follows would wait for a trainer that is not there."""
-        rnd, errors = random.Random(seed), []
-        async with publish(self.model, "restless", ack_timeout=20, **options) as weights:
-            while not self._is_over:
-                self.model.fill(float((weights.version + 1) % 200))
-                try:
-                    await weights.send()
-                    if rnd.random() < 0.5:
-                        await weights.delivered()
-                except Exception as error:
-                    errors.append(said(error))
-                await asyncio.sleep(rnd.random() * 0.003)
-        return weights.version, errors
-
-    async def come_and_go(self, seconds: float, seed: int, **options: Any) -> tuple[int, list[str]]:
-        rnd, errors, times = random.Random(seed * 100 + self._rank), [], 0
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            model = Tied().to(rnd.choice([torch.float32, torch.float32, torch.bfloat16]))
-            try:
-                async with follow(model, of="trainer", **options) as weights:
-                    for _ in range(rnd.randrange(6)):
-                        async with weights.reading() as version:
-                            if model.values() != {float(version % 200)}:
-                                errors.append(f"version {version} is {model.values()}")
-                        if rnd.random() < 0.5:
-                            await weights.wait_version(weights.version + 1, 20)
-            except Exception as error:
-                if time.monotonic() < end:
-                    errors.append(said(error))
-            times += 1
-        return times, errors

@@ -9,8 +9,8 @@ import pytest
 
 from tests.weights.ends import CALLED, SCHEMES, Tied, both
 
-TURNS = 12
-"""Of the loop, after each of which a send is cancelled: small weights are sent in fewer."""
+TURNS = (0, 2, 5, 9)
+"""Of the loop, after which a send is cancelled: small weights are sent in fewer."""
 
 every_scheme = pytest.mark.parametrize("kind", SCHEMES)
 listening = pytest.mark.parametrize("kind", [kind for kind in SCHEMES if kind not in CALLED])
@@ -35,7 +35,7 @@ async def cancelled_after(turns: int, ends: Any, how: str) -> None:
         await ends.sender.wait_async()
 
 
-@pytest.mark.parametrize("turns", range(TURNS))
+@pytest.mark.parametrize("turns", TURNS)
 @either_way
 @every_scheme
 async def test_after_a_cancelled_send_the_next_ones_arrive(kind: str, how: str, turns: int) -> None:
@@ -74,7 +74,7 @@ async def test_a_number_that_a_worker_may_have_heard_is_never_given_away_again(k
         await asyncio.wait([taking])
 
 
-@pytest.mark.parametrize("turns", range(TURNS))
+@pytest.mark.parametrize("turns", TURNS)
 @pytest.mark.parametrize("kind", ["multiprocess", "shared memory", "distributed"])
 async def test_who_was_cancelled_while_connecting_connects_again(kind: str, turns: int) -> None:
     async with both(kind) as ends:

@@ -102,30 +102,6 @@ def test_some_workers_get_it_and_the_others_catch_up_with_the_next(launch: Launc
     assert rollout.look().wait(20) == [(4, {3.0})] * 2
 
 
-def test_a_worker_that_is_stopped_is_named_within_the_deadline_and_the_others_have_it(launch: Launch) -> None:
-    trainer, rollout = launch(Trainer, "trainer", 0), launch(Rollout, "rollout", 0, 0)
-    begin(WorkerWeightSyncScheme(ack_timeout=1.0), trainer, rollout)
-    trainer.send(1.0).wait(20)
-    pid = rollout.worker_info_list[1].worker.pid
-    os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(DeadlineExceeded, match="rank 1 of group 'rollout'"):
-        trainer.send(2.0).wait(20)
-    assert rollout[0].look().wait(20) == [(3, {2.0})]
-    os.kill(pid, signal.SIGCONT)
-    assert trainer.send(3.0, timeout=20.0).wait(30) == [(4, [0, 1])]
-    assert rollout.look().wait(20) == [(4, {3.0})] * 2
-
-
-def test_a_worker_that_dies_is_named_and_the_others_have_it(launch: Launch) -> None:
-    trainer, rollout = launch(Trainer, "trainer", 0), launch(Rollout, "rollout", 0, 0)
-    begin(WorkerWeightSyncScheme(), trainer, rollout)
-    trainer.send(1.0).wait(20)
-    os.kill(rollout.worker_info_list[1].worker.pid, signal.SIGKILL)
-    with pytest.raises(WorkerDied, match="killed by SIGKILL"):
-        trainer.send(2.0).wait(20)
-    assert rollout[0].look().wait(20) == [(3, {2.0})]
-
-
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_worker_that_fails_half_way_in_an_update_is_named_and_the_others_have_it(
     launch: Launch, how: signal.Signals
@@ -179,18 +155,7 @@ def test_a_called_worker_that_fails_half_way_is_named_and_the_others_have_it(
     scheme.close()
 
 
-def test_workers_keep_their_last_whole_version_when_the_trainer_is_killed(launch: Launch) -> None:
-    trainer, rollout = launch(Trainer, "trainer", 0), launch(Rollout, "rollout", 0, 1)
-    begin(WorkerWeightSyncScheme(), trainer, rollout)
-    for value in (1.0, 2.0):
-        trainer.send(value).wait(20)
-    os.kill(trainer.worker_info_list[0].worker.pid, signal.SIGKILL)
-    rollout.wait_for_end().wait(30)
-    assert rollout.look().wait(20) == [(3, {2.0})] * 2
-
-
-@pytest.mark.parametrize("strategy", ["state_dict", "tensordict"])
-@pytest.mark.parametrize("kind", CALLS)
+@pytest.mark.parametrize(("kind", "strategy"), [*((kind, "state_dict") for kind in CALLS), ("rpc", "tensordict")])
 def test_the_driver_sends_by_calling_every_rank(launch: Launch, kind: str, strategy: str) -> None:
     rollout = launch(Rollout, "rollout", 0, 1)
     scheme_class, handles = CALLS[kind]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rlinf_async import Cluster, follow, publish
-from rlinf_async.errors import ConfigError, DeadlineExceeded, WeightMismatch, WorkerDied
+from rlinf_async.errors import ConfigError, DeadlineExceeded, WeightMismatch
 from tests.weights.ends import Tied
 from tests.weights.publishing_workers import Follower, Groups, Trainer
 from tests.weights.weight_workers import Launch
@@ -151,63 +149,6 @@ def test_a_follower_may_refuse_other_dtypes(launch: Launch) -> None:
     with pytest.raises(WeightMismatch, match="strict_dtype"):
         rollout.enter(strict_dtype=True).wait(40)
     assert rollout.enter().wait(40) == [1]
-    trainer.leave().wait(40)
-
-
-def test_the_last_version_stays_when_the_trainer_is_killed(launch: Launch) -> None:
-    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0, 1)
-    trainer.enter("rollout").wait(40)
-    rollout.enter().wait(40)
-    trainer.send(2.0).wait(40)
-    trainer.delivered().wait(40)
-    waiting = rollout.wait_version(3, None)
-    os.kill(trainer.worker_info_list[0].worker.pid, signal.SIGKILL)
-    with pytest.raises(WorkerDied, match="rank 0 of group 'trainer'"):
-        waiting.wait(40)
-    assert rollout.look().wait(40) == [(2, {2.0})] * 2
-
-
-def test_the_last_version_stays_when_the_trainer_leaves_and_waits_end(launch: Launch) -> None:
-    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
-    trainer.enter("rollout").wait(40)
-    rollout.enter().wait(40)
-    waiting = rollout.try_to("wait_version", 9, None)
-    trainer.leave().wait(40)
-    assert "ClosedError" in waiting.wait(40)[0]
-    assert rollout.look().wait(40) == [(1, {1.0})]
-    entering = trainer.enter("rollout")
-    rollout.leave().wait(40)
-    assert rollout.enter().wait(40) == [1], "another publication, another follow()"
-    entering.wait(40)
-    trainer.leave().wait(40)
-
-
-@pytest.mark.parametrize("first", ["trainer", "rollout", "both"])
-def test_both_sides_may_leave_and_enter_again(launch: Launch, first: str) -> None:
-    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0, 1)
-    for value in range(1, 6):
-        entering = rollout.enter()
-        trainer.enter("rollout").wait(40)
-        entering.wait(40)
-        trainer.send(float(value)).wait(40)
-        assert trainer.delivered().wait(40) == [{"rollout:0": "applied", "rollout:1": "applied"}]
-        assert rollout.look().wait(40) == [(2, {float(value)})] * 2
-        leaving = []
-        for side in (rollout, trainer) if first == "rollout" else (trainer, rollout):
-            leaving.append(side.leave())
-            if first != "both":
-                leaving[-1].wait(40)
-        for each in leaving:
-            each.wait(40)
-
-
-def test_a_follower_may_enter_again_and_again_while_the_trainer_stays(launch: Launch) -> None:
-    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
-    trainer.enter("rollout").wait(40)
-    for version in range(1, 8):
-        assert rollout.enter().wait(40) == [version]
-        rollout.leave().wait(40)
-        assert trainer.send(float(version + 1)).wait(40) == [version + 1], "who has left is not waited for"
     trainer.leave().wait(40)
 
 

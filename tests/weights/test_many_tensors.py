@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from rlinf_async import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
 from rlinf_async.errors import DeadlineExceeded
+from tests.weights.ends import both
 
 SCHEMES = pytest.mark.parametrize("scheme", [MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme])
 
@@ -59,3 +61,15 @@ async def test_a_worker_that_reads_late_but_in_time_has_the_weights(scheme: Any)
     await sender.close()
     ours.close()
     theirs.close()
+
+
+@pytest.mark.parametrize("apply", ["copy", "map"])
+async def test_the_first_version_of_50_000_tensors_takes_seconds(apply: str) -> None:
+    """On a quiet machine both sides take two seconds; the bound leaves room for a busy one."""
+    source = {f"layer{index // 10}.w{index % 10}": torch.ones(4) for index in range(50_000)}
+    model = {name: torch.zeros(4) for name in source}
+    async with both("multiprocess", model, source, apply=apply) as ends:
+        begun = time.process_time()
+        await ends.deliver()
+        assert time.process_time() - begun < 5
+        assert ends.sees == {1.0}

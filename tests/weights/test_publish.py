@@ -105,25 +105,6 @@ def test_it_waits_for_nobody_and_a_group_that_is_launched_later_begins_with_the_
     trainer.leave().wait(40)
 
 
-def test_a_group_that_is_launched_again_under_its_name_has_the_latest_version_before_the_next_send(
-    launch: Launch,
-) -> None:
-    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0, 0)
-    trainer.enter("rollout").wait(40)
-    rollout.enter().wait(40)
-    trainer.send(2.0).wait(40)
-    assert trainer.delivered().wait(40) == [{"rollout:0": "applied", "rollout:1": "applied"}]
-    rollout.close()
-    assert trainer.send(3.0).wait(40) == [3]
-    assert trainer.delivered().wait(40) == [{}], "who has left is no failure"
-    again = launch(Follower, "rollout", 1)
-    assert again.enter().wait(40) == [3]
-    assert trainer.send(4.0).wait(40) == [4]
-    assert trainer.delivered().wait(40) == [{"rollout:0": "applied"}]
-    assert again.look().wait(40) == [(4, {4.0})]
-    trainer.leave().wait(40)
-
-
 @pytest.mark.parametrize("where", ["send", "delivered", "leave"])
 def test_a_name_that_nobody_has_is_an_error_after_the_deadline_of_names(launch: Launch, where: str) -> None:
     trainer = launch(Trainer, "trainer", 0)
@@ -186,15 +167,6 @@ def test_without_versions_ahead_a_send_waits_until_the_version_before_is_deliver
     assert sending.wait(40) == [3]
     trainer.leave().wait(40)
     assert rollout.look().wait(40) == [(3, {3.0})], "leaving waits for the last version"
-
-
-def test_of_two_sends_at_once_the_second_waits_for_the_first(launch: Launch) -> None:
-    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
-    trainer.enter("rollout").wait(40)
-    rollout.enter().wait(40)
-    assert trainer.send_two_at_once().wait(40) == [[2, 3]]
-    assert trainer.delivered().wait(40) == [{"rollout:0": "applied"}]
-    trainer.leave().wait(40)
 
 
 def test_a_report_names_the_followers_also_those_that_have_come_since(launch: Launch) -> None:
@@ -260,21 +232,6 @@ def test_a_follower_that_dies_is_named_once_and_the_others_go_on(launch: Launch,
     trainer.leave().wait(40)
 
 
-def test_a_follower_that_leaves_while_a_version_is_under_way_is_no_failure(launch: Launch) -> None:
-    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0, 1)
-    trainer.enter("rollout").wait(40)
-    for value in range(2, 12):
-        rollout.enter().wait(40)
-        leaving = rollout.execute_on(1).leave()
-        trainer.send(float(value)).wait(40)
-        (statuses,) = trainer.delivered().wait(40)
-        assert statuses["rollout:0"] == "applied"
-        assert set(statuses.values()) == {"applied"}
-        leaving.wait(40)
-        rollout.execute_on(0).leave().wait(40)
-    trainer.leave().wait(40)
-
-
 def test_a_name_is_in_use_once_at_a_time_with_each_group(launch: Launch) -> None:
     trainer = launch(Trainer, "trainer", 0)
     (said,) = trainer.publish_twice("rollout", ["evaluation", "rollout"]).wait(40)
@@ -297,36 +254,6 @@ def test_entering_can_be_cancelled_at_any_step(launch: Launch, width: int) -> No
     assert trainer.enter("rollout").wait(40) == [1]
     assert entering.wait(40) == [1]
     trainer.leave().wait(40)
-
-
-def test_a_send_can_be_cancelled_at_any_step(launch: Launch) -> None:
-    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
-    trainer.enter("rollout").wait(40)
-    rollout.enter().wait(40)
-    for turns in range(12):
-        trainer.send_cancelled(turns).wait(40)
-        version = trainer.send(float(turns)).wait(40)[0]
-        trainer.delivered().wait(40)
-        assert rollout.look().wait(40) == [(version, {float(turns)})]
-    trainer.leave().wait(40)
-
-
-@pytest.mark.parametrize("is_late", [False, True])
-def test_leaving_ends_sends_and_waits_of_other_tasks(launch: Launch, is_late: bool) -> None:
-    """Those for a follower that does not answer, which has come before the version or after it."""
-    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
-    trainer.enter("rollout", behind=0).wait(40)
-    if is_late:
-        rollout.join().wait(40)
-    else:
-        rollout.enter().wait(40)
-        rollout.begin_reading().wait(40)
-        trainer.send(2.0).wait(40)
-    (ended,) = trainer.leave_while_a_send_waits().wait(20)
-    assert all(said.startswith("ClosedError") for said in ended), ended
-    assert trainer.try_to("send").wait(40)[0].startswith("ClosedError: <Publication of 'policy'")
-    if not is_late:
-        rollout.end_reading().wait(40)
 
 
 def test_of_a_sharded_model_every_rank_sends_its_part(launch: Launch) -> None:

@@ -26,6 +26,8 @@ STRESS = float(os.environ.get("RLINF_STRESS_SECONDS", "1"))
 """Seconds of the stress tests; from 10 on with all their readers."""
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
+every_way = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "shared memory"])
+"""Shared memory is the way of "multiprocess", with a buffer of the sender's beside it."""
 every_signal = pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 
 
@@ -83,7 +85,7 @@ async def end(*receivers: Child) -> None:
 
 
 @every_signal
-@every_kind
+@every_way
 async def test_a_receiver_that_fails_half_way_is_named_in_time_and_the_others_have_the_version(
     kind: str, how: signal.Signals
 ) -> None:
@@ -287,7 +289,7 @@ async def test_when_the_sender_is_killed_a_receiver_keeps_its_last_whole_version
 
 
 @pytest.mark.parametrize("apply", ["copy", "map"])
-@every_kind
+@every_way
 async def test_no_reader_sees_two_versions_of_any_scheme_and_none_goes_back(kind: str, apply: str) -> None:
     """Sends without a pause, and the source is overwritten as soon as it is staged; readers look at every value."""
     async with Sending(kind, apply=apply, width=200) as sending:

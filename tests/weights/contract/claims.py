@@ -12,7 +12,6 @@ A claim runs where the sender is, and is the same code whatever the scheme and w
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -51,7 +50,9 @@ class Way(NamedTuple):
 
 
 def ways_of(kinds: Iterable[str]) -> list[Way]:
-    return [Way(*way) for way in itertools.product(kinds, ("copy", "map"), ("state_dict", "tensordict"))]
+    """Each kind with copies in both forms; the form is the affair of the ends, whether they map or not."""
+    ways = ("copy", "state_dict"), ("copy", "tensordict"), ("map", "state_dict")
+    return [Way(kind, *way) for kind in kinds for way in ways]
 
 
 class Receiving:

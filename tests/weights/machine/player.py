@@ -50,6 +50,9 @@ class Player:
             await asyncio.sleep(pause * self.world.second)
             for who in range(FOLLOWERS):
                 self._begin(self._look(who), who)
+            if name == "wait":
+                await self._settle()
+                await self._everybody_has_it()
         await self._end()
 
     # -- acts -----------------------------------------------------------------------------------------------------
@@ -79,11 +82,12 @@ class Player:
         self.number += count
         await self.world.trainer("send", numbers, seconds * self.world.second)
 
-    async def deliver(self, seconds: float) -> None:
-        await self.world.trainer("deliver", seconds * self.world.second)
+    async def deliver(self, seconds: float | None) -> None:
+        await self.world.trainer("deliver", None if seconds is None else seconds * self.world.second)
 
-    async def cancel(self, turns: int) -> None:
-        await self.world.trainer("cancel", turns)
+    async def cancel(self, turns: int, begins: bool) -> None:
+        self.number += begins
+        await self.world.trainer("cancel", [self.number] if begins else [], turns)
 
     async def refuse(self, who: int) -> None:
         self.disturbed.add(who)
@@ -155,14 +159,12 @@ class Player:
         """Mend everything; then everybody has what is sent."""
         await asyncio.sleep(12 * self.world.second)  # who was stopped goes on
         everybody = range(FOLLOWERS)
+        await self._rest()  # although some may be read yet
         for who in everybody:
             await self.world.follower(who, "release")
         await self._settle()
-        await self._rest()
         if self.is_open:
-            last = await self.world.trainer("version")
-            for who in self.following - self.disturbed:
-                assert await self.world.follower(who, "has", last), f"follower {who} has not version {last} in the end"
+            await self._everybody_has_it()
         else:
             await self.restart()
         for who in everybody:
@@ -181,6 +183,12 @@ class Player:
         await self._settle()
         lost = {number for number in self.seen if not 0 < number <= self.number} | self.seen & self.unsent
         assert not lost, f"followers have read {sorted(lost)}, which were not published"
+
+    async def _everybody_has_it(self) -> None:
+        """If nothing is under way, who follows undisturbed has the last version, also one that has come late."""
+        if self.is_open and (last := await self.world.trainer("idle_at")) is not None:
+            for who in sorted(self.following - self.disturbed):
+                assert await self.world.follower(who, "has", last), f"follower {who} never gets version {last}"
 
     async def _deliver_to_all(self, count: int) -> None:
         for _ in range(6):  # an earlier failure is told once, and nothing is sent then

@@ -53,8 +53,9 @@ class Trainer:
         self._how = how
         self.weights = self._publish(tensors(0.0, how["size"]), how)
 
-    async def version(self) -> int:
-        return int(self.weights.version)
+    async def idle_at(self) -> int | None:
+        """Return the version that was sent last; None while something is under way."""
+        return int(self.weights.version) if all(task.done() for task in self._tasks) else None
 
     async def send(self, numbers: list[int], seconds: float) -> None:
         self._tasks += [asyncio.create_task(self._send(number, seconds)) for number in numbers]
@@ -78,10 +79,10 @@ class Trainer:
             )
         return "sent"
 
-    async def deliver(self, seconds: float) -> None:
+    async def deliver(self, seconds: float | None) -> None:
         self._tasks.append(asyncio.create_task(self._deliver(seconds)))
 
-    async def _deliver(self, seconds: float) -> str:
+    async def _deliver(self, seconds: float | None) -> str:
         weights = self.weights
         last = weights.version
         try:
@@ -97,8 +98,9 @@ class Trainer:
             self.faults.append(f"the trainer was told {error!r}")
         return repr(error)
 
-    async def cancel(self, turns: int) -> None:
-        """Cancel the operation that was begun last, after so many turns of the loop."""
+    async def cancel(self, numbers: list[int], turns: int) -> None:
+        """Begin sends, and cancel the operation that was begun last after so many turns of the loop."""
+        await self.send(numbers, 5.0)
         for _ in range(turns):
             await asyncio.sleep(0)
         if pending := [task for task in self._tasks if not task.done()]:
@@ -118,7 +120,7 @@ class Trainer:
         if self._tasks:
             _, pending = await asyncio.wait(self._tasks, timeout=seconds)
             self.faults += [f"{task.get_coro().__qualname__} has not ended" for task in pending]  # type: ignore[union-attr]
-        ended = [task.result() for task in self._tasks if task.done()]
+        ended = ["cancelled" if task.cancelled() else task.result() for task in self._tasks if task.done()]
         self._tasks.clear()
         return ended
 
@@ -168,8 +170,11 @@ class Follower:
 
     async def _close(self) -> None:
         weights = self.weights
+        closing = asyncio.ensure_future(weights.close())
+        await asyncio.sleep(0)
+        await self.release()  # which it waits for, if the model is mapped
         try:
-            await weights.close()
+            await closing
         finally:
             self.weights = None
             self._note(weights.version or self.last)

@@ -74,7 +74,7 @@ class _Publication:
             self._last = await self.publisher.publish(weights, version=version, timeout=timeout)
             return int(self._last.version)
 
-    async def delivered(self, timeout: float) -> Any:
+    async def delivered(self, timeout: float | None) -> Any:
         if self._last is None:
             raise RuntimeError("nothing was sent yet")
         return await self._report(timeout)
@@ -259,7 +259,7 @@ def simulated(how: dict[str, Any], play: Play) -> Any:
         sim = SimCluster(nodes=3, seed=how["seed"], settings=settings)
 
         async def main() -> Any:
-            async with Cluster(log_to_driver=False) as cluster, asyncio.timeout(3600):
+            async with Cluster(log_to_driver=False) as cluster, asyncio.timeout(100_000):
                 world = Clustered(cluster, how["nodes"], 1.0, sim)
                 await world.ready()
                 await play(world)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlinf_async._core.failures import pack_error
-from rlinf_async.errors import DeadlineExceeded, PeerLost, TransferFailed, WeightMismatch
+from rlinf_async.errors import DeadlineExceeded, TransferFailed, WeightMismatch
 from rlinf_async.weights import Publisher, Subscriber
 from tests._support.fake_gpus import FakeGpus
 from tests._support.weight_parts import Leases, LocalLink, Words, words
@@ -28,22 +28,6 @@ async def late(source: Any, first: Any, destination: Any, **options: Any) -> Asy
         yield publisher, subscriber
 
 
-@contextlib.asynccontextmanager
-async def refused(*destinations: Any, **options: Any) -> AsyncIterator[Any]:
-    """A publisher and subscribers that serve, of which the first has refused version 1."""
-    async with contextlib.AsyncExitStack() as stack:
-        publisher = await stack.enter_async_context(Publisher(weights(0)))
-        subscribers = []
-        for number, destination in enumerate(destinations):
-            to_receiver, to_sender = LocalLink.pair()
-            subscribers.append(await stack.enter_async_context(Subscriber(to_sender, destination, **options)))
-            publisher.add(number, to_receiver)
-            subscribers[-1].serve()
-        with pytest.raises(WeightMismatch):
-            await (await publisher.publish(weights(1)))
-        yield publisher, subscribers
-
-
 async def taken(publisher: Publisher, subscriber: Subscriber, source: Any) -> Any:
     """The report of a version that the subscriber receives meanwhile."""
     async with asyncio.TaskGroup() as tasks:
@@ -53,20 +37,6 @@ async def taken(publisher: Publisher, subscriber: Subscriber, source: Any) -> An
 
 
 # -- the version that a receiver begins with ------------------------------------------------------------------------
-
-
-async def test_a_reader_who_stays_while_the_first_version_comes_costs_that_one_only() -> None:
-    destination = weights(0)
-    async with late(weights(0), weights(1), destination, ack_timeout=0.05) as (publisher, subscriber):
-        async with subscriber.reading():
-            with pytest.raises(DeadlineExceeded, match="a reader has not left"):
-                await subscriber.connect(5)
-        assert publisher.quarantined["it"].startswith("DeadlineExceeded")
-        await publisher.connect(5)
-        report = await taken(publisher, subscriber, weights(2))
-        assert report.per_worker["it"].status == "applied"
-        assert {float(tensor.min()) for tensor in destination.values()} == {2.0}
-        assert publisher.quarantined == {}
 
 
 async def test_a_state_that_is_refused_in_the_first_version_costs_that_one_only() -> None:
@@ -105,52 +75,6 @@ async def test_memory_that_cannot_be_mapped_in_the_first_version_costs_that_one_
 # -- what does not fit ----------------------------------------------------------------------------------------------
 
 
-async def test_a_model_that_is_mended_gets_the_next_version_and_all_that_comes() -> None:
-    destination = {"a": torch.zeros(3, 5)}
-    async with late(weights(0), weights(1), destination) as (publisher, subscriber):
-        with pytest.raises(WeightMismatch, match=r"'b\.c'"):
-            await subscriber.connect(5)
-        for value in (2, 3):
-            with pytest.raises(WeightMismatch, match=r"'b\.c'"):  # nobody receives
-                await (await publisher.publish(weights(value), timeout=0.05))
-        with pytest.raises(WeightMismatch, match=r"'b\.c'"):
-            await subscriber.receive(5)
-        assert float(destination["a"].max()) == 0.0
-        destination["b.c"] = torch.zeros(7)
-        assert (await taken(publisher, subscriber, weights(4))).version == subscriber.version == 4
-        assert {float(tensor.min()) for tensor in destination.values()} == {4.0}
-        assert publisher.quarantined == {}
-        assert (await taken(publisher, subscriber, weights(5))).per_worker["it"].status == "applied"
-
-
-async def test_a_version_that_a_mended_model_takes_is_delivered() -> None:
-    destination, other = {"a": torch.zeros(3, 5)}, weights(0)
-    async with refused(destination, other) as (publisher, _):
-        async with asyncio.timeout(10):
-            for value in (2, 3):
-                with pytest.raises(WeightMismatch, match=r"'b\.c'") as raised:
-                    await (await publisher.publish(weights(value)))
-                assert [note for note in raised.value.__notes__ if "does not have version" in note] == [
-                    f"worker 0 does not have version {value}: WeightMismatch: {raised.value.args[0]}"
-                ]
-            destination["b.c"] = torch.zeros(6)
-            with pytest.raises(WeightMismatch, match="has shape"):  # the reason that it has by now
-                await (await publisher.publish(weights(4)))
-            destination["b.c"] = torch.zeros(7)
-            report = await (await publisher.publish(weights(5)))
-        assert {name: ack.status for name, ack in report.per_worker.items()} == {0: "applied", 1: "applied"}
-        assert {float(tensor.min()) for tensor in (*destination.values(), *other.values())} == {5.0}
-        assert publisher.quarantined == {}
-
-
-async def test_a_receiver_that_has_refused_and_ends_is_waited_for_no_longer() -> None:
-    async with refused({"a": torch.zeros(3, 5)}, weights(0)) as (publisher, (subscriber, _)):
-        await subscriber.close()
-        async with asyncio.timeout(0.5):
-            with pytest.raises(WeightMismatch, match=r"'b\.c'"):
-                await (await publisher.publish(weights(2)))
-
-
 async def test_who_connects_again_is_asked_again() -> None:
     destination = {"a": torch.zeros(3, 5)}
     to_receiver, to_sender = LocalLink.pair()
@@ -164,19 +88,6 @@ async def test_who_connects_again_is_asked_again() -> None:
         destination["b.c"] = torch.zeros(7)
         await asyncio.gather(publisher.connect(5, weights(1)), subscriber.wait_version(1, 5))
         assert float(destination["b.c"].min()) == 1.0
-
-
-async def test_who_has_refused_and_is_gone_keeps_nobody_waiting() -> None:
-    to_receiver, to_sender = LocalLink.pair()
-    async with Publisher(weights(0)) as publisher:
-        publisher.add("it", to_receiver)
-        async with Subscriber(to_sender, {}) as subscriber:
-            await asyncio.gather(publisher.connect(5), subscriber.connect(5), return_exceptions=True)
-            connecting = asyncio.create_task(publisher.connect(60))
-            await asyncio.sleep(0)
-        async with asyncio.timeout(30):
-            with pytest.raises((WeightMismatch, PeerLost)):
-                await connecting
 
 
 # -- what is looked for anew ----------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any
 
@@ -58,24 +57,6 @@ async def test_a_reader_that_stays_stops_neither_the_sender_nor_the_others(
 
 
 @BOTH
-@pytest.mark.parametrize("verify", ["off", "sha256"])
-async def test_memory_is_bounded_while_a_receiver_does_not_answer(apply: str, verify: str) -> None:
-    options: dict[str, Any] = {"apply": apply, "verify": verify, "behind": 2, "serves": False}
-    async with pair(weights(0.0), weights(0.0), **options) as (publisher, (stopped,)):
-        names: set[Any] = set()
-        for number in range(1, 40):
-            await publish(publisher, float(number))
-            await publisher.aside.wait()  # until it has hashed what it published
-            assert len(slots(publisher)) <= 4
-            names |= {slot.name.inode for slot in slots(publisher)}
-        assert len(names) <= 4, "no memory is taken anew for a version"
-        assert len(publisher._handles) == 3
-        await stopped.wait_version(39, 5)
-        assert (stopped.version, stopped.published) == (39, 39)
-        await asyncio.wait_for(asyncio.gather(*publisher._handles.values()), 5)
-
-
-@BOTH
 @pytest.mark.parametrize("is_damaged", [False, True])
 async def test_a_version_that_is_not_the_latest_is_verified(apply: str, is_damaged: bool) -> None:
     options: dict[str, Any] = {"apply": apply, "verify": "sha256", "behind": 2, "serves": False}
@@ -120,23 +101,6 @@ async def test_a_receiver_that_never_answers_is_told_of_no_more_than_it_can_keep
         assert len(stopped._news) == 64
         await stopped.wait_version(99, 5)
         assert stopped.staleness == 0
-
-
-@BOTH
-async def test_a_version_that_fails_ends_the_handles_of_those_that_were_skipped(apply: str) -> None:
-    destination: dict[str, Any] = weights(0.0)
-    async with pair(weights(0.0), destination, apply=apply, behind=2, serves=False) as (publisher, (subscriber,)):
-        handles = [await publish(publisher, float(number)) for number in range(1, 4)]
-        destination["w"] = torch.zeros(7)
-        with pytest.raises(WeightMismatch):
-            await subscriber.receive(1)
-        for handle in handles:
-            with pytest.raises(WeightMismatch, match="'w' has shape"):
-                await asyncio.wait_for(handle.async_wait(), 5)
-        destination["w"] = torch.zeros(1000)
-        handle = await publish(publisher, 4.0)
-        await subscriber.wait_version(4, 5)
-        assert (await handle).per_worker[0].status == "applied"
 
 
 @pytest.mark.parametrize("is_mixed", [False, True])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import weakref
 from typing import Any
 
@@ -89,17 +88,6 @@ async def test_a_dtype_to_travel_in_is_cast_on_the_way_and_integers_are_not() ->
     assert float(exact["a"][0, 0]) == float(cast["a"][0, 0]) == 1.0
     assert int(exact["steps"]) == int(cast["steps"]) == 300
     assert report.bytes == 3 * 256
-
-
-async def test_the_source_may_change_as_soon_as_it_is_staged() -> None:
-    source, destination = weights(1), weights(0)
-    async with pair(source, destination, serves=False) as (publisher, (subscriber,)):
-        handle = await publisher.publish(source)
-        source["a"].fill_(-1)
-        assert not handle.done()
-        assert await subscriber.receive(1)
-        await handle
-        assert float(destination["a"].min()) == 1.0
 
 
 async def test_a_function_as_destination_gets_every_version_by_path() -> None:
@@ -191,39 +179,6 @@ async def test_unknown_receivers_and_versions_that_go_back_are_refused_and_nobod
         assert (await (await publisher.publish(weights(2)))).version == 11
 
 
-async def test_a_second_version_while_one_is_pending_is_refused_until_that_is_given_up() -> None:
-    destination = weights(0)
-    async with pair(weights(0), destination, serves=False) as (publisher, (subscriber,)):
-        handle = await publisher.publish(weights(1))
-        with pytest.raises(RuntimeError, match="version 1 of 'policy' is pending at 0: await its handle, or cancel it"):
-            await publisher.publish(weights(2))
-        handle.cancel()
-        with pytest.raises(ClosedError, match="nobody waited"):
-            await handle
-        later = await publisher.publish(weights(3))
-        assert await subscriber.receive(1)
-        assert (await later).per_worker[0].version == subscriber.version == 2
-        assert float(destination["a"].max()) == 3.0
-
-
-async def test_a_wait_that_is_cancelled_leaves_the_sender_usable_and_acks_are_not_mixed_up() -> None:
-    async with pair(weights(0), weights(0), serves=False) as (publisher, (subscriber,)):
-
-        async def send(value: float) -> None:
-            await (await publisher.publish(weights(value)))
-
-        for value in (1, 2):
-            task = asyncio.create_task(send(value))
-            for _ in range(20):
-                await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        task = asyncio.create_task(send(3))
-        await subscriber.wait_version(3, 5)
-        await task
-
-
 async def test_what_goes_wrong_in_a_receiver_is_raised_as_itself_and_names_it() -> None:
     def fail(views: Any) -> None:
         raise LookupError("no such thing")
@@ -244,89 +199,6 @@ async def test_what_goes_wrong_in_a_receiver_is_raised_as_itself_and_names_it() 
 
 
 # -- versions -------------------------------------------------------------------------------------------------------
-
-
-async def test_staleness_counts_what_is_published_and_not_applied_and_waiting_receives() -> None:
-    async with pair(weights(0), weights(0), serves=False) as (publisher, (subscriber,)):
-        assert (subscriber.version, subscriber.published, subscriber.staleness) == (0, 0, 0)
-        for value in (1, 2):
-            (await publisher.publish(weights(value))).cancel()
-        assert (subscriber.version, subscriber.published, subscriber.staleness) == (0, 2, 2)
-        await subscriber.wait_fresh(2, 1)
-        assert subscriber.version == 0
-        await subscriber.wait_fresh(1, 1)
-        assert (subscriber.version, subscriber.staleness) == (2, 0)
-        with pytest.raises(
-            DeadlineExceeded, match=r"version 3 of 'policy' has not come within 0.01 s: it is at version 2"
-        ):
-            await subscriber.wait_version(3, 0.01)
-
-
-async def test_a_late_receiver_skips_versions() -> None:
-    seen: list[float] = []
-    async with pair(weights(0), lambda views: seen.append(float(views["a",].max())), serves=False) as (
-        publisher,
-        (subscriber,),
-    ):
-        for value in (1, 2, 3):
-            (await publisher.publish(weights(value))).cancel()
-        handle = await publisher.publish(weights(4))
-        await subscriber.wait_version(4, 5)
-        await handle
-    assert seen == [4.0]
-
-
-async def test_an_update_waits_for_readers_and_its_deadline_names_them() -> None:
-    destination = weights(0)
-    async with pair(weights(0), destination, ack_timeout=0.05) as (publisher, (subscriber,)):
-        async with subscriber.reading() as version:
-            with pytest.raises(DeadlineExceeded):
-                await (await publisher.publish(weights(1)))
-            assert version == 0
-            assert float(destination["a"].max()) == 0.0
-        await (await publisher.publish(weights(2), timeout=5))
-        assert float(destination["a"].max()) == 2.0
-
-
-async def test_a_reader_in_a_thread_never_sees_two_versions() -> None:
-    destination = weights(0)
-    torn: list[Any] = []
-    async with pair(weights(0), destination) as (publisher, (subscriber,)):
-        stop = threading.Event()
-
-        def read() -> None:
-            while not stop.is_set():
-                with subscriber.reading(timeout=5) as version:
-                    found = {float(bound) for tensor in destination.values() for bound in (tensor.min(), tensor.max())}
-                    if found != {float(version)}:
-                        torn.append((version, found))
-
-        thread = threading.Thread(target=read)
-        thread.start()
-        try:
-            for value in range(1, 60):
-                await (await publisher.publish(weights(value)))
-        finally:
-            stop.set()
-            thread.join()
-    assert torn == []
-
-
-async def test_a_late_receiver_gets_the_latest_version_when_it_connects() -> None:
-    destination = weights(0)
-    async with pair(weights(0), weights(0)) as (publisher, _):
-        await (await publisher.publish(weights(5)))
-        to_receiver, to_sender = LocalLink.pair()
-        publisher.add("late", to_receiver)
-        async with Subscriber(to_sender, destination) as late:
-            await late.connect(5)
-            assert (late.version, float(destination["a"].min())) == (1, 5.0)
-            late.serve()
-            await publisher.connect(5)
-            assert (await (await publisher.publish(weights(6)))).per_worker["late"].version == 2
-        publisher.remove("late")
-        with pytest.raises(ValueError, match="no receiver 'late'"):
-            publisher.remove("late")
 
 
 # -- life -----------------------------------------------------------------------------------------------------------
