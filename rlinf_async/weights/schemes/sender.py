@@ -251,6 +251,7 @@ class WeightSender(Roster):
 
     async def _publish(self, wanted: Wanted) -> SyncHandle:
         """Sends; returns when the weights may change."""
+        self._check_open()  # another thread may have closed it while this one waited for its turn
         weights, links, deliveries, version, timeout, call = wanted
         publisher = self._linked(links)
         facts: dict[str, Any] = {"version": version, "timeout": timeout, "call": call, "deliveries": deliveries}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ from rlinf_async.errors import ClosedError, PeerLost
 from rlinf_async.weights import Publisher, Subscriber
 from tests._support import socket_links
 from tests._support.recording_listener import Ear
-from tests._support.weight_parts import Link, LocalLink, Outlets, SyncHandle, Words
+from tests._support.weight_parts import Link, LocalLink, SyncHandle, Words
 
 Ends = tuple[Link, Link]
 
@@ -103,17 +101,16 @@ def test_a_listener_that_raises_at_the_end_keeps_no_other_from_hearing_it() -> N
 async def test_a_wait_that_is_cancelled_when_the_last_answer_has_come_makes_nobody_deaf(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    finish = Outlets._finish
+    complete = Publisher._complete
     handles: list[SyncHandle] = []
 
-    def cancel_first(self: Outlets, versions: Any) -> None:
-        complete = list(versions)
+    def cancel_first(self: Publisher, version: int) -> None:
         for handle in handles:
-            if handle.version in complete:
+            if handle.version == version:
                 handle.cancel()  # as another thread does, when the answer is counted and its version not yet complete
-        finish(self, complete)
+        complete(self, version)
 
-    monkeypatch.setattr(Outlets, "_finish", cancel_first)
+    monkeypatch.setattr(Publisher, "_complete", cancel_first)
     held = {"a": torch.zeros(5)}
     link, other = socket_links.pair()
     subscriber = Subscriber(other, held)
