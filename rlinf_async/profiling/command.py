@@ -52,13 +52,15 @@ def wrap_interpreter(config: ProfileConfig, python: str, worker_name: str) -> Wr
         worker_name: for example ``"actor:0"``; in the names of reports, ``:`` becomes ``_``.
     """
     directory = directory_of(config)
-    words = config.command_prefix(f"{directory}/{report_name(worker_name)}_%p")  # the tool puts the pid there
+    prefix = f"{directory}/{report_name(worker_name)}"
+    variables = config.environment(prefix)
+    words = config.command_prefix(f"{prefix}_%p")  # the tool puts the pid there
     if not words:
         return WrappedInterpreter((python,))
     if words[-1] == "--":  # an interpreter of the tool's own, which asks this variable for the real one
-        env = {"PYTHON_EXECUTABLE": python, **config.environment()}
+        env = {"PYTHON_EXECUTABLE": python, **variables}
         return WrappedInterpreter(tuple(words), words[0], env, directory)
-    return WrappedInterpreter((*words, python), words[0], config.environment(), directory)
+    return WrappedInterpreter((*words, python), words[0], variables, directory)
 
 
 def window_plan(config: ProfileConfig) -> WindowPlan:
@@ -78,7 +80,9 @@ def modify_profile_context(python_interpreter_path: str, worker_name: str, profi
 
 def get_profiling_env_vars_for_worker(worker_name: str, profiling_cfg: ProfileConfig) -> dict[str, str]:
     """The variables that the configuration has for the tool of a worker; none where it is not profiled."""
-    return dict(profiling_cfg.environment()) if _profiles(profiling_cfg, worker_name) else {}
+    if not _profiles(profiling_cfg, worker_name):
+        return {}
+    return profiling_cfg.environment(f"{directory_of(profiling_cfg)}/{report_name(worker_name)}")
 
 
 def _profiles(config: ProfileConfig, worker_name: str) -> bool:

@@ -75,8 +75,9 @@ class ProfileConfig:
         """The words before a worker's interpreter, or, where they end in ``--``, in its place; none: it runs bare."""
         return []
 
-    def environment(self) -> dict[str, str]:
-        """Variables for the tool."""
+    def environment(self, output_prefix: str) -> dict[str, str]:
+        """Return variables for the tool, whose reports have names that begin so."""
+        del output_prefix
         return {}
 
     def window_options(self) -> dict[str, Any]:
@@ -150,13 +151,20 @@ class RocprofSysConfig(ProfileConfig):
             if not isinstance(name, str) or not isinstance(value, str):
                 raise ConfigError(f"profiling.env takes texts, got {name!r}: {value!r}")
 
-    def command_prefix(self, output_prefix: str) -> list[str]:
+    def to_cli_tokens(self) -> list[str]:
+        """Return the tool with its arguments, up to the ``--`` that its Python program follows."""
         named = {_bare(name): value for name, value in self.args.items() if not isinstance(value, bool)}
         bare = [_dashed(_bare(name)) for name, value in self.args.items() if value is True]
         return ["rocprof-sys-python", *bare, *_tokens(named), "--"]
 
-    def environment(self) -> dict[str, str]:
-        return dict(self.env)
+    def command_prefix(self, output_prefix: str) -> list[str]:
+        del output_prefix  # the environment has it
+        return self.to_cli_tokens()
+
+    def environment(self, output_prefix: str) -> dict[str, str]:
+        folder, _, name = output_prefix.rpartition("/")
+        output = {"ROCPROFSYS_OUTPUT_PATH": folder, "ROCPROFSYS_OUTPUT_PREFIX": name}
+        return {"ROCPROFSYS_TIME_OUTPUT": "false", **output, **self.env}
 
 
 @dataclass(frozen=True)

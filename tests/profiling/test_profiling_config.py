@@ -112,8 +112,15 @@ def test_rocprof_takes_the_interpreters_place_and_is_told_which_it_is() -> None:
     )
     wrapped = wrap_interpreter(config, "/venv/bin/python", "actor:0")
     assert wrapped.command == ("rocprof-sys-python", "--trace", "--label=a b", "--")
-    assert wrapped.env == {"PYTHON_EXECUTABLE": "/venv/bin/python", "ROCPROFSYS_USE_SAMPLING": "1"}
-    assert get_profiling_env_vars_for_worker("actor:0", config) == {"ROCPROFSYS_USE_SAMPLING": "1"}
+    variables = {
+        "ROCPROFSYS_TIME_OUTPUT": "false",
+        "ROCPROFSYS_OUTPUT_PATH": wrapped.directory,
+        "ROCPROFSYS_OUTPUT_PREFIX": "rlinf_profile_actor_0",
+        "ROCPROFSYS_USE_SAMPLING": "1",
+    }
+    assert wrapped.env == {"PYTHON_EXECUTABLE": "/venv/bin/python", **variables}
+    assert get_profiling_env_vars_for_worker("actor:0", config) == variables
+    assert config.to_cli_tokens() == list(wrapped.command)
 
 
 @pytest.mark.parametrize(
