@@ -9,8 +9,9 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final
 
@@ -40,6 +41,7 @@ def hide_devices() -> None:
     setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)  # noqa: B010
     if dialect.is_rlinf:
         _CpuForCuda().__enter__()  # type: ignore[no-untyped-call]  # of torch
+        setattr(threading.Thread, "run", _on_cpu(threading.Thread.run))  # noqa: B010
         parse = torch._C._nn._parse_to  # of Module.to
         setattr(torch._C._nn, "_parse_to", lambda *args, **kwargs: parse(*map(_device, args), **_devices(kwargs)))  # noqa: B010
     if _FSDP in sys.modules:  # preloaded
@@ -57,6 +59,15 @@ class _CpuForCuda(TorchFunctionMode):
         takes_device = func is torch.Tensor.to
         args = [_device(value) if takes_device or type(value) is not int else value for value in args]
         return func(*args, **_devices(kwargs or {}))
+
+
+def _on_cpu(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    @functools.wraps(run)
+    def with_mode(thread: threading.Thread) -> None:
+        with _CpuForCuda():  # type: ignore[no-untyped-call]  # a mode holds for one thread
+            run(thread)
+
+    return with_mode
 
 
 def _devices(kwargs: dict[str, Any]) -> dict[str, Any]:

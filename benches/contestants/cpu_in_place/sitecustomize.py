@@ -37,6 +37,9 @@ class _Managers(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         manager.get_torch_platform = staticmethod(RehearsedPlatform)
         manager.get_device_type = staticmethod(lambda: "cpu")
         manager.get_ccl_backend = staticmethod(lambda: "gloo")
+        from rlinf.scheduler.hardware.accelerators.accelerator import AcceleratorUtil
+
+        AcceleratorUtil.CCL_SUPPORT_LIST.clear()  # as for a maker without collectives of its own: everything by Gloo
 
 
 sys.meta_path.insert(0, _Managers())
