@@ -64,7 +64,7 @@ class _CpuForCuda(TorchFunctionMode):
 def _on_cpu(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
     @functools.wraps(run)
     def with_mode(thread: threading.Thread) -> None:
-        with _CpuForCuda():  # type: ignore[no-untyped-call]  # a mode holds for one thread
+        with _CpuForCuda():  # a mode holds for one thread
             run(thread)
 
     return with_mode

@@ -3,6 +3,7 @@
 The substitution itself is the rehearsal of this framework, which its own side of the bench runs on too.
 """
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import os
@@ -37,9 +38,8 @@ class _Managers(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         manager.get_torch_platform = staticmethod(RehearsedPlatform)
         manager.get_device_type = staticmethod(lambda: "cpu")
         manager.get_ccl_backend = staticmethod(lambda: "gloo")
-        from rlinf.scheduler.hardware.accelerators.accelerator import AcceleratorUtil
-
-        AcceleratorUtil.CCL_SUPPORT_LIST.clear()  # as for a maker without collectives of its own: everything by Gloo
+        accelerators = importlib.import_module("rlinf.scheduler.hardware.accelerators.accelerator")
+        accelerators.AcceleratorUtil.CCL_SUPPORT_LIST.clear()  # as for a maker without collectives of its own: everything by Gloo
 
 
 sys.meta_path.insert(0, _Managers())
