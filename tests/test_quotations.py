@@ -55,6 +55,6 @@ def test_the_page_has_its_messages() -> None:
 @pytest.mark.parametrize("message", MESSAGES)
 def test_the_fixed_parts_of_a_message_are_in_the_product(message: str) -> None:
     message = re.sub(r"<[^>]*>", "\0", message)
-    for clause in re.split(r": |; |[()]", message) if COMPOSED.match(message) else [message]:
+    for clause in re.split(r": |; |[()]|(?<=there was no )", message) if COMPOSED.match(message) else [message]:
         parts = [re.escape(part.strip()) for part in clause.split("\0") if part.strip()]
         assert re.search(r'[^"]{0,160}?'.join(parts), SOURCES), clause

@@ -13,6 +13,8 @@ NEAREST: Final = {
     " tests/_transports/test_tensors.py",
     "rlinf_async/_core/definitions.py": "tests/_core/test_codec.py tests/_core/test_main_module.py"
     " tests/test_script_definitions.py",
+    "rlinf_async/_core/dialect.py": "tests/rlinf/test_under_rlinfs_names.py",
+    "rlinf_async/_core/import_hook.py": "tests/rlinf/test_under_rlinfs_names.py",
     "rlinf_async/_core/encoded.py": "tests/_core/test_codec.py tests/test_messages.py",
     "rlinf_async/_core/failures.py": "tests/_core/test_exception_parts.py tests/_core/test_root_cause.py",
     "rlinf_async/_core/frames.py": "tests/test_bad_frames.py tests/_core/test_pending_calls.py",

@@ -39,7 +39,7 @@ class _Managers(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         manager.get_device_type = staticmethod(lambda: "cpu")
         manager.get_ccl_backend = staticmethod(lambda: "gloo")
         accelerators = importlib.import_module("rlinf.scheduler.hardware.accelerators.accelerator")
-        accelerators.AcceleratorUtil.CCL_SUPPORT_LIST.clear()  # as for a maker without collectives of its own: everything by Gloo
+        accelerators.AcceleratorUtil.CCL_SUPPORT_LIST.clear()  # everything goes by Gloo
 
 
 sys.meta_path.insert(0, _Managers())

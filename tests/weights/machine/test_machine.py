@@ -171,7 +171,7 @@ def programs(world: Any, count: int, steps: int, **options: Any) -> None:
 
 
 def test_programs_within_a_process() -> None:
-    programs(in_a_process, 60, 25, ack_timeout=0.5, rest_s=10.0, is_exact=False, counts_memory=True)
+    programs(in_a_process, 30, 25, ack_timeout=0.5, rest_s=10.0, is_exact=False, counts_memory=True)
 
 
 def test_programs_in_a_simulated_cluster() -> None:
