@@ -129,8 +129,11 @@ def wait_at(make: Callable[[], Gate]) -> None:
 
 
 def must_await() -> bool:
-    """True in a coroutine, which awaits where other code blocks; RLinf's rules let a coroutine block as well."""
-    return not dialect.is_rlinf and running_loop() is not None
+    """True in a coroutine, which awaits where other code blocks; RLinf's rules let a coroutine block as well.
+
+    They do not where this thread handles what it has read: a function given to ``then``, a callback of a group's.
+    """
+    return running_loop() is not None and (not dialect.is_rlinf or _here.reads)
 
 
 def may_wait() -> bool:
@@ -146,5 +149,5 @@ def check_ended() -> None:
 
 
 def reads(does: bool) -> None:
-    """Says whether this thread handles what it has read, outside of any loop, from now on."""
+    """Says whether this thread handles what it has read from now on."""
     _here.reads = does
