@@ -741,4 +741,6 @@ def _in_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any
     def on_loop(callback: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(callback)
 
-    return Tasks(loop, on_loop).run(coroutine, what, abandonable=False)
+    work = Tasks(loop, on_loop).run(coroutine, what, abandonable=False)
+    work._loop = loop
+    return work
