@@ -119,7 +119,7 @@ async def _reserve(client: NodeClient, members: Members) -> None:
 
 def reserve_now(client: NodeClient, name: str) -> int:
     """Reserve a name where this thread may block, so that one that is taken is an error at once."""
-    request = client.request(operations.Reserve("group", name), node=0)
+    request = client.request(operations.Reserve("group", name), node=0, what=f"the name of group '{name}'")
 
     def give_back() -> None:
         if request._error is None:

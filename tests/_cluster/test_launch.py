@@ -50,7 +50,7 @@ def test_a_name_whose_reservation_was_interrupted_is_given_back_once_it_comes(gr
     asked: list[Any] = []
     reservation = Interrupted()
 
-    def request(operation: Any, *, node: int) -> Work[int]:
+    def request(operation: Any, *, node: int, what: str = "") -> Work[int]:
         asked.append(operation)
         return reservation
 
