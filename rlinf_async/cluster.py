@@ -20,7 +20,7 @@ from rlinf_async._client.client import NodeClient
 from rlinf_async._client.loop_thread import LoopThread
 from rlinf_async._client.requests import OWN_NODE
 from rlinf_async._client.tasks import Tasks
-from rlinf_async._cluster.launch import Plan, base_environment, launch, script_environment
+from rlinf_async._cluster.launch import Plan, base_environment, launch, reserve_now, script_environment
 from rlinf_async._cluster.launch_config import (
     fail_fast_wanted,
     groups_of,
@@ -49,7 +49,7 @@ from rlinf_async._inspection import responder
 from rlinf_async._recorder.user_metrics import METRICS, Metrics
 from rlinf_async._trace import recorder
 from rlinf_async._waits import loop_watch, slow_waits
-from rlinf_async._waits.thread_gate import must_await
+from rlinf_async._waits.thread_gate import may_wait, must_await
 from rlinf_async._wire.lifeline import Lifeline
 from rlinf_async._wire.local_socket import connect
 from rlinf_async._wire.terminal import Terminal
@@ -553,7 +553,7 @@ class Cluster:
             own_modules=imported_at_once(construct.head) if asked or preload is None else (),
         )
         members = Members(self._client, title, len(placements))
-        members.number = self._reserve_now(title)
+        members.number = reserve_now(self._client, title) if may_wait() else 0
         members.placements = list(placements)
         members.close_grace = plan.close_grace
         everyone = members.callee(range(members.size))
@@ -632,10 +632,6 @@ class Cluster:
 
     modify_profile_context = staticmethod(modify_profile_context)
     get_profiling_env_vars_for_worker = staticmethod(get_profiling_env_vars_for_worker)
-
-    def _reserve_now(self, name: str) -> int:
-        """Reserve a name where this thread may block, so that one that is taken is an error at once; else return 0."""
-        return 0 if must_await() else self._client.request(operations.Reserve("group", name), node=0).wait()
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -745,4 +741,6 @@ def _in_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any
     def on_loop(callback: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(callback)
 
-    return Tasks(loop, on_loop).run(coroutine, what, abandonable=False)
+    work = Tasks(loop, on_loop).run(coroutine, what, abandonable=False)
+    work._loop = loop
+    return work

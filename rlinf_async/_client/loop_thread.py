@@ -9,6 +9,8 @@ from typing import Any
 
 import uvloop
 
+from rlinf_async._waits.thread_gate import reads
+
 
 class LoopThread:
     """A daemon thread that runs a loop until ``stop``; it does not keep the interpreter from ending.
@@ -36,6 +38,7 @@ class LoopThread:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
+        reads(True)
         while not self._is_over:
             try:
                 self.loop.run_forever()

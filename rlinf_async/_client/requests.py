@@ -12,7 +12,7 @@ from rlinf_async import errors
 from rlinf_async._client import far_side
 from rlinf_async._core import frames
 from rlinf_async._core.error_copy import copy_of
-from rlinf_async._core.operations import Answer, Find, LockDevices, Operation
+from rlinf_async._core.operations import Answer, CancelFind, Find, LockDevices, Operation, UnlockDevices
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
 from rlinf_async.work import Work
@@ -75,6 +75,8 @@ class Requests:
         request = self._open.pop(number, None)
         if request is None:
             return
+        if isinstance(request.operation, CancelFind | UnlockDevices):
+            self._open.pop(request.operation.number, None)  # what the daemon has forgotten it does not answer
         if ok:
             request._settle(value)
         else:

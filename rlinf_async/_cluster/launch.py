@@ -117,6 +117,21 @@ async def _reserve(client: NodeClient, members: Members) -> None:
         raise
 
 
+def reserve_now(client: NodeClient, name: str) -> int:
+    """Reserve a name where this thread may block, so that one that is taken is an error at once."""
+    request = client.request(operations.Reserve("group", name), node=0, what=f"the name of group '{name}'")
+
+    def give_back() -> None:
+        if request._error is None:
+            client.request(operations.Release("group", request._value), node=0)
+
+    try:
+        return request.wait()
+    except BaseException:  # of a signal handler: nobody has the number, which may come later
+        request._follow(give_back)
+        raise
+
+
 async def open_store(client: NodeClient, members: Members, plan: Plan) -> int:
     """Opens the socket of the store at MASTER_PORT on the node of rank 0; the port."""
     node = plan.nodes[plan.placements[0].cluster_node_rank].node_rank

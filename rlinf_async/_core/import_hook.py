@@ -111,7 +111,7 @@ def install_if_wanted() -> None:
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables with which another interpreter of this environment installs the hook at its start."""
-    path = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    if _STARTUP not in path:
-        path.insert(0, _STARTUP)
-    return {dialect.VARIABLE: "1", "PYTHONPATH": os.pathsep.join(path)}
+    path = environ.get("PYTHONPATH") or _STARTUP
+    if _STARTUP not in path.split(os.pathsep):
+        path = f"{_STARTUP}{os.pathsep}{path}"  # an empty entry of it is the working directory
+    return {dialect.VARIABLE: "1", "PYTHONPATH": path}

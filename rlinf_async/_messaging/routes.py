@@ -258,8 +258,14 @@ class Routes:
         work.wait_for(size)
         self._waiting.setdefault(group, deque()).append((size, work, start))
         if not must_await():
-            with contextlib.suppress(Exception):  # the work gets it
+            try:
                 size.wait()
+            except BaseException as error:
+                # The work gets the error of the lookup; but an error that ends the wait, a signal handler's for
+                # example, is this caller's, and the work must not begin to send later.
+                if error is not size._error:
+                    work._lose_interest()
+                    raise
             self._advance(group)
         elif size.done():
             self._advance(group)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import types
 from asyncio import _get_running_loop as running_loop  # None where there is none, and no exception
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Protocol, TypeVar
 
 from rlinf_async._core import dialect
 from rlinf_async._core.error_copy import copy_of
+
+T = TypeVar("T")
 
 
 class Gate(Protocol):
@@ -61,6 +64,23 @@ class EndableWaits:
     def __exit__(self, *_: Any) -> None:
         _here.endable = None
         wait_at(self._make)
+
+    @types.coroutine
+    def carry(self, coroutine: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
+        """Await a coroutine, whose steps may block by RLinf's rules."""
+        resume: Callable[[Any], Any] = coroutine.send
+        value: Any = None
+        while True:
+            with self:
+                try:
+                    future = resume(value)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+            try:
+                resume, value = coroutine.send, (yield future)
+            except BaseException as error:
+                resume, value = coroutine.throw, error
 
     def check(self) -> None:
         if self._error is not None:
@@ -129,8 +149,11 @@ def wait_at(make: Callable[[], Gate]) -> None:
 
 
 def must_await() -> bool:
-    """True in a coroutine, which awaits where other code blocks; RLinf's rules let a coroutine block as well."""
-    return not dialect.is_rlinf and running_loop() is not None
+    """True in a coroutine, which awaits where other code blocks; RLinf's rules let a coroutine block as well.
+
+    They do not where this thread handles what it has read: a function given to ``then``, a callback of a group's.
+    """
+    return running_loop() is not None and (not dialect.is_rlinf or _here.reads)
 
 
 def may_wait() -> bool:
@@ -146,5 +169,5 @@ def check_ended() -> None:
 
 
 def reads(does: bool) -> None:
-    """Says whether this thread handles what it has read, outside of any loop, from now on."""
+    """Says whether this thread handles what it has read from now on."""
     _here.reads = does

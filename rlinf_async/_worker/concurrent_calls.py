@@ -19,6 +19,7 @@ from typing import Any
 
 from rlinf_async._client.loop_thread import LoopThread
 from rlinf_async._core.own_logger import own_logger
+from rlinf_async._waits.thread_gate import reads
 from rlinf_async._worker import broken_loop
 from rlinf_async._worker.running_call import Call
 
@@ -52,6 +53,7 @@ class ConcurrentCalls:
                 return
             if self._loop is None:
                 self._loop = LoopThread("rlinf-concurrent", asyncio.new_event_loop(), _on_error).loop
+                self._loop.call_soon_threadsafe(reads, False)  # this thread runs user code
             self._loop.call_soon_threadsafe(self._begin, call, self._loop)
 
     def cancel(self, call: Call) -> None:

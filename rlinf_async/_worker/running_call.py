@@ -77,4 +77,4 @@ class Call:
         self.void: PeerLost | None = None
         """True once a rank has died during an ``on_restart``, whose hooks are then called again."""
         self.waits: EndableWaits | None = None
-        """The blocking waits of an ``on_restart`` on the main thread."""
+        """The blocking waits of an ``on_restart``."""

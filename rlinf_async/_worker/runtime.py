@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.direct_calls import REPORT_DELAY_S
-from rlinf_async._core import clock, codec, failures, frames, main_module, process
+from rlinf_async._core import clock, codec, dialect, failures, frames, main_module, process
 from rlinf_async._core.encoded import Encoded
 from rlinf_async._core.frames import Status
 from rlinf_async._core.own_logger import own_logger
@@ -354,11 +354,15 @@ class Runtime:
         asyncio.set_event_loop(self._loop)  # an asyncio.run() in the method has taken it away
 
     def _run_hook(self, call: Call, function: Callable[..., Any], *args: Any) -> Any:
-        """Run an ``on_restart`` whose waits end when a rank dies meanwhile: it could not be cancelled otherwise."""
-        with EndableWaits() as call.waits:
-            if call.void is not None:  # set before its waits were known to who sets it
-                call.waits.end(call.void)
+        with self._endable(call):
             return function(*args)
+
+    def _endable(self, call: Call) -> EndableWaits:
+        """The waits of an ``on_restart``: they end when a rank dies, for what blocks cannot be cancelled."""
+        call.waits = waits = EndableWaits()
+        if call.void is not None:  # set before its waits were known to who sets it
+            waits.end(call.void)
+        return waits
 
     def _answer_blocking(self, call: Call, value: Any) -> None:
         """What a ``def`` method has returned."""
@@ -409,7 +413,10 @@ class Runtime:
         try:
             await _first_step()
             args, kwargs = _arguments(call)
-            value = await function(*args, **kwargs)
+            if dialect.is_rlinf and call.method == ON_RESTART:
+                value = await self._endable(call).carry(function(*args, **kwargs))
+            else:
+                value = await function(*args, **kwargs)
         except BaseException as error:
             self._answer_error(call, error)
         else:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self
 
 from rlinf_async import cluster
 from rlinf_async._cluster.launch_config import read_config
+from rlinf_async._core import process
 
 
 class Cluster(cluster.Cluster):
@@ -24,7 +25,7 @@ class Cluster(cluster.Cluster):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         only = Cluster._only
-        if only is None or only._closing is not None or not only._is_made:
+        if only is None or not only._is_made or only._closing is not None or only._client.pid != process.pid:
             only = Cluster._only = super().__new__(cls)
         return only  # type: ignore[return-value]  # no class is derived from this one
 

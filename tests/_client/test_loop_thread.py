@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
 from rlinf_async._client.loop_thread import LoopThread
+from rlinf_async._core import dialect
+from rlinf_async._waits.thread_gate import may_wait, must_await
+from rlinf_async._worker import concurrent_calls
+from rlinf_async.work import Work
 
 
 def answered(thread: LoopThread) -> str:
@@ -31,6 +36,33 @@ def test_a_loop_goes_on_that_a_callback_has_stopped_or_broken() -> None:
     assert [str(error) for error in broken] == ["3"]
     thread.stop()
     assert thread.loop.is_closed()
+
+
+def test_by_rlinfs_rules_too_nothing_waits_in_the_frameworks_own_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it waits for would never be read."""
+    monkeypatch.setattr(dialect, "is_rlinf", True)
+    thread = LoopThread()
+    first: Work[None] = Work()
+    then = first.then(lambda: (may_wait(), must_await()))
+    thread.call(first._settle)
+    assert then.wait(5) == (False, True)
+    thread.stop()
+
+
+def test_by_rlinfs_rules_a_concurrent_method_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialect, "is_rlinf", True)
+    answer: Future[bool] = Future()
+    threads: list[LoopThread] = []
+
+    def make(*args: Any) -> LoopThread:
+        threads.append(LoopThread(*args))
+        return threads[0]
+
+    monkeypatch.setattr(concurrent_calls, "LoopThread", make)
+    concurrent = concurrent_calls.ConcurrentCalls(lambda call, loop: answer.set_result(may_wait()))
+    concurrent.submit(None)  # type: ignore[arg-type]  # nothing looks at the call
+    assert answer.result(5)
+    threads[0].stop()
 
 
 def test_a_loop_is_closed_for_which_there_is_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:

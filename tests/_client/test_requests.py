@@ -27,6 +27,18 @@ def test_an_error_of_several_requests_holds_the_frames_of_none() -> None:
     assert error.__traceback__ is None
 
 
+@pytest.mark.parametrize("undo", [operations.CancelFind("group", 1), operations.UnlockDevices(1)], ids=repr)
+def test_a_request_that_was_undone_is_not_kept_for_an_answer_that_never_comes(
+    undo: operations.Operation[Any],
+) -> None:
+    requests = Requests()
+    undone = requests.begin(Request(cast(Any, None), 1, operations.Find("group", "actors", None, 0), 0))
+    requests.begin(Request(cast(Any, None), 2, undo, 0))
+    requests.answer(2, True, [])
+    assert len(requests) == 0
+    assert not undone.done()
+
+
 @pytest.mark.parametrize(
     ("operation", "needed"),
     [

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from rlinf_async import NodeLost
-from rlinf_async._cluster.launch import _belongs_to_python, _undo
-from rlinf_async._core.operations import CloseGroup, Release
+from rlinf_async._cluster.launch import _belongs_to_python, _undo, reserve_now
+from rlinf_async._core.operations import CloseGroup, Release, Reserve
 from rlinf_async.work import Work
 
 
@@ -39,3 +39,23 @@ def test_what_belongs_to_an_interpreter_is_its_library_zipped_or_not_and_its_pac
     zipped = library.with_name(f"python{sys.version_info.major}{sys.version_info.minor}.zip")
     own = [zipped, library, library / "lib-dynload", Path(sysconfig.get_path("purelib"))]
     assert [_belongs_to_python(str(entry)) for entry in (*own, tmp_path)] == [True, True, True, True, False]
+
+
+@pytest.mark.parametrize("granted", [True, False])
+def test_a_name_whose_reservation_was_interrupted_is_given_back_once_it_comes(granted: bool) -> None:
+    class Interrupted(Work[int]):
+        def _wait_for_thread(self, timeout: float | None) -> None:
+            raise KeyboardInterrupt
+
+    asked: list[Any] = []
+    reservation = Interrupted()
+
+    def request(operation: Any, *, node: int, what: str = "") -> Work[int]:
+        asked.append(operation)
+        return reservation
+
+    client: Any = SimpleNamespace(request=request)
+    with pytest.raises(KeyboardInterrupt):
+        reserve_now(client, "g")
+    reservation._settle(7, None if granted else ValueError("a group named 'g' exists already"))
+    assert asked == [Reserve("group", "g"), *[Release("group", 7)] * granted]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,6 +84,24 @@ async def test_what_is_given_up_before_its_group_is_known_never_begins() -> None
     size._settle(2)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
+    assert started == []
+
+
+def test_an_error_that_ends_the_wait_for_a_group_is_its_callers_and_nothing_begins_later() -> None:
+    class Interrupted(Work[int]):
+        """A wait that a signal handler ends."""
+
+        def _wait_for_thread(self, timeout: float | None) -> None:
+            raise TimeoutError("the user's alarm")
+
+    size = Interrupted()
+    started: list[int] = []
+    routes = Routes(None, SimpleNamespace(find_group=lambda group: size))  # type: ignore[arg-type]
+    work = AsyncRouteWork("send_to() to 'actor'")
+    with pytest.raises(TimeoutError, match="the user's alarm"):
+        routes._begin("actor", work, started.append)
+    size._settle(2)
+    routes._advance("actor")
     assert started == []
 
 

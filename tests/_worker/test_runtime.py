@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from rlinf_async._core import codec, frames
+from rlinf_async._core import codec, dialect, frames
 from rlinf_async._core.frames import Status
 from rlinf_async._core.giving_back import GivingBack
 from rlinf_async._worker.context import Identity
@@ -21,6 +21,7 @@ from rlinf_async._worker.methods import CONSTRUCT, Methods
 from rlinf_async._worker.running_call import Call
 from rlinf_async._worker.runtime import Runtime
 from rlinf_async.address import WorkerAddress, WorkerInfo
+from rlinf_async.work import Work
 
 
 @pytest.fixture
@@ -202,3 +203,37 @@ def test_a_call_that_is_cancelled_before_its_first_step_is_answered(runtime: Run
     assert [(frame[4], frame[6]) for frame in sent] == [(1, Status.CANCELLED), (2, Status.CANCELLED)]
     assert not runtime._open
     assert not runtime._running
+
+
+def test_by_rlinfs_rules_a_hook_that_blocks_in_a_coroutine_ends_when_a_rank_dies(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dialect, "is_rlinf", True)
+    sent: list[Any] = []
+    runtime.client = cast(Any, a_client(sent))
+    runtime._collectives = cast(Any, SimpleNamespace(failed=lambda *_: None, ended=lambda: None))
+    runtime._early = None
+    never: Work[None] = Work()
+    ends: list[Exception] = []
+
+    class Hooked:
+        async def on_restart(self) -> None:
+            await asyncio.sleep(0)
+            died.start()
+            try:
+                never.wait(5)
+            except Exception as error:
+                ends.append(error)
+                raise
+
+    runtime._methods.worker = Hooked()
+    died = threading.Timer(
+        0.05, runtime.on_frame, ([frames.FAILED, 0, 7, 0, 1, {"ends": True, "text": "rank 1 has died"}], [])
+    )
+    runtime.on_frame([frames.CALL, 0, 7, 0, 1, "on_restart", 0, bytes(codec.encode_plain(((), {})))], [])
+    runtime._loop.call_later(0.2, runtime._loop.stop)
+    runtime._pump()
+    runtime._loop.run_forever()
+    died.join()
+    assert [str(error) for error in ends] == ["rank 1 has died"]
+    assert [(frame[4], frame[6]) for frame in sent] == [(1, Status.CANCELLED)]

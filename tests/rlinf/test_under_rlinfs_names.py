@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from rlinf_async._core import dialect, import_hook, process
+from rlinf_async.rlinf.only_cluster import Cluster
+from rlinf_async.weights.waiting.bridge import Bridge
 
 PROGRAM = """
     import asyncio, json, multiprocessing, pickle, subprocess, sys, time
@@ -181,3 +187,34 @@ def test_rlinfs_own_scheduler_cannot_be_replaced_once_it_is_imported(tmp_path: P
     code = "import rlinf.scheduler; from rlinf_async._core import import_hook; import_hook.install()"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert "so rlinf_async cannot stand for it; start the script by `rlinf-launch --rlinf`" in done.stderr
+
+
+@pytest.mark.parametrize("path", ["", "/repo", "/repo:", ":/repo"])
+def test_a_path_keeps_its_empty_entries_which_are_the_working_directory(path: str) -> None:
+    made = import_hook.variables({"PYTHONPATH": path})["PYTHONPATH"]
+    startup, _, rest = made.partition(":")
+    assert (Path(startup).name, rest) == ("startup", path)
+    assert import_hook.variables({"PYTHONPATH": made})["PYTHONPATH"] == made
+
+
+@pytest.mark.parametrize("is_forked", [False, True])
+def test_a_forked_child_has_a_cluster_of_its_own(monkeypatch: pytest.MonkeyPatch, is_forked: bool) -> None:
+    monkeypatch.setattr(Cluster, "_only", None)
+    parents = Cluster.__new__(Cluster)
+    parents._is_made, parents._closing, parents._client = True, None, SimpleNamespace(pid=os.getpid())  # type: ignore[assignment]
+    monkeypatch.setattr(process, "pid", os.getpid() + is_forked)
+    assert (Cluster.__new__(Cluster) is parents) is not is_forked
+
+
+def test_by_rlinfs_rules_a_work_of_the_loop_that_runs_here_cannot_be_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dialect, "is_rlinf", True)
+
+    async def main() -> None:
+        work = Bridge().run(asyncio.sleep(0, "done"), "a sleep")
+        with pytest.raises(RuntimeError, match="would block the event loop"):
+            work.wait(5)
+        assert await work == "done"
+
+    asyncio.run(main())

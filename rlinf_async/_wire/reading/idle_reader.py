@@ -66,7 +66,7 @@ class IdleReader:
         # test_the_idle_loop_that_registered_first_reads_and_the_other_one_sleeps
         self._other.share(fd)
         self._readers[fd] = read
-        self._selector.read_in_select(fd, lambda: read(True))
+        self._selector.read_in_select(fd, lambda: _handle(read, True))
         self._epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
 
     def remove(self, fd: int) -> None:
@@ -94,16 +94,12 @@ class IdleReader:
         """Waits until something arrives or ``wake`` is called, and reads it."""
         arrived = self._epoll.poll(seconds, len(self._readers) + 1)
         self._selector.polled_at = clock.monotonic()
-        reads(True)
-        try:
-            for fd, _ in arrived:
-                read = self._readers.get(fd)
-                if read is not None:
-                    read(False)
-                elif fd == self._wakeup:
-                    os.eventfd_read(fd)
-        finally:
-            reads(False)
+        for fd, _ in arrived:
+            read = self._readers.get(fd)
+            if read is not None:
+                _handle(read, False)
+            elif fd == self._wakeup:
+                os.eventfd_read(fd)
 
     def wake(self) -> None:
         """From any thread."""
@@ -115,6 +111,14 @@ class IdleReader:
         self._readers.clear()
         self._epoll.close()
         os.close(self._wakeup)
+
+
+def _handle(read: OnReadable, in_loop: bool) -> None:
+    reads(True)
+    try:
+        read(in_loop)
+    finally:
+        reads(False)
 
 
 class _Gate:

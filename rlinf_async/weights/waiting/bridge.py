@@ -46,7 +46,9 @@ class Bridge:
         tasks = self._tasks.get(loop)
         if tasks is None:
             tasks = self._tasks[loop] = Tasks(loop, _on(loop))
-        return tasks.run(coroutine, what, abandonable=abandonable)
+        work = tasks.run(coroutine, what, abandonable=abandonable)
+        work._loop = loop
+        return work
 
     def wait(self, coroutine: Coroutine[Any, Any, Any], what: str) -> Any:
         """Starts one that changes nothing; elsewhere than in a coroutine it holds up no other thread."""

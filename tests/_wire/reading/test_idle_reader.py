@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rlinf_async._waits.thread_gate import LockGate
+from rlinf_async._core import dialect
+from rlinf_async._waits.thread_gate import LockGate, may_wait
 from rlinf_async._wire.reading.idle_reader import IdleReader
 from rlinf_async._wire.reading.shared_selector import SharedSelector
 from rlinf_async.work import Work, blocking
@@ -132,6 +133,30 @@ def test_nothing_waits_in_the_middle_of_what_is_read(reading: Reading) -> None:
     assert seen == [work]
     work._settle(1)
     assert blocking(work) == 1
+
+
+def test_by_rlinfs_rules_too_nothing_waits_in_the_middle_of_what_a_loop_reads(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait would hold the lock of the sockets, and the answer would never be read."""
+    monkeypatch.setattr(dialect, "is_rlinf", True)
+    work: Work[int] = Work()
+    seen: list[object] = []
+
+    def handle() -> None:
+        seen.append(may_wait() or blocking(work))
+        reading.loop.stop()
+
+    reading.then = handle
+    reading.keep_to_one_thread()
+    reading.theirs.send(b"x")
+    reading.loop.run_forever()
+    assert seen == [work]
+
+    async def user() -> bool:
+        return may_wait()
+
+    assert reading.loop.run_until_complete(user())
 
 
 def test_another_thread_ends_the_wait(reading: Reading) -> None:
