@@ -21,6 +21,7 @@ from rlinf_async._worker.methods import CONSTRUCT, Methods
 from rlinf_async._worker.running_call import Call
 from rlinf_async._worker.runtime import Runtime
 from rlinf_async.address import WorkerAddress, WorkerInfo
+from rlinf_async.work import Work
 
 
 @pytest.fixture
@@ -154,6 +155,26 @@ def test_a_coroutine_that_a_cancelled_method_returns_is_closed(
     gc.collect()
     assert [frame[6] for frame in sent] == [Status.CANCELLED]
     assert not recwarn.list
+
+
+def test_the_cancel_of_a_method_that_returns_a_work_ends_no_other_wait_for_that(runtime: Runtime) -> None:
+    work: Work[int] = Work()
+
+    class Shares:
+        def step(self) -> Any:
+            return work
+
+    runtime.client = cast(Any, a_client([]))
+    runtime._early, runtime._methods.worker = None, Shares()
+    waiting = runtime._loop.create_task(work)
+    runtime.on_frame([frames.CALL, 0, 7, 0, 1, "step", 0, codec.encode(((), {})).to_bytes()], [])
+    runtime._run_blocking()
+    runtime._loop.run_until_complete(asyncio.sleep(0))
+    runtime._cancel(7, 1)
+    runtime._loop.run_until_complete(asyncio.sleep(0.01))
+    assert not runtime._open
+    work._settle(3)
+    assert runtime._loop.run_until_complete(asyncio.wait_for(waiting, 5)) == 3
 
 
 class Late:
