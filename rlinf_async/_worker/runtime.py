@@ -386,7 +386,7 @@ class Runtime:
             task.cancel()
 
     def _record(self, call: Call) -> None:
-        if not call._event and recording.admits():
+        if not call._event and call.state is not ENDED and recording.admits():  # an eager task has ended it
             call._event = recording.begin(_SERVE, call.method, 0.0, call)
 
     def _start_concurrent(self, call: Call, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
