@@ -470,7 +470,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             raise
 
     def close(self) -> None:
-        """End the wait of the current task, as the coroutine protocol has it; those of others, and the operation, go on."""
+        """End the current task's wait, as the coroutine protocol has it; others' waits and the operation go on."""
         # A background task of a worker, for one, closes what it was given; another task's wait would never be woken.
         if self._drivers and running_loop() is not None and (driver := self._drivers.pop(asyncio.current_task(), None)):
             driver.close()
