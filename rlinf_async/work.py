@@ -470,9 +470,9 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             raise
 
     def close(self) -> None:
-        """Ends the waits of all tasks, as the coroutine protocol has it; the operation goes on."""
-        drivers, self._drivers = self._drivers or {}, None
-        for driver in drivers.values():
+        """End the current task's wait, as the coroutine protocol has it; others' waits and the operation go on."""
+        # A background task of a worker, for one, closes what it was given; another task's wait would never be woken.
+        if self._drivers and running_loop() is not None and (driver := self._drivers.pop(asyncio.current_task(), None)):
             driver.close()
 
 

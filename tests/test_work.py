@@ -116,6 +116,15 @@ async def test_tasks_and_groups_take_it_several_times() -> None:
     assert [task.result() for task in made] == [3, 3, 3]
 
 
+async def test_who_closes_it_as_a_coroutine_ends_no_wait_of_others() -> None:
+    work: Work[int] = Work()
+    waiting = asyncio.create_task(work)
+    await asyncio.sleep(0)
+    work.close()
+    work._settle(3)
+    assert await asyncio.wait_for(waiting, 5) == 3
+
+
 async def test_a_cancelled_task_of_it_abandons_it() -> None:
     work = Watched()
     task = asyncio.create_task(work)

@@ -66,7 +66,11 @@ class SpanTail:
         return self._read < self._goal
 
     def aim(self) -> None:
-        """Has all that is there now read."""
+        """Has all that is there now read.
+
+        Raises:
+            ValueError: the file was cut off.
+        """
         with open(self._path, "rb", buffering=0) as file:
             self._goal, _ = self._words(file.fileno())
 
@@ -86,8 +90,8 @@ class SpanTail:
     def _take_piece(self, fd: int) -> int:
         nbytes = min(_PIECE_BYTES, self._goal - self._read)
         at = self._read % self._size
-        piece = os.pread(fd, min(nbytes, self._size - at), RECORDS_AT + at)
-        piece += os.pread(fd, nbytes - len(piece), RECORDS_AT)
+        piece = _read(fd, min(nbytes, self._size - at), RECORDS_AT + at)
+        piece += _read(fd, nbytes - len(piece), RECORDS_AT)
         written, begun = self._words(fd)
         # The record that is being written now is not counted yet, and may be over what was read.
         if written - self._read > self._size - MAX_RECORD_BYTES:
@@ -126,9 +130,16 @@ class SpanTail:
     @staticmethod
     def _words(fd: int) -> tuple[int, int]:
         """Bytes that have been written, and operations that have begun."""
-        written, begun = WORDS.unpack(os.pread(fd, WORDS.size, WORDS_AT))
+        written, begun = WORDS.unpack(_read(fd, WORDS.size, WORDS_AT))
         return written, begun
 
     @staticmethod
     def _new_unpacker() -> Any:
         return msgpack.Unpacker(raw=False, strict_map_key=False, unicode_errors="surrogatepass")
+
+
+def _read(fd: int, nbytes: int, at: int) -> bytes:
+    data = os.pread(fd, nbytes, at)
+    if len(data) < nbytes:
+        raise ValueError(f"the file was cut off: it has {len(data)} of the {nbytes} bytes at {at}")
+    return data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
@@ -120,9 +121,11 @@ def _traced(function: F, name: str, category: str) -> F:
 
         @functools.wraps(function)
         async def stream(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+            # The items' own generator is closed with this one, and not by the collector some time later.
             with TraceSpan(name, category, None):
-                async for item in function(*args, **kwargs):
-                    yield item
+                async with contextlib.aclosing(function(*args, **kwargs)) as items:
+                    async for item in items:
+                        yield item
 
         return cast(F, stream)
     if inspect.iscoroutinefunction(function):

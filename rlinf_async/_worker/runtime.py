@@ -390,7 +390,7 @@ class Runtime:
             task.cancel()
 
     def _record(self, call: Call) -> None:
-        if not call._event and recording.admits():
+        if not call._event and call.state is not ENDED and recording.admits():  # an eager task has ended it
             call._event = recording.begin(_SERVE, call.method, 0.0, call)
 
     def _start_concurrent(self, call: Call, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
@@ -429,12 +429,13 @@ class Runtime:
             await _first_step()
             value = await awaitable
         except BaseException as error:
+            # Nobody else begins a coroutine; a Work may have other waiters, whose waits its close() would end as well.
+            if type(error) is _CancelledAtFirst and type(awaitable) is types.CoroutineType:
+                awaitable.close()
             self._answer_error(call, error)
         else:
             self._answer_value(call, value)
         finally:
-            if isinstance(awaitable, Coroutine):
-                awaitable.close()  # one that was cancelled first has not begun it
             self._leave(call)
 
     async def _stream(self, call: Call, function: Callable[..., Any]) -> None:

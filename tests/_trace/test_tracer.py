@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
 import pytest
 
 from rlinf_async import Tracer
@@ -20,6 +24,22 @@ def test_a_span_that_ends_in_a_forked_child_is_not_ended_in_the_log_of_its_paren
         monkeypatch.setattr(recording, "log", None)
         before = log._words[0]
     assert log._words[0] == before > 0
+
+
+async def test_a_traced_stream_that_is_closed_has_cleaned_up_by_then() -> None:
+    cleaned_up = []
+
+    @Tracer.trace_func
+    async def items() -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            await asyncio.sleep(0)
+            cleaned_up.append(True)
+
+    async with contextlib.aclosing(items()) as stream:
+        assert await anext(stream) == 1
+    assert cleaned_up
 
 
 def test_of_arguments_numbers_and_texts_are_kept_and_of_anything_else_its_type() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import itertools
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -16,6 +18,7 @@ import pytest
 from rlinf_async._core import codec, dialect, frames
 from rlinf_async._core.frames import Status
 from rlinf_async._core.giving_back import GivingBack
+from rlinf_async._recorder import recording
 from rlinf_async._worker.context import Identity
 from rlinf_async._worker.methods import CONSTRUCT, Methods
 from rlinf_async._worker.running_call import Call
@@ -155,6 +158,49 @@ def test_a_coroutine_that_a_cancelled_method_returns_is_closed(
     gc.collect()
     assert [frame[6] for frame in sent] == [Status.CANCELLED]
     assert not recwarn.list
+
+
+def test_a_call_that_an_eager_task_ends_at_once_is_recorded_as_one_that_has_ended(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by asyncio.eager_task_factory of Python 3.12."""
+
+    def eager(loop: asyncio.AbstractEventLoop, coroutine: Any, **_: Any) -> asyncio.Future[Any]:
+        with contextlib.suppress(StopIteration):
+            coroutine.send(None)
+        return loop.create_future()
+
+    numbers, ended = itertools.count(1), []
+    monkeypatch.setattr(recording, "admits", lambda: True)
+    monkeypatch.setattr(recording, "begin", lambda *_: next(numbers))
+    monkeypatch.setattr(recording, "end", lambda number, failed: ended.append(number))
+    runtime.client = cast(Any, a_client([]))
+    runtime._early, runtime._methods.worker = None, Late()
+    runtime._loop.set_task_factory(cast(Any, eager))
+    runtime.on_frame([frames.CALL, 0, 7, 0, 1, "value", 0, codec.encode(((), {})).to_bytes()], [])
+    runtime._pump()
+    assert not runtime._open
+    assert next(numbers) == len(ended) + 1
+
+
+def test_the_cancel_of_a_method_that_returns_a_work_ends_no_other_wait_for_that(runtime: Runtime) -> None:
+    work: Work[int] = Work()
+
+    class Shares:
+        def step(self) -> Any:
+            return work
+
+    runtime.client = cast(Any, a_client([]))
+    runtime._early, runtime._methods.worker = None, Shares()
+    waiting = runtime._loop.create_task(work)
+    runtime.on_frame([frames.CALL, 0, 7, 0, 1, "step", 0, codec.encode(((), {})).to_bytes()], [])
+    runtime._run_blocking()
+    runtime._loop.run_until_complete(asyncio.sleep(0))
+    runtime._cancel(7, 1)
+    runtime._loop.run_until_complete(asyncio.sleep(0.01))
+    assert not runtime._open
+    work._settle(3)
+    assert runtime._loop.run_until_complete(asyncio.wait_for(waiting, 5)) == 3
 
 
 class Late:

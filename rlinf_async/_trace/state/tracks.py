@@ -81,7 +81,7 @@ class Tracks:
             track.last = since
             track.open.append(span)
         if len(self._open) > MAX_OPEN:
-            self._give_up(self._open.pop(next(iter(self._open))))
+            self._close(self._open.pop(next(iter(self._open))))
 
     def end(self, operation: int, time: int, args: Any = None, flow: Any = None) -> None:
         """It has ended; nothing happens if it had not begun.
@@ -94,17 +94,18 @@ class Tracks:
             return
         track = span.track
         until = max(time, span.since)
-        if span.entered and span in track.open:
-            # What was entered later and is still open, a generator perhaps, outlives it: that is on no track now.
-            del track.open[track.open.index(span) :]
+        if span.entered:
+            # What was entered later and is still open, a generator perhaps, outlives it, and is drawn on a lane then.
+            for later in track.open[track.open.index(span) + 1 :]:
+                later.entered = False
             number, track.last = track.number, (until := max(until, track.last))
-        elif not span.entered and span.since > track.last:
+        elif span.since > track.last:
             number, track.last = track.number, until
         else:
             number = self._lane(span.since, until)
         args = {**(span.args or {}), **args} if args else span.args
         self.spans.append((number, span.since, until, span.name, span.category, args, flow or span.flow))
-        self._release(track)
+        self._close(span)
 
     def end_innermost(self, time: int, who: int, name: str, category: str) -> None:
         """The latest span of that name that was entered here, and not left, has ended."""
@@ -118,11 +119,11 @@ class Tracks:
         """Nothing that is open will be drawn, as ends are missing; how much that is."""
         count = len(self._open)
         for span in self._open.values():
-            self._give_up(span)
+            self._close(span)
         self._open.clear()
         return count
 
-    def _give_up(self, span: _Open) -> None:
+    def _close(self, span: _Open) -> None:
         if span in span.track.open:
             span.track.open.remove(span)
         self._release(span.track)

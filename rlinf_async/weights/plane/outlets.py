@@ -380,7 +380,6 @@ class Outlets:
                 self._acked(outlet, *facts)
             elif what in FROM_HOSTS:
                 self._relay.hear(outlet, what, *facts)
-        self._changed()
 
     def _offer(self, outlet: Outlet) -> None:
         """Shows the latest version to one that it did not fit; while there is none, asks whether what comes fits."""
@@ -416,7 +415,6 @@ class Outlets:
             outlet.answered(outlet.refusal or error)
             self._gone(outlet, error)
             self._relay.act(self._plan.leave, outlet)
-        self._changed()
 
     def _acked(self, outlet: Outlet, version: int, failure: bytes | None, gpu: str, *facts: Any) -> None:
         lags = len(outlet.owed) >= _MOST_OWED
@@ -451,7 +449,6 @@ class Outlets:
             outlet.verifying.discard(ack.version)
             if self._outlets.get(outlet.name) is outlet:
                 self._answered(outlet.name, ack)
-        self._changed()
 
     def _failed(self, name: Hashable, version: int, error: Exception) -> None:
         self._answered(name, Ack("failed", version, error))
@@ -502,9 +499,10 @@ class Outlets:
 
     @contextlib.contextmanager
     def _settling(self) -> Iterator[None]:
-        """Hold the lock; then tell of the versions that are complete."""
+        """Hold the lock; then tell of the versions that are complete, and have everybody who waits look again."""
         with self._lock:
             yield
             completed, self._completed = self._completed, []
         for version in completed:
             self._complete(version)
+        self._changed()

@@ -118,20 +118,30 @@ class Turns:
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
-        self._works: list[Task] = []
-        """All that have not ended: if the last one was cancelled, those before it may go on."""
+        self._works: dict[Task, int] = {}
+        """All that have not ended, and their loops' threads: if the last was cancelled, those before it may go on."""
 
     def run(self, begin: Callable[[], Coroutine[Any, Any, Any]], what: str) -> Any:
-        """As ``Bridge.run``; it begins once those before it in coroutines have ended."""
+        """As ``Bridge.run``; it begins once those before it in coroutines have ended.
+
+        Raises:
+            RuntimeError: it would block the thread on whose loop one of those goes on.
+        """
         before = self._works = self._running
-        work = self._bridge.run(_begin_after(before, begin), what)
+        # A worker's ``def`` method, for one, after an ``async def`` one that was cancelled while weights were packed.
+        if running_loop() is None and threading.get_ident() in before.values():
+            raise RuntimeError(
+                f"{what} would block the event loop of this thread, on which one before it has not ended: "
+                "do it in an `async def` method, or await the one before it first"
+            )
+        work = self._bridge.run(_begin_after([*before], begin), what)
         if isinstance(work, Task):
-            self._works = [*before, work]
+            self._works = {**before, work: threading.get_ident()}
         return work
 
     @property
-    def _running(self) -> list[Task]:
-        return [work for work in self._works if not work.done()]
+    def _running(self) -> dict[Task, int]:
+        return {work: thread for work, thread in self._works.items() if not work.done()}
 
     @property
     def is_taken(self) -> bool:

@@ -111,6 +111,18 @@ def test_the_innermost_of_a_name_ends_where_it_was_entered_only() -> None:
     assert [span[1] for span in stage.tracks.spans] == [2, 1]
 
 
+def test_spans_that_are_begun_and_ended_crosswise_are_all_drawn() -> None:
+    stage = Stage()
+    stage.running = FIRST
+    for name in "abc":
+        stage.enter(name)
+    for name in "abc":
+        stage.end_innermost(name)
+    assert [span[3] for span in stage.tracks.spans] == ["a", "b", "c"]
+    assert_nested(stage.tracks.spans)
+    assert len(stage.tracks._tracks) == 1
+
+
 def test_what_is_open_is_bounded_and_what_is_given_up_is_counted(monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "MAX_OPEN", 8)
     stage = Stage()

@@ -131,17 +131,22 @@ async def test_a_daemon_that_can_open_no_more_files_reads_on_when_it_can(
     assert [span.name for span in nodes.close().spans] == ["a"]
 
 
+@pytest.mark.parametrize("cut_to", [None, 0, RECORDS_AT, RECORDS_AT + 3])
 async def test_a_log_that_makes_no_sense_is_read_no_further_and_others_are(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, cut_to: int | None
 ) -> None:
     nodes = Nodes(tmp_path)
     await nodes.start()
+    nodes.record(0, 1)
+    await nodes.collect()
     nodes.record(0, 1, "a")
     path = log_path(tmp_path, 1)
-    path.write_bytes(path.read_bytes().replace(b"\xa1a\x00", b"\xc1\xc1\x00"))
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"\xa1a\x00", b"\xc1\xc1\x00") if cut_to is None else content[:cut_to])
     nodes.record(0, 2, "b")
-    await nodes.collect()
-    await nodes.collect()
+    async with asyncio.timeout(5):
+        await nodes.collect()
+        await nodes.collect()
     assert caplog.text.count("cannot be read any further") == 1
     assert [span.name for span in nodes.close().spans] == ["b"]
 

@@ -72,6 +72,15 @@ async def test_memory_that_cannot_be_mapped_in_the_first_version_costs_that_one_
         assert float(destination["a"].min()) == 2.0
 
 
+@pytest.mark.parametrize("wait", [lambda publisher: publisher.catch_up(["it"], 60), Publisher.connect])
+async def test_nobody_waits_for_a_receiver_that_is_removed_meanwhile(wait: Any) -> None:
+    async with late(weights(0), weights(1), weights(0)) as (publisher, _):
+        waiting = asyncio.ensure_future(wait(publisher))
+        await asyncio.sleep(0.01)
+        publisher.remove("it")
+        await asyncio.wait_for(waiting, 5)
+
+
 # -- what does not fit ----------------------------------------------------------------------------------------------
 
 
