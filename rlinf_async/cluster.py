@@ -37,7 +37,7 @@ from rlinf_async._cluster.own_nodes import declared_gpus, start_own_nodes
 from rlinf_async._cluster.preload_names import imported_at_once, log_refusal, named_modules
 from rlinf_async._cluster.supervision import Supervision
 from rlinf_async._cluster.sys_variables import ClusterEnvVar, get_full_env_var_name, get_sys_env_var
-from rlinf_async._core import clock, codec, operations, process, surroundings
+from rlinf_async._core import clock, codec, dialect, operations, process, surroundings
 from rlinf_async._core.descriptors import explained_shortage
 from rlinf_async._core.frames import PROTOCOL
 from rlinf_async._core.names import check_group_name
@@ -260,6 +260,9 @@ class Cluster:
         await self._set_lease([node["node"] for node in welcome["nodes"]])
         nodes = await described(self._client, nodes[: self._wanted] if self._wanted else nodes, self._config)
         self._node_groups = groups_of(self._config, nodes)
+        declared = sum(node.num_accelerators for node in nodes if node.rehearsed)
+        if declared and dialect.is_rlinf and not self._attached:
+            logger.warning("a rehearsal: all computes on the CPU, because %d accelerators are only declared", declared)
         self._nodes = nodes
         if not self._attached:
             if self._trace.enable:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlinf_async._core import dialect
 from rlinf_async.configuration import CLUSTER_GROUP, NODE_GROUP, NodeGroup
 from rlinf_async.errors import ConfigError
 from rlinf_async.placement.flexible import FlexiblePlacementStrategy
@@ -81,8 +82,15 @@ class ComponentPlacement:
         return list(self._components)
 
     def get_strategy(self, component_name: str) -> PlacementStrategy:
-        """The strategy to launch the component with.  Raises ConfigError for an unknown name, as all of these do."""
-        strategy = copy.copy(self._find_strategy(component_name))
+        """Return the strategy to launch the component with; by RLinf's rules, one object for all of a placement rule.
+
+        Raises:
+            ConfigError: there is no such component, as all of these do.
+        """
+        strategy = self._find_strategy(component_name)
+        if dialect.is_rlinf:
+            return strategy
+        strategy = copy.copy(strategy)
         object.__setattr__(strategy, "component", component_name)  # a frozen one, which its maker may still label
         return strategy
 

@@ -87,6 +87,9 @@ PROGRAM = """
         told["routed"] = rollout.receives(channel).wait()
         told["blocks"] = env.blocks(channel).wait()
         told["spawned"] = env.spawns().wait()
+        rule = {"cluster": {"component_placement": {"actor,rollout": {"node_group": "node", "placement": "0"}}}}
+        placements = ComponentPlacement(rule, cluster)
+        told["rule"] = placements.get_strategy("actor") is placements.get_strategy("rollout")
         told["lists"] = [placement.get_placement(cluster)[0].visible_accelerators, cluster.get_node_group().node_ranks]
 
     told = {"worker": Worker is SameWorker, "hardware": FrankaHWInfo.__name__}
@@ -165,6 +168,7 @@ def test_handles_are_true_and_lists_are_lists(told: dict[str, Any]) -> None:
     assert told["truth"] is True
     assert told["infos"] == ["list", 1]
     assert told["lists"] == [[], [0]]
+    assert told["rule"], "components of one placement rule share one strategy"
 
 
 def test_children_of_workers_have_the_names_too(told: dict[str, Any]) -> None:
