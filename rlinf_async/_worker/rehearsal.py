@@ -41,6 +41,7 @@ def hide_devices() -> None:
     setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)  # noqa: B010
     if dialect.is_rlinf:
         _CpuForCuda().__enter__()  # type: ignore[no-untyped-call]  # of torch
+        setattr(torch, "Generator", _Generator)  # noqa: B010
         setattr(threading.Thread, "run", _on_cpu(threading.Thread.run))  # noqa: B010
         parse = torch._C._nn._parse_to  # of Module.to
         setattr(torch._C._nn, "_parse_to", lambda *args, **kwargs: parse(*map(_device, args), **_devices(kwargs)))  # noqa: B010
@@ -59,6 +60,13 @@ class _CpuForCuda(TorchFunctionMode):
         takes_device = func is torch.Tensor.to
         args = [_device(value) if takes_device or type(value) is not int else value for value in args]
         return func(*args, **_devices(kwargs or {}))
+
+
+class _Generator(torch.Generator):
+    """Generator of the CPU, whatever device it is for: torch hands its constructor to no mode."""
+
+    def __new__(cls, device: Any = "cpu") -> _Generator:
+        return super().__new__(cls, _device(device))  # type: ignore[call-arg]  # torch declares __init__
 
 
 def _on_cpu(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:

@@ -18,6 +18,21 @@ from tests._support.fake_hosts import CHECKOUT, FakeHosts
 PYTHON = CHECKOUT / ".venv-rlinf" / "bin" / "python"
 PROGRAMS = Path(__file__).parent
 ASYNC = ("algorithm.loss_type=decoupled_actor_critic", "+algorithm.staleness_threshold=2")
+SAC = (
+    "algorithm.adv_type=embodied_sac",
+    "algorithm.loss_type=embodied_sac",
+    "actor.model.add_value_head=false",
+    "actor.model.add_q_head=true",
+    "actor.global_batch_size=64",
+    "actor.micro_batch_size=64",
+    "+actor.critic_optim=${actor.optim}",
+    "+rollout.collect_transitions=true",
+    "+rollout.collect_prev_infos=false",
+    "+actor.fsdp_config.grad_scaler={enabled:false,init_scale:null,growth_interval:null}",
+    "+algorithm.tau=0.005",
+    "+algorithm.entropy_tuning={alpha_type:softplus,initial_alpha:0.01,target_entropy:-1,optim:{type:adam,lr:3e-4,lr_scheduler:torch_constant,clip_grad:10.0}}",
+    "+algorithm.replay_buffer={enable_cache:true,cache_size:200,min_buffer_size:1,sample_window_size:100}",
+)
 
 pytestmark = [
     pytest.mark.rlinf,
@@ -53,6 +68,10 @@ def test_embodied_ppo_trains_with_two_fsdp_ranks(tmp_path: Path) -> None:
 
 def test_embodied_ppo_trains_on_two_nodes_of_this_machine(tmp_path: Path) -> None:
     run(tmp_path, ["--local-nodes", "2", "--fake-gpus", "1"], "train_pendulum.py", nodes=2, places="0-1")
+
+
+def test_embodied_sac_trains_on_one_node(tmp_path: Path) -> None:
+    run(tmp_path, ["--fake-gpus", "1"], "train_pendulum.py", *SAC)
 
 
 def test_asynchronous_ppo_trains_with_two_ranks_of_each_group(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""PPO with an MLP on Pendulum by RLinf's own runner, workers and environment wrapper."""
+"""PPO or SAC with an MLP on Pendulum by RLinf's own runner, workers and environment wrapper."""
 
 import hydra
 import torch.multiprocessing as mp
@@ -17,9 +17,12 @@ def main(cfg):
     cfg = validate_cfg(cfg)
     cluster = Cluster(cluster_cfg=cfg.cluster, distributed_log_dir=cfg.runner.per_worker_log_path)
     placement = HybridComponentPlacement(cfg, cluster)
-    from rlinf.workers.actor.fsdp_actor_worker import EmbodiedFSDPActor
+    if cfg.algorithm.loss_type == "embodied_sac":
+        from rlinf.workers.actor.fsdp_sac_policy_worker import EmbodiedSACFSDPPolicy as Actor
+    else:
+        from rlinf.workers.actor.fsdp_actor_worker import EmbodiedFSDPActor as Actor
 
-    actor = EmbodiedFSDPActor.create_group(cfg).launch(
+    actor = Actor.create_group(cfg).launch(
         cluster, name=cfg.actor.group_name, placement_strategy=placement.get_strategy("actor")
     )
     rollout = MultiStepRolloutWorker.create_group(cfg).launch(
