@@ -550,6 +550,9 @@ class Whole(Work[T]):
     def _needs(self) -> slow_waits.Needs:
         return needs_of(self._open_parts())
 
+    def _far_side(self) -> slow_waits.FarSide | None:
+        return next((asked for work in self._open_parts() if (asked := work._far_side()) is not None), None)
+
     def _remaining(self) -> float | None:
         left = [part._remaining() for part in self._open_parts() if part._timeout is not None]
         return min((seconds for seconds in left if seconds is not None), default=None)

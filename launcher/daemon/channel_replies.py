@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final
 
+from rlinf_async._channels.state.channel_keys import key_of
 from rlinf_async._channels.state.queue import Queue
 from rlinf_async._channels.state.queue_client import Demand, Item
 from rlinf_async._core import frames
@@ -19,6 +20,8 @@ _MAX_ITEMS: Final = 1024
 """Small items in one frame."""
 
 _MAX_GONE_GROUPS: Final = 64
+_MOST_KEYS: Final = 4
+"""Keys that the words about a long wait name."""
 
 
 class Segment:
@@ -59,9 +62,12 @@ class HostedChannel:
         """Say in words how much is queued under a key, and how many requests wait."""
         items, (puts, gets) = self.queue.size(key), self.queue.waiting(key)
         used = len(self.queue.clients)
+        others = [repr(key_of(each)) for each in self.queue.used if each != key and self.queue.size(each)]
+        more = f" and {len(others) - _MOST_KEYS} more" if len(others) > _MOST_KEYS else ""
+        there = f"; there are items under {', '.join(others[:_MOST_KEYS])}{more}" if others and not items else ""
         return (
             f"{items} item{'s' * (items != 1)} under this key, {puts} put{'s' * (puts != 1)} and {gets} "
-            f"get{'s' * (gets != 1)} wait; {used} process{'es' * (used != 1)} use{'s' * (used == 1)} the channel"
+            f"get{'s' * (gets != 1)} wait; {used} process{'es' * (used != 1)} use{'s' * (used == 1)} the channel{there}"
         )
 
     def ledger(self) -> dict[str, int]:

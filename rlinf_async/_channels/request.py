@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from rlinf_async import settings
 from rlinf_async._channels.queue_errors import QueueEnd
 from rlinf_async._channels.state.refusals import lease_lost
-from rlinf_async._core import clock, frames, process
+from rlinf_async._core import clock, dialect, frames, process
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.segment import close_fds
@@ -107,6 +107,8 @@ class QueueRequest(Work[T]):
         return f"`await {self.noun}.{self._said[0].partition(' ')[0]}`"
 
     def __bool__(self) -> bool:
+        if dialect.is_rlinf:
+            return True
         raise self._unawaited("asking for its truth")  # even if it is done: that may be a matter of microseconds
 
     def _whom(self) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 
 from rlinf_async._core.failures import add_note
 from rlinf_async._core.root_cause import summary_of
-from rlinf_async._waits import slow_waits
 from rlinf_async.errors import ClosedError
 from rlinf_async.work import Returnable, Whole, Work, blocking
 
@@ -70,9 +69,6 @@ class _All(Returnable[list[Any]], Whole[list[Any]]):
 
     def _whom(self) -> str:
         return fold(dict.fromkeys(filter(None, (work._whom() for work in self._open_parts()))))
-
-    def _far_side(self) -> slow_waits.FarSide | None:
-        return next((asked for work in self._open_parts() if (asked := work._far_side()) is not None), None)
 
     def _user_loop(self) -> asyncio.AbstractEventLoop | None:
         return next((loop for work in self._open_parts() if (loop := work._user_loop()) is not None), None)

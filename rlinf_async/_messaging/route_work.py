@@ -29,7 +29,8 @@ class AsyncRouteWork(Returnable[Any], Whole[Any]):
         self._finalizing = threading.Lock()
 
     def _describe(self) -> str:
-        return self._what
+        waiting = self._open_parts()
+        return f"{self._what}: {waiting[0]._describe()}" if waiting else self._what
 
     def _open_parts(self) -> Sequence[Work[Any]]:
         return [part for part in self._parts if not part._done]

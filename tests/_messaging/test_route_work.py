@@ -47,6 +47,15 @@ def test_it_is_done_when_all_parts_are() -> None:
     assert [part.given_up for part in parts] == [0, 0]
 
 
+def test_it_is_described_by_the_first_part_that_it_waits_for() -> None:
+    work, parts = whole_of(2)
+    parts[0]._settle()
+    parts[1]._describe = lambda: "put() to channel 'obs' (key 'k')"  # type: ignore[method-assign]
+    assert work._describe() == "send_to() to 'actor': put() to channel 'obs' (key 'k')"
+    parts[1]._settle()
+    assert work._describe() == "send_to() to 'actor'"
+
+
 def test_the_first_part_that_fails_fails_it_and_the_others_are_given_up_once() -> None:
     work, parts = whole_of(4)
     parts[3]._settle()

@@ -258,6 +258,19 @@ async def test_a_report_of_a_queue_names_those_that_put_and_those_that_get(daemo
     assert (report.items, report.producers, report.consumers, report.clients) == (3, [], [], clients[2:])
 
 
+async def test_words_about_a_key_without_items_name_those_that_have_some(daemon: Daemon) -> None:
+    owner, producer, consumer = (Process(daemon) for _ in range(3))
+    await daemon.host(owner.id)
+    for key in (b"sobs", *(b"sk%d" % number for number in range(5))):
+        producer.put(b"x", key=key)
+    consumer.get(key=b"strain_obs")
+    await turn()
+    words = daemon.channels.describe(NUMBER, b"strain_obs")
+    assert words.startswith("0 items under this key, 0 puts and 1 get wait; ")
+    assert words.endswith("; there are items under 'obs', 'k0', 'k1', 'k2' and 2 more")
+    assert "there are items" not in daemon.channels.describe(NUMBER, b"sobs")
+
+
 async def test_a_report_counts_those_that_wait_although_nothing_has_moved(daemon: Daemon) -> None:
     producer, consumer, batching = (Process(daemon) for _ in range(3))
     await daemon.host(producer.id, max_bytes=SIZE + 1000)
