@@ -31,6 +31,9 @@ class _InOrder:
         self._is_busy |= is_first
         return is_first
 
+    def _note(self, error: BaseException) -> None:
+        """A job has raised."""
+
     def _do_all(self, linger_s: float = 0.0) -> BaseException | None:
         """Do what there is, and what is added meanwhile.  Return the first error, of a signal's handler for example."""
         failure: BaseException | None = None
@@ -46,6 +49,7 @@ class _InOrder:
                 job()
             except BaseException as error:
                 failure = failure or error
+                self._note(error)
             del job  # with what it holds, before the next one comes
 
 
@@ -63,7 +67,7 @@ class LazyThread(_InOrder):
         self._linger_s = linger_s
 
     def submit(self, job: Job) -> None:
-        """Do a job, whose error is logged when the thread ends; from any thread.
+        """Do a job, whose error is logged; from any thread.
 
         Raises:
             RuntimeError: there is no thread for it; the next job tries again.
@@ -82,9 +86,10 @@ class LazyThread(_InOrder):
             raise
 
     def _run(self) -> None:
-        failure = self._do_all(self._linger_s)
-        if failure is not None:
-            logger.error("a job of thread %r has failed", self._name, exc_info=failure)
+        self._do_all(self._linger_s)
+
+    def _note(self, error: BaseException) -> None:
+        logger.error("a job of thread %r has failed", self._name, exc_info=error)
 
     def call(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Has a function called that may raise, or never return: a process that ends does not wait for it."""
