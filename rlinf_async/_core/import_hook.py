@@ -82,9 +82,9 @@ def install() -> None:
     """
     if _finder in sys.meta_path:
         return
-    if ROOT in sys.modules:
+    if (there := sys.modules.get(ROOT)) is not None:
         raise ImportError(
-            f"{ROOT} was imported from {sys.modules[ROOT].__file__} already, so rlinf_async cannot stand for it; start "
+            f"{ROOT} was imported from {getattr(there, '__file__', None)} already, so rlinf_async cannot stand for it; start "
             "the script by `rlinf-launch --rlinf` or `python -m rlinf_async.rlinf`",
             name=ROOT,
         )
