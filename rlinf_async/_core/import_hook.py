@@ -84,8 +84,8 @@ def install() -> None:
         return
     if (there := sys.modules.get(ROOT)) is not None:
         raise ImportError(
-            f"{ROOT} was imported from {getattr(there, '__file__', None)} already, so rlinf_async cannot stand for it; start "
-            "the script by `rlinf-launch --rlinf` or `python -m rlinf_async.rlinf`",
+            f"{ROOT} was imported from {getattr(there, '__file__', None)} already, so rlinf_async cannot stand for it; "
+            "start the script by `rlinf-launch --rlinf` or `python -m rlinf_async.rlinf`",
             name=ROOT,
         )
     sys.meta_path.insert(0, _finder)
