@@ -1,4 +1,4 @@
-"""Process groups of torch.distributed, forks, subprocesses, connections, GPUs: a simulation has none, and says so."""
+"""Guard that refuses torch.distributed, forks, subprocesses, connections and GPUs, which a simulation lacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlinf_async._simulation.stand_ins import replace
 
 
 def _connection(sock: socket.socket, address: object) -> str | None:
-    """Those within the machine are the framework's own."""
+    # UNIX sockets are the framework's own.
     return None if sock.family == socket.AF_UNIX else f"a connection to {address!r}"
 
 
@@ -35,7 +35,7 @@ _REFUSED: Final[tuple[tuple[Any, str, Callable[..., str | None]], ...]] = (
 
 @contextlib.contextmanager
 def refused(scheduler: Scheduler) -> Iterator[None]:
-    """Has simulated threads get a ``SimulationError`` for these while the block runs; others have the real things."""
+    """Make each of these raise ``SimulationError`` in simulated threads while the block runs."""
 
     def instead(real: Callable[..., Any], wish: Callable[..., str | None]) -> Callable[..., Any]:
         @functools.wraps(real)

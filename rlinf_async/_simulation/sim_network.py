@@ -17,16 +17,16 @@ from rlinf_async.errors import AuthError, NodeLost
 
 _DELAY_S: Final = (0.0001, 0.002)
 _CALM_S: Final = 60.0
-"""Seconds after the last disturbance, from which on heartbeats are left out: longer than any lease."""
+"""Seconds after the last disturbance until heartbeats stop; longer than any lease."""
 _MAX_IN_FLIGHT: Final = 64
-"""Messages on their way, beyond which a sender waits: the windows of TCP and gRPC."""
+"""Messages under way beyond which a sender waits, like the windows of TCP and gRPC."""
 _MINUTE_S: Final = 60.0
 _MAX_CONNECTIONS: Final = 100
-"""Connections of two daemons in a minute; a daemon that breaks each of them would go on for ever."""
+"""Connections between two daemons in a minute; more mean that a daemon breaks each of them, without end."""
 
 
 class SimStream:
-    """One end of a stream: what this side reads, and where it writes."""
+    """One end of a stream: reads from the peer's end and writes to it."""
 
     def __init__(self, cable: Cable, node: int, peer: int) -> None:
         self.cable = cable
@@ -62,7 +62,7 @@ class SimStream:
         scheduler.at(arrival, self._arrive)
 
     def _arrive(self) -> None:
-        """What is the next, unless the network is away; then it comes when that is back."""
+        """Deliver the next message, or keep it until the network is back."""
         if self.broken or not self._in_flight:
             return
         fabric = self.cable.fabric
@@ -85,14 +85,14 @@ class SimStream:
 
 
 class Cable:
-    """A connection between two daemons: two streams, each with two ends."""
+    """A connection between two daemons, with two streams."""
 
     def __init__(self, fabric: Fabric, near: int, far: int) -> None:
         self.fabric = fabric
         self.nodes = (near, far)
         self.made_at = fabric.scheduler.now
         self.waits_until: dict[int, float] = {}
-        """By node, when what it sends is sent again: after a cut TCP waits for up to as long as that was."""
+        """Time until which a node's data is held up after a cut, by node: TCP's backoff may last as long as the cut."""
         self._ends: dict[int, tuple[SimStream, SimStream]] = {}
         for node, peer in ((near, far), (far, near)):
             self._ends[node] = (SimStream(self, node, peer), SimStream(self, node, peer))
@@ -100,8 +100,6 @@ class Cable:
             here.other, there.other = there, here
 
     def wire(self, node: int) -> Wire:
-        """The end at a node."""
-
         async def hang_up(in_order: bool) -> None:
             self.end("the other side has hung up", but=node)
 
@@ -109,7 +107,7 @@ class Cable:
         return Wire(control, bulk, hang_up)
 
     def end(self, reason: str, but: int = -1) -> None:
-        """Breaks it; the ends at both nodes learn of it, unless the network is away."""
+        """Break the connection; both nodes notice, unless the network is cut."""
         scheduler = self.fabric.scheduler
         for node in self.nodes:
             if node == but:
@@ -129,7 +127,7 @@ class Cable:
 
 
 class SimPeerLink(PeerLink):
-    """A link whose heartbeats are left out while the network is whole: they would tell nothing, hour after hour."""
+    """A link without heartbeats while the network is intact, where hours of them would change nothing."""
 
     network: SimNetwork
     _sleeps = False
@@ -141,7 +139,6 @@ class SimPeerLink(PeerLink):
             super()._look()
 
     def wake_up(self) -> None:
-        """Heartbeats are wanted again."""
         if self._sleeps and not self._has_ended:
             self._sleeps = False
             self._heard = self._looked = clock.monotonic()
@@ -153,20 +150,18 @@ class SimPeerLink(PeerLink):
 
 
 class Fabric:
-    """The network of a simulation."""
-
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.networks: dict[int, SimNetwork] = {}
         self.held: list[tuple[int, int, Callable[[], None]]] = []
-        """What arrives once the way from one node to another is free."""
+        """Callbacks that wait until the path from one node to another is open."""
         self.cables: list[Cable] = []
         self.is_whole = True
         self._cuts: dict[tuple[int, int], float] = {}
         self._silent_until = 0.0
 
     def disturb(self) -> None:
-        """Something may happen to the network from here on: links look after each other."""
+        """Mark the network as possibly faulty, which resumes the heartbeats of all links."""
         if self.is_whole:
             self.is_whole = False
             for network in self.networks.values():
@@ -174,12 +169,11 @@ class Fabric:
                     network.loop.call_soon(network.wake_links)
 
     def calm(self) -> None:
-        """Nothing is wrong any more."""
         if not any(until > self.scheduler.now for until in (self._silent_until, *self._cuts.values())):
             self.is_whole = True
 
     def expect_silence(self, seconds: float) -> None:
-        """A daemon stands still for so long."""
+        """Announce that a daemon is about to stop for some seconds."""
         self.disturb()
         self._silent_until = max(self._silent_until, self.scheduler.now + seconds)
         self.scheduler.after(seconds + _CALM_S, self.calm)
@@ -188,7 +182,6 @@ class Fabric:
         return self._cuts.get((source, target), 0.0) > self.scheduler.now
 
     def cut(self, source: int, target: int, seconds: float) -> None:
-        """Holds up everything from a node to another one."""
         self.disturb()
         until = self.scheduler.now + seconds
         self._cuts[source, target] = max(until, self._cuts.get((source, target), 0.0))
@@ -198,7 +191,6 @@ class Fabric:
                 cable.waits_until[source] = until + self.scheduler.random.uniform(0, seconds)
 
     def connect(self, near: int, far: int) -> Cable:
-        """Another connection between two daemons."""
         cable = Cable(self, near, far)
         self.cables.append(cable)
         recent = self.made_since(self.scheduler.now - _MINUTE_S)
@@ -212,12 +204,12 @@ class Fabric:
 
     @property
     def recovers_at(self) -> float:
-        """The moment from which on TCP sends again all that faults so far have held up."""
+        """Time by which TCP has resent everything that earlier faults held up."""
         waits = [until for cable in self.cables for until in cable.waits_until.values()]
         return max([self._silent_until, *self._cuts.values(), *waits])
 
     def made_since(self, moment: float) -> list[Cable]:
-        """The connections that were made since then, the latest one first."""
+        """Return the connections opened since a time, latest first."""
         return list(itertools.takewhile(lambda cable: cable.made_at >= moment, reversed(self.cables)))
 
     def _release(self) -> None:
@@ -235,7 +227,7 @@ class Fabric:
             network.loop.call_soon(event.set)
 
     def end_of(self, node: int) -> None:
-        """A daemon has ended: its host refuses connections."""
+        """Break all connections of a daemon that has ended."""
         self.disturb()
         self.scheduler.after(_CALM_S, self.calm)
         for cable in self.cables:
@@ -244,8 +236,6 @@ class Fabric:
 
 
 class SimNetwork:
-    """The network of one node."""
-
     def __init__(self, fabric: Fabric, node: int, process: SimProcess, loop: asyncio.AbstractEventLoop) -> None:
         self.fabric = fabric
         self.node = node
@@ -282,12 +272,11 @@ class SimNetwork:
         return link
 
     def wake_links(self) -> None:
-        """On the node's loop."""
         for link in self._links:
             link.wake_up()
 
     async def _accepts(self, address: str, timeout: float) -> bool | None:
-        """Whether a daemon is there, as far as this side can know."""
+        """True if the peer's daemon is alive, False if it has ended, None if the path to it is cut."""
         peer = int(address.removeprefix("node"))
         await self._pause()
         if self.fabric.is_cut(self.node, peer) or self.fabric.is_cut(peer, self.node):
@@ -300,11 +289,11 @@ class SimNetwork:
         return cable.wire(self.node), there
 
     async def _connect(self, peer: int, received: Received | None, timeout: float) -> tuple[Cable, Received]:
-        """A connection to another daemon, and the numbers that it has told.
+        """Open a connection to another daemon; return it with the peer's received counts.
 
         Raises:
-            NodeLost: nothing answers.
-            AuthError: it does not go on with the link.
+            NodeLost: the peer does not answer, or refuses.
+            AuthError: the peer does not continue the link.
         """
         fabric = self.fabric
         await self._pause()
@@ -333,7 +322,6 @@ class SimNetwork:
     async def _greet(
         self, dialler: SimNetwork, cable: Cable, received: Received | None, answer: asyncio.Future[Received]
     ) -> None:
-        """The accepting side of a connection."""
 
         def tell(result: Received | Exception) -> None:
             def settle() -> None:

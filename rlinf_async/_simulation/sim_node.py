@@ -1,4 +1,4 @@
-"""``SimNode``, a simulated node: its daemon's process, with the near side that a launcher would be."""
+"""``SimNode``, a simulated node: its daemon's process, and the lifeline that a launcher would hold."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from rlinf_launcher.daemon.templates import Templates
 
 
 class SimNearSide:
-    """The lifeline of a simulated daemon."""
-
     def __init__(self, node: SimNode) -> None:
         self._node = node
         self.events: list[dict[str, Any]] = []
@@ -57,8 +55,6 @@ class SimNearSide:
 
 
 class SimNode:
-    """A node of a simulation."""
-
     def __init__(
         self,
         scheduler: Scheduler,
@@ -70,7 +66,7 @@ class SimNode:
         environ: dict[str, str],
         rate: float = 1.0,
     ) -> None:
-        """``rate`` is that of the machine's clock."""
+        """``rate`` is the rate of the machine's clock."""
         self._rate = rate
         self._on_birth = on_birth
         self.scheduler = scheduler
@@ -110,7 +106,7 @@ class SimNode:
 
     @property
     def lost(self) -> list[dict[str, Any]]:
-        """The nodes that it takes for lost, as it tells of them."""
+        """Nodes that the daemon counts as lost, as its reports list them."""
         return [] if self.node is None else self.node._service.lost
 
     @property
@@ -118,7 +114,7 @@ class SimNode:
         return self.process.has_ended or (self.task is not None and self.task.done())
 
     def stop_for(self, seconds: float) -> None:
-        """As SIGSTOP of the daemon, and SIGCONT later, unless its guardian kills it before (``SignOfLife``)."""
+        """Stop the daemon as SIGSTOP does, and continue it later unless its guardian kills it first."""
         self.process.stop_for(seconds)
         assert self.node is not None
         root = self.node._router.neighbours.get(0)
@@ -126,7 +122,7 @@ class SimNode:
             self.scheduler.after(silent, self.kill)
 
     def kill(self) -> None:
-        """As SIGKILL of the daemon: its workers, which the kernel ends with it, end too."""
+        """Kill the daemon as SIGKILL does; its workers end with it, as the kernel would end them."""
         if self.has_ended:
             return
         assert self.node is not None

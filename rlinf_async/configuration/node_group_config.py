@@ -22,12 +22,12 @@ class NodeGroupConfig:
     """One entry of ``node_groups``.
 
     Attributes:
-        label: its name.
-        node_ranks: of its nodes in the cluster, ascending.
-        env_configs: interpreters and variables of its nodes.
-        hardware: what it has that is described rather than found.
-        ignore_hardware: its ranks are nodes, whatever they have.
-        hardware_type: the kind of hardware that its ranks count; None for accelerators, if it has some.
+        label: name of the group.
+        node_ranks: ranks of its nodes in the cluster, ascending.
+        env_configs: interpreters and environment variables of its nodes.
+        hardware: hardware that cannot be detected and is described here.
+        ignore_hardware: True if ranks count nodes, regardless of their hardware.
+        hardware_type: kind of hardware that ranks count; None for accelerators, if any node has some.
     """
 
     label: str
@@ -42,12 +42,12 @@ class NodeGroupConfig:
             object.__setattr__(self, "node_ranks", list(self.node_ranks))
 
     def env_vars(self, node_rank: int) -> dict[str, str]:
-        """The variables of the group's workers on a node; none for a node that nothing is said about."""
+        """Return the variables of the group's workers on a node; empty for a node without an entry."""
         config = self._env_by_rank.get(node_rank)
         return {} if config is None else dict(config.env_vars)
 
     def interpreter(self, node_rank: int) -> str | None:
-        """The interpreter of the group's workers on a node; None for the node's own."""
+        """Return the interpreter of the group's workers on a node; None for the node's own."""
         config = self._env_by_rank.get(node_rank)
         return None if config is None else config.python_interpreter_path
 
@@ -59,7 +59,7 @@ class NodeGroupConfig:
 def read_node_groups(
     entries: Sequence[Any], steps: Steps, origin: Origin | None, num_nodes: int
 ) -> tuple[NodeGroupConfig, ...]:
-    """Reads ``node_groups``.  Raises ConfigError."""
+    """Read ``node_groups``. Raises ConfigError."""
     groups: dict[str, NodeGroupConfig] = {}
     for number, entry in enumerate(entries):
         here = (*steps, number)
@@ -147,7 +147,7 @@ def _read_hardware(section: Section, node_ranks: Sequence[int]) -> NodeHardwareC
 def _check_robots_are_described_once(
     group: NodeGroupConfig, others: Sequence[NodeGroupConfig], here: Steps, origin: Origin | None
 ) -> None:
-    """A node's pieces of a kind are counted as one row: what two groups describe, neither could tell apart."""
+    """Raise ConfigError if two groups describe hardware of one kind on one node: its ranks would be ambiguous."""
     if group.hardware is None:
         return
     for number, other in enumerate(others):
