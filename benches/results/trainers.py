@@ -37,7 +37,7 @@ class Trainer:
         """Return the whole command.
 
         Raises:
-        FileNotFoundError: the program's environment has not been created.
+            FileNotFoundError: the program's environment has not been created.
         """
         if not self.executable.exists():
             raise FileNotFoundError(

@@ -77,9 +77,9 @@ def load_policy(place: str | Path, cfg: Any = None, same: Sequence[str] = ()) ->
 
 
 def _check_same(path: Path, saved: Any, cfg: Any, keys: Sequence[str]) -> None:
-    here = None if cfg is None else OmegaConf.structured(cfg)
+    own = None if cfg is None else OmegaConf.structured(cfg)
     for key in keys:
-        before, now = OmegaConf.select(saved, key), OmegaConf.select(here, key)
+        before, now = OmegaConf.select(saved, key), OmegaConf.select(own, key)
         if before is not None and before != now:
             override = f"{key}={before}".replace(", ", ",")
             raise ConfigError(

@@ -64,14 +64,14 @@ class EnvWorker(Worker):
             require_film(env.id)
         self._layout = layout
         share = env.total_num_envs // self._world_size
-        mine = slice(self._rank * share, (self._rank + 1) * share)
-        seeds = training_seeds(self._cfg.runner.seed, step, env.total_num_envs)[mine]
+        own_range = slice(self._rank * share, (self._rank + 1) * share)
+        seeds = training_seeds(self._cfg.runner.seed, step, env.total_num_envs)[own_range]
         self._training = [
             Simulators(env.id, stage.tolist(), reward_scale=env.reward_scale)
             for stage in np.array_split(seeds, layout.stages)
         ]
         if states is not None:
-            restored = iter(states[mine])
+            restored = iter(states[own_range])
             for simulators in self._training:
                 simulators.restore([next(restored) for _ in simulators.observations])
         shape = self._training[0].shape

@@ -167,14 +167,14 @@ class Scheduler:
 
     # -- threads ------------------------------------------------------------------------------------------------
 
-    def is_here(self) -> bool:
+    def in_simulation(self) -> bool:
         """True if the calling thread runs simulated code, or code that an ended process left behind."""
         return (self.running is not None or self.current is self.grave) and self.owns_thread()
 
     def owns_thread(self) -> bool:
         return threading.get_ident() == self._thread or threading.get_ident() in self.threads
 
-    def actor_here(self) -> ThreadActor | None:
+    def current_actor(self) -> ThreadActor | None:
         """Return the actor of the calling thread; None on threads that cannot park."""
         return self.threads.get(threading.get_ident())
 
@@ -239,7 +239,7 @@ class Scheduler:
             actor = ready[0] if len(ready) == 1 else ready[int(self.random.random() * len(ready))]
             self.steps += 1
             if self.steps - self._steps_then > _MAX_TURNS_AT_ONCE:
-                raise SimulationError(self._tell_livelock())
+                raise SimulationError(self._describe_livelock())
             actor.process.enter()
             self.running = actor
             actor.run()
@@ -256,7 +256,7 @@ class Scheduler:
             self._then, self._steps_then = next_due, self.steps
         self.now = next_due
 
-    def _tell_livelock(self) -> str:
+    def _describe_livelock(self) -> str:
         last = "\n".join(list(self.log.kept)[-20:])
         return f"{_MAX_TURNS_AT_ONCE} turns within {_ONCE_S:g} s of virtual time: something turns for ever\n{last}"
 

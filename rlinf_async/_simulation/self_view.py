@@ -49,16 +49,16 @@ def places(scheduler: Scheduler) -> list[tuple[Any, str, Any]]:
 
     def frames() -> Mapping[int, FrameType]:
         found = current_frames()
-        if not scheduler.is_here():
+        if not scheduler.in_simulation():
             return found
         idents = [each._thread.ident or 0 for each in actors()]
         return {ident: _outside(found[ident]) for ident in idents if ident in found}
 
     def enumerated() -> list[Any]:
-        return [_seen(each) for each in actors()] if scheduler.is_here() else enumerate_threads()
+        return [_seen(each) for each in actors()] if scheduler.in_simulation() else enumerate_threads()
 
     def main() -> Any:
-        if not scheduler.is_here():
+        if not scheduler.in_simulation():
             return main_thread()
         process = scheduler.current
         assert process is not None

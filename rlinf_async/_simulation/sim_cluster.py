@@ -190,18 +190,18 @@ class SimCluster:
             rate = 1 + scheduler.random.uniform(-self._drift, self._drift) if self._drift else 1.0
             self._rates.append(rate)
             self.nodes.append(
-                SimNode(scheduler, fabric, config, folder, lambda: next(pids), self._is_born, self._environ, rate)
+                SimNode(scheduler, fabric, config, folder, lambda: next(pids), self._note_copies, self._environ, rate)
             )
-        scheduler.run_until(lambda: all(node.near_side.has_said("up") for node in self.nodes))
+        scheduler.run_until(lambda: all(node.near_side.find_event("up") for node in self.nodes))
         peers = []
         for node in self.nodes:
-            up = node.near_side.has_said("up")
+            up = node.near_side.find_event("up")
             assert up is not None
             peer = {"node": node.number, "name": node.process.name, "hidden": False, "labels": []}
             peers.append(peer | {"address": up["address"], "facts": up["facts"], "log_dir": up["log_dir"]})
         for node in self.nodes:
             node.near_side.order({"op": "peers", "peers": peers})
-        scheduler.run_until(lambda: all(node.near_side.has_said("ready") for node in self.nodes))
+        scheduler.run_until(lambda: all(node.near_side.find_event("ready") for node in self.nodes))
         environ = {**self._environ, "RLINF_NODE_SOCKET": str(self.nodes[0].boot.socket_path)}
         driver = SimProcess(scheduler, "driver", next(pids), environ, self._rates[0])
         self._driver = driver
@@ -230,7 +230,7 @@ class SimCluster:
         found: T = result()
         return found
 
-    def _is_born(self, born: SimWorkerProcess) -> None:
+    def _note_copies(self, born: SimWorkerProcess) -> None:
         for node in self.nodes:
             for worker in node.workers:
                 same = (worker.setup.group, worker.setup.rank) == (born.setup.group, born.setup.rank)

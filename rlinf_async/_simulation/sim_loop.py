@@ -113,7 +113,7 @@ class SimLoop(asyncio.SelectorEventLoop):
 
     def _run_once(self) -> None:
         """Run one turn per scheduler step; ``run_forever`` calls it, on a thread."""
-        host = self._scheduler.actor_here()
+        host = self._scheduler.current_actor()
         assert host is not None
         host.park(self)
         self.turn()

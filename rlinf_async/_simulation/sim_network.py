@@ -96,8 +96,8 @@ class Cable:
         self._ends: dict[int, tuple[SimStream, SimStream]] = {}
         for node, peer in ((near, far), (far, near)):
             self._ends[node] = (SimStream(self, node, peer), SimStream(self, node, peer))
-        for here, there in zip(self._ends[near], self._ends[far], strict=True):
-            here.other, there.other = there, here
+        for near_stream, far_stream in zip(self._ends[near], self._ends[far], strict=True):
+            near_stream.other, far_stream.other = far_stream, near_stream
 
     def wire(self, node: int) -> Wire:
         async def hang_up(in_order: bool) -> None:
@@ -115,15 +115,15 @@ class Cable:
                     stream.end("this side has hung up")
                 continue
 
-            def tell(node: int = node) -> None:
+            def deliver_end(node: int = node) -> None:
                 other = self.nodes[0] + self.nodes[1] - node
                 if self.fabric.is_cut(other, node):
-                    self.fabric.held.append((other, node, tell))
+                    self.fabric.held.append((other, node, deliver_end))
                     return
                 for stream in self._ends[node]:
                     stream.end(reason)
 
-            scheduler.after(scheduler.random.uniform(*_DELAY_S) + _DELAY_S[1], tell)
+            scheduler.after(scheduler.random.uniform(*_DELAY_S) + _DELAY_S[1], deliver_end)
 
 
 class SimPeerLink(PeerLink):
@@ -226,7 +226,7 @@ class Fabric:
         if not network.process.has_ended:
             network.loop.call_soon(event.set)
 
-    def end_of(self, node: int) -> None:
+    def end_node(self, node: int) -> None:
         """Break all connections of a daemon that has ended."""
         self.disturb()
         self.scheduler.after(_CALM_S, self.calm)
@@ -285,8 +285,8 @@ class SimNetwork:
         return not self.fabric.networks[peer].process.has_ended
 
     async def _redial(self, peer: int, received: Received, timeout: float) -> tuple[Wire, Received]:
-        cable, there = await self._connect(peer, received, timeout)
-        return cable.wire(self.node), there
+        cable, peer_received = await self._connect(peer, received, timeout)
+        return cable.wire(self.node), peer_received
 
     async def _connect(self, peer: int, received: Received | None, timeout: float) -> tuple[Cable, Received]:
         """Open a connection to another daemon; return it with the peer's received counts.
@@ -323,7 +323,7 @@ class SimNetwork:
         self, dialler: SimNetwork, cable: Cable, received: Received | None, answer: asyncio.Future[Received]
     ) -> None:
 
-        def tell(result: Received | Exception) -> None:
+        def send_answer(result: Received | Exception) -> None:
             def settle() -> None:
                 if answer.done():
                     return
@@ -336,21 +336,21 @@ class SimNetwork:
                 dialler.loop.call_soon(settle)
 
         if self._on_link is None:
-            tell(NodeLost(f"node {self.node} is ending"))
+            send_answer(NodeLost(f"node {self.node} is ending"))
             return
         if received is None:
             link = self._accepted[dialler.node] = self._link(dialler.node, cable.wire(self.node))
             self._on_link(link)
-            tell((0, 0))
+            send_answer((0, 0))
             return
         link = self._accepted[dialler.node]
         try:
-            there = await link.suspend()
+            own_received = await link.suspend()
         except LinkEnded as error:
-            tell(AuthError(str(error)))
+            send_answer(AuthError(str(error)))
             return
         link.resume(cable.wire(self.node), received)
-        tell(there)
+        send_answer(own_received)
 
     async def _pause(self) -> None:
         await _wait(self.fabric.scheduler.random.uniform(*_DELAY_S))

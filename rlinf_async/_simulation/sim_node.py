@@ -33,7 +33,7 @@ class SimNearSide:
     def say(self, event: dict[str, Any]) -> None:
         self.events.append(event)
 
-    def has_said(self, event: str) -> dict[str, Any] | None:
+    def find_event(self, event: str) -> dict[str, Any] | None:
         return next((each for each in self.events if each["event"] == event), None)
 
     def order(self, order: dict[str, Any]) -> None:
@@ -130,4 +130,4 @@ class SimNode:
             worker.kill()
         endpoints = self.node._router.endpoints.values()
         self.process.end([endpoint.connection for endpoint in endpoints if endpoint.connection is not None])
-        self._fabric.end_of(self.number)
+        self._fabric.end_node(self.number)

@@ -93,5 +93,5 @@ def _holders(module: ModuleType, name: str) -> list[ModuleType]:
     value = vars(module)[name]
     if name.startswith("_"):
         return [module]
-    ours = [each for key, each in sys.modules.items() if key.startswith(_PACKAGES) and each is not None]
-    return [each for each in ours if vars(each).get(name) is value]
+    own_modules = [each for key, each in sys.modules.items() if key.startswith(_PACKAGES) and each is not None]
+    return [each for each in own_modules if vars(each).get(name) is value]

@@ -77,7 +77,7 @@ _scheduler: Scheduler | None = None
 
 def sleep(seconds: float) -> None:
     """Block a ``def`` method or a driver's thread for some seconds, which are virtual within a simulation."""
-    actor = None if _scheduler is None else _scheduler.actor_here()
+    actor = None if _scheduler is None else _scheduler.current_actor()
     if actor is None:
         threading.Event().wait(seconds)
     else:
@@ -111,21 +111,21 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
     """Install the stand-ins while the block runs."""
 
     def new_gate() -> Any:
-        actor = scheduler.actor_here()
+        actor = scheduler.current_actor()
         return LockGate() if actor is None else SimGate(actor)
 
     def new_loop() -> Any:
-        return SimLoop(scheduler) if scheduler.is_here() else _REAL.new_event_loop()
+        return SimLoop(scheduler) if scheduler.in_simulation() else _REAL.new_event_loop()
 
     def start(thread: threading.Thread) -> None:
         process = scheduler.current
-        if process is None or not scheduler.is_here() or thread.name in _OUTSIDE:
+        if process is None or not scheduler.in_simulation() or thread.name in _OUTSIDE:
             _REAL.start(thread)
             return
         process.actors.append(ThreadActor(scheduler, process, f"{process.name} {thread.name}", thread.run, thread))
 
     def join(thread: threading.Thread, timeout: float | None = None) -> None:
-        actor, other = scheduler.actor_here(), scheduler.actor_of(thread)
+        actor, other = scheduler.current_actor(), scheduler.actor_of(thread)
         if actor is None or other is None:
             _REAL.join(thread, timeout)
         else:
@@ -133,7 +133,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
 
     def wait(condition: threading.Condition, timeout: float | None = None) -> bool:
         """Park until the condition is notified; events, semaphores, queues and futures wait with it, too."""
-        actor = scheduler.actor_here()
+        actor = scheduler.current_actor()
         if actor is None:
             return _REAL.wait(condition, timeout)
         waiter = threading.Lock()
@@ -151,7 +151,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
     def submit(executor: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
         """Run jobs one after the other, even in an executor with several threads."""
         process = scheduler.current
-        if process is None or not scheduler.is_here():
+        if process is None or not scheduler.in_simulation():
             return _REAL.submit(executor, function, *args, **options)
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         jobs = executor.__dict__.setdefault("_simulated_jobs", deque())
@@ -162,7 +162,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         return future
 
     def shutdown(executor: ThreadPoolExecutor, wait: bool = True, **options: Any) -> None:
-        actor, jobs = scheduler.actor_here(), executor.__dict__.get("_simulated_jobs")
+        actor, jobs = scheduler.current_actor(), executor.__dict__.get("_simulated_jobs")
         if jobs and wait and actor is not None:
             actor.park(Until(lambda: not jobs, None))
         _REAL.shutdown(executor, wait, **options)
@@ -176,7 +176,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
     def register(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Register exit functions for good, except methods of objects that end with their simulated process."""
         is_of_a_thing = isinstance(function, MethodType) and not isinstance(function.__self__, type)
-        return function if is_of_a_thing and scheduler.is_here() else _REAL.register(function, *args, **options)
+        return function if is_of_a_thing and scheduler.in_simulation() else _REAL.register(function, *args, **options)
 
     def run_exit_functions() -> None:
         """Run no exit functions for a simulated process: all of them belong to the host process."""
@@ -186,14 +186,14 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
     def leave(code: int) -> None:
         if is_outside():
             _REAL.leave(code)
-        if (process := scheduler.current) is not None and not process.has_ended and scheduler.is_here():
+        if (process := scheduler.current) is not None and not process.has_ended and scheduler.in_simulation():
             process.on_exit(code)
         raise SimulatedDeath
 
     def recvmsg_into(sock: socket.socket, *args: Any) -> tuple[int, list[Any], int, Any]:
         size, ancillary, flags, address = _REAL.recvmsg_into(sock, *args)
         process = scheduler.current
-        if not ancillary or process is None or not scheduler.is_here() or process.starved_until <= scheduler.now:
+        if not ancillary or process is None or not scheduler.in_simulation() or process.starved_until <= scheduler.now:
             return size, ancillary, flags, address
         for _, _, numbers in ancillary:
             for fd in array.array("i", numbers):
@@ -206,7 +206,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         Raises:
             BlockingIOError, OSError: the socket accepts none, with the kernel's error.
         """
-        if not scheduler.is_here() or sock.gettimeout() != 0 or scheduler.writes.random() >= _SHARE_CUT_SHORT:
+        if not scheduler.in_simulation() or sock.gettimeout() != 0 or scheduler.writes.random() >= _SHARE_CUT_SHORT:
             return size
         how = scheduler.writes.choice(("part", "part", "none", "short"))
         if how == "none":
@@ -230,7 +230,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
 
         @functools.wraps(stand_in)
         def refuse(*args: Any, **options: Any) -> Any:
-            if scheduler.is_here() and scheduler.current is not None and scheduler.current.has_ended:
+            if scheduler.in_simulation() and scheduler.current is not None and scheduler.current.has_ended:
                 raise SimulatedDeath
             return stand_in(*args, **options)
 

@@ -40,12 +40,12 @@ def read_env_configs(
     configs: list[NodeEnvConfig] = []
     taken: dict[int, int] = {}
     for number, entry in enumerate(entries):
-        here = (*steps, number)
+        entry_steps = (*steps, number)
         if not isinstance(entry, Mapping):
-            raise misplaced(here, origin, f"Each node env config must be a dictionary, got {entry!r}")
+            raise misplaced(entry_steps, origin, f"Each node env config must be a dictionary, got {entry!r}")
         section = Section(
             entry,
-            here,
+            entry_steps,
             origin,
             kind="env config",
             known=("node_ranks", "env_vars", "python_interpreter_path"),

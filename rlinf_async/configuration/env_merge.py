@@ -32,16 +32,16 @@ def get_path_env_merge_mode(env_vars: Mapping[str, str]) -> PathEnvMergeMode:
     Raises:
         ConfigError: the variable names an unknown mode.
     """
-    said = env_vars.get(PATH_ENV_MERGE_MODE, "").strip().lower()
-    if not said:
+    mode_name = env_vars.get(PATH_ENV_MERGE_MODE, "").strip().lower()
+    if not mode_name:
         return PathEnvMergeMode.APPEND
     modes = [mode.value for mode in PathEnvMergeMode]
-    if said not in modes:
+    if mode_name not in modes:
         raise ConfigError(
-            f"{PATH_ENV_MERGE_MODE}={env_vars[PATH_ENV_MERGE_MODE]!r} is no mode{did_you_mean(said, modes)}: "
+            f"{PATH_ENV_MERGE_MODE}={env_vars[PATH_ENV_MERGE_MODE]!r} is no mode{did_you_mean(mode_name, modes)}: "
             f"write {' or '.join(modes)}"
         )
-    return PathEnvMergeMode(said)
+    return PathEnvMergeMode(mode_name)
 
 
 def merge_worker_env_vars(

@@ -108,13 +108,13 @@ def read_supervision(
         raise misplaced(steps, origin, f"{example}, got {value!r}")
     found = {}
     for name, entry in value.items():
-        here = (*steps, str(name))
+        policy_steps = (*steps, str(name))
         if components and name not in components:
             text = f"{name!r} is no component{did_you_mean(str(name), components)}; there are: {', '.join(components)}"
-            raise misplaced(here, origin, text)
+            raise misplaced(policy_steps, origin, text)
         if not isinstance(entry, Mapping):
-            raise misplaced(here, origin, f"{example}, got {entry!r}")
-        section = Section(entry, here, origin, kind="supervision", known=_KEYS, needed=("restart",))
+            raise misplaced(policy_steps, origin, f"{example}, got {entry!r}")
+        section = Section(entry, policy_steps, origin, kind="supervision", known=_KEYS, needed=("restart",))
         try:
             given = {key: section.get(key) for key in _KEYS[1:] if section.get(key) is not None}
             found[str(name)] = RestartPolicy(section.get("restart"), **given)

@@ -72,9 +72,9 @@ def wanted_device(entry: str, cards: Sequence[Card]) -> Device:
     """
     card = find_card(entry, cards)
     if card is None:
-        there = ", ".join(device.id for device in all_devices(cards)) or "none (or no driver)"
+        known = ", ".join(device.id for device in all_devices(cards)) or "none (or no driver)"
         raise ConfigError(
-            f"gpus= names GPU {entry}, which this node does not have; it has: {there}\n"
+            f"gpus= names GPU {entry}, which this node does not have; it has: {known}\n"
             "  fix: correct gpus= in the hosts file, or leave it out"
         )
     return Device(entry, card.model)

@@ -98,7 +98,7 @@ class NodeHardwareConfig:
         if config_class is None:
             known = ", ".join(sorted(cls.config_registry)) or "none"
             raise ConfigError(
-                f"Unsupported hardware type {hw_type!r}{_meant(hw_type, cls.config_registry)}; known are: {known}. "
+                f"Unsupported hardware type {hw_type!r}{_hint(hw_type, cls.config_registry)}; known are: {known}. "
                 "Hardware of your own is registered by the module that RLINF_EXT_MODULE names"
             )
         own = {each.name: each for each in fields(config_class)}
@@ -167,16 +167,16 @@ class Hardware(ABC):
         """
 
 
-def _check_fields(what: str, given: Mapping[str, Any], known: Any, needed: Sequence[str]) -> None:
+def _check_fields(kind: str, given: Mapping[str, Any], known: Any, needed: Sequence[str]) -> None:
     unknown = [str(name) for name in given if name not in known]
     if unknown:
-        hints = "".join(_meant(name, known) for name in unknown)
-        raise ConfigError(f"Unknown fields {set(unknown)} detected in {what}{hints}; it has: {', '.join(known)}")
+        hints = "".join(_hint(name, known) for name in unknown)
+        raise ConfigError(f"Unknown fields {set(unknown)} detected in {kind}{hints}; it has: {', '.join(known)}")
     missing = [name for name in needed if name not in given]
     if missing:
-        raise ConfigError(f"Missing fields {missing} detected in {what}")
+        raise ConfigError(f"Missing fields {missing} detected in {kind}")
 
 
-def _meant(name: str, known: Any) -> str:
+def _hint(name: str, known: Any) -> str:
     close = get_close_matches(name, list(known), 1)
     return f" (did you mean {close[0]!r}?)" if close else ""

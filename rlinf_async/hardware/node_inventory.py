@@ -50,17 +50,17 @@ def main() -> None:
 
     The answer has ``resources`` (a hex-encoded pickle, because kinds have their own classes), ``warning``, ``error``.
     """
-    asked = json.load(sys.stdin)
-    answer = os.dup(1)
+    request = json.load(sys.stdin)
+    stdout_fd = os.dup(1)
     os.dup2(2, 1)  # keeps the output of user code out of the answer
-    sys.path[:] = [*asked["sys_path"], *(entry for entry in sys.path if entry not in asked["sys_path"])]
-    told = {"resources": "", "warning": load_extension(os.environ), "error": ""}
+    sys.path[:] = [*request["sys_path"], *(entry for entry in sys.path if entry not in request["sys_path"])]
+    reply = {"resources": "", "warning": load_extension(os.environ), "error": ""}
     try:
-        told["resources"] = pickle.dumps(take_inventory(asked["node_rank"], asked["sections"])).hex()
+        reply["resources"] = pickle.dumps(take_inventory(request["node_rank"], request["sections"])).hex()
     except Exception as error:
-        told["error"] = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
-    with open(answer, "w") as stream:
-        json.dump(told, stream)
+        reply["error"] = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+    with open(stdout_fd, "w") as stream:
+        json.dump(reply, stream)
 
 
 if __name__ == "__main__":

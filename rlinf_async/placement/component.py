@@ -16,7 +16,7 @@ from rlinf_async.placement.node_strategy import NodePlacementStrategy
 from rlinf_async.placement.numbering import ClusterShape, describe_nodes
 from rlinf_async.placement.ranges import RuleSegment, parse_rule
 from rlinf_async.placement.resolver import MultiNodeGroupResolver, describe_groups, find_groups, nodes_of
-from rlinf_async.placement.rules import Rule, read_rules, whole
+from rlinf_async.placement.rules import Rule, load_configuration, read_rules
 from rlinf_async.placement.strategy import PlacementStrategy
 
 
@@ -62,7 +62,7 @@ class ComponentPlacement:
 
     def __init__(self, config: Any, cluster: ClusterShape) -> None:
         self._components: dict[str, _Component] = {}
-        self._config = whole(config)
+        self._config = load_configuration(config)
         for rule in read_rules(self._config):
             component = _plan(rule, cluster)
             for name in rule.components:

@@ -52,7 +52,7 @@ class Rule:
         return ConfigError(f"{where}{text}")
 
 
-def whole(config: Any) -> Any:
+def load_configuration(config: Any) -> Any:
     """Load the configuration file if given a path, wrap a ``ClusterConfig``, and return other objects unchanged.
 
     Raises:

@@ -47,12 +47,12 @@ def check_strategy(given: Any) -> PlacementStrategy:
     """
     if isinstance(given, type) or not callable(getattr(given, "get_placement", None)):
         got = f"the class {given.__name__}" if isinstance(given, type) else f"{given!r} ({type(given).__name__})"
-        raise TypeError(f"placement_strategy= takes a placement strategy, got {got}: write {_meant(given)}")
+        raise TypeError(f"placement_strategy= takes a placement strategy, got {got}: write {_suggest_strategy(given)}")
     strategy: PlacementStrategy = given
     return strategy
 
 
-def _meant(given: Any) -> str:
+def _suggest_strategy(given: Any) -> str:
     """Suggest strategies for nodes, accelerators or a process count that a caller passed instead of a strategy."""
     if isinstance(given, type) and issubclass(given, PlacementStrategy):
         return f"{given.__name__}(...), an instance of it"
