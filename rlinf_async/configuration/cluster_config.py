@@ -161,15 +161,15 @@ class ClusterConfig:
             ConfigError: two groups set different values.
         """
         variables: dict[str, str] = {}
-        labels: dict[str, str] = {}
+        owner: dict[str, str] = {}
         for group in self._groups_of(node_rank):
             for name, value in group.env_vars(node_rank).items():
                 if variables.setdefault(name, value) != value:
                     raise ConfigError(
-                        f"node {node_rank} is in node groups {labels[name]!r} and {group.label!r}, which want different "
+                        f"node {node_rank} is in node groups {owner[name]!r} and {group.label!r}, which want different "
                         f"values of {name}: {variables[name]!r} and {value!r}; place the workers in one of the groups"
                     )
-                labels.setdefault(name, group.label)
+                owner.setdefault(name, group.label)
         return variables
 
     def get_node_python_interpreter_path(self, node_rank: int) -> str | None:
