@@ -87,7 +87,7 @@ class Sync:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Arguments of the work."""
+        """Arguments of the measurement."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name != "where"}
 
     def cases(self) -> dict[str, Case]:

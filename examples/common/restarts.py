@@ -12,7 +12,7 @@ _READY_TIMEOUT_S = 20.0
 counts as not new."""
 
 
-async def comes_of_a_death(error: Exception, groups: Sequence[WorkerGroup]) -> bool:
+async def is_restart_error(error: Exception, groups: Sequence[WorkerGroup]) -> bool:
     """True if a worker was restarted, or is about to be.
 
     A worker that dies between two calls is back before anyone notices. The next call then fails in some way, because
@@ -36,6 +36,6 @@ async def comes_of_a_death(error: Exception, groups: Sequence[WorkerGroup]) -> b
     return False
 
 
-def death_of(error: Exception) -> str:
+def describe_death(error: Exception) -> str:
     """Return one line on what happened."""
     return str(error).splitlines()[0] if isinstance(error, PeerLost) else "a worker was started again"

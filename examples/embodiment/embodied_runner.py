@@ -15,7 +15,7 @@ import numpy as np
 from batch_sizes import BatchSizes
 from common.checkpoint import load_checkpoint, place_to_resume, save_checkpoint
 from common.metric_logger import mean_over_ranks
-from common.restarts import comes_of_a_death, death_of
+from common.restarts import describe_death, is_restart_error
 from configuration import Configuration, last_step
 from env_worker import FinishedEpisode
 from metrics import EmbodiedLogger, phase_seconds
@@ -172,8 +172,8 @@ class EmbodiedRunner:
             Exception: no worker was restarted, or is about to be.
         """
         groups = [group for group in (self.actor, self.env, self.rollout) if group is not None]
-        while self.cfg.cluster.supervision and await comes_of_a_death(error, groups):
-            print(f"step {self.step}: {death_of(error)}: going on with what comes in its place", flush=True)
+        while self.cfg.cluster.supervision and await is_restart_error(error, groups):
+            print(f"step {self.step}: {describe_death(error)}: going on with what comes in its place", flush=True)
             try:
                 await self._queues.close()
                 self._queues = await self._open_queues()

@@ -14,7 +14,7 @@ import numpy as np
 from batches import Batches
 from common.checkpoint import load_checkpoint, place_to_resume, save_checkpoint
 from common.metric_logger import mean_over_ranks
-from common.restarts import comes_of_a_death, death_of
+from common.restarts import describe_death, is_restart_error
 from experience import ProblemBatch, Queues
 from omegaconf import OmegaConf
 from pass_at_k import mean_pass_at_k
@@ -142,9 +142,9 @@ class ReasoningRunner:
         Raises:
             Exception: it was none, or does not come back, or there is no checkpoint.
         """
-        if not self.cfg.cluster.supervision or not await comes_of_a_death(error, [self.actor]):
+        if not self.cfg.cluster.supervision or not await is_restart_error(error, [self.actor]):
             raise error
-        print(f"step {self.step}: {death_of(error)}: going on with what comes in its place", flush=True)
+        print(f"step {self.step}: {describe_death(error)}: going on with what comes in its place", flush=True)
         self._checkpoint = self._checkpoint_to_resume("auto")
         if self._checkpoint is None:
             raise error
@@ -163,10 +163,10 @@ class ReasoningRunner:
                 return await attempt()
             except Exception as error:
                 is_actors = isinstance(error, WorkerDied) and error.group == "actor"
-                if is_actors or not self.cfg.cluster.supervision or not await comes_of_a_death(error, [self.rollout]):
+                if is_actors or not self.cfg.cluster.supervision or not await is_restart_error(error, [self.rollout]):
                     raise
                 died = True
-                print(f"step {self.step}: {death_of(error)}: going on with what comes in its place", flush=True)
+                print(f"step {self.step}: {describe_death(error)}: going on with what comes in its place", flush=True)
 
     async def _forget_experience(self) -> None:
         while self._experience:

@@ -1,6 +1,6 @@
 """FastAPI web service that learns from and generates text with a group of workers.
 
-The service is the host: its loop, its signals, its shutdown.  The cluster lives in FastAPI's lifespan; leaving it
+The service keeps its own event loop, signal handlers and shutdown.  The cluster lives in FastAPI's lifespan; leaving it
 ends the workers.  Run it from this folder, and talk to it::
 
     uvicorn app:app

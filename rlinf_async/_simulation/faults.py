@@ -73,22 +73,22 @@ class Faults:
                 self._after(sim, rate, act)
 
     def _after(self, sim: FaultTarget, rate: float, act: Callable[[FaultTarget], None]) -> None:
-        def happen() -> None:
+        def act_and_repeat() -> None:
             act(sim)
             self._after(sim, rate, act)
 
-        sim.scheduler.after(sim.scheduler.random.expovariate(rate / _MINUTE_S), happen)
+        sim.scheduler.after(sim.scheduler.random.expovariate(rate / _MINUTE_S), act_and_repeat)
 
-    def _rank(self, sim: FaultTarget) -> tuple[str, int] | None:
+    def _pick_rank(self, sim: FaultTarget) -> tuple[str, int] | None:
         ranks = [rank for rank in sim.ranks if self.groups is None or rank[0] in self.groups]
         return sim.scheduler.random.choice(ranks) if ranks else None
 
     def _kill(self, sim: FaultTarget) -> None:
-        if (rank := self._rank(sim)) is not None:
+        if (rank := self._pick_rank(sim)) is not None:
             sim.kill(*rank)
 
     def _stop(self, sim: FaultTarget) -> None:
-        if (rank := self._rank(sim)) is not None:
+        if (rank := self._pick_rank(sim)) is not None:
             sim.stop(*rank, self.stop_s)
 
     def _cut(self, sim: FaultTarget) -> None:
@@ -96,5 +96,5 @@ class Faults:
             sim.cut(sim.scheduler.random.randrange(1, sim.num_nodes), self.cut_s)
 
     def _break(self, sim: FaultTarget) -> None:
-        if (rank := self._rank(sim)) is not None:
+        if (rank := self._pick_rank(sim)) is not None:
             sim.sever(*rank, sim.scheduler.random.choice(("shutdown", "close")))

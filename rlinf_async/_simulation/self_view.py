@@ -52,10 +52,10 @@ def places(scheduler: Scheduler) -> list[tuple[Any, str, Any]]:
         if not scheduler.in_simulation():
             return found
         idents = [each._thread.ident or 0 for each in actors()]
-        return {ident: _outside(found[ident]) for ident in idents if ident in found}
+        return {ident: _user_frame(found[ident]) for ident in idents if ident in found}
 
     def enumerated() -> list[Any]:
-        return [_seen(each) for each in actors()] if scheduler.in_simulation() else enumerate_threads()
+        return [_as_thread(each) for each in actors()] if scheduler.in_simulation() else enumerate_threads()
 
     def main() -> Any:
         if not scheduler.in_simulation():
@@ -64,7 +64,7 @@ def places(scheduler: Scheduler) -> list[tuple[Any, str, Any]]:
         assert process is not None
         first = process.actors[0] if process.actors else None
         # The scheduler's own thread turns a driver's loop, whose tasks no thread of the driver has.
-        return _seen(first) if isinstance(first, ThreadActor) else SimThread("MainThread", scheduler._thread, None)
+        return _as_thread(first) if isinstance(first, ThreadActor) else SimThread("MainThread", scheduler._thread, None)
 
     def system_call_of(native_id: int | None) -> SystemCall:
         waiting = next((each._waiting for each in actors() if each._thread.native_id == native_id), None)
@@ -96,13 +96,13 @@ def _is_alive(actor: ThreadActor) -> bool:
     return actor._has_begun and not actor.has_ended
 
 
-def _seen(actor: ThreadActor) -> SimThread:
+def _as_thread(actor: ThreadActor) -> SimThread:
     thread, given = actor._thread, actor._stands_for
     name = "MainThread" if actor is actor.process.actors[0] else actor.name if given is None else given.name
     return SimThread(name, thread.ident or 0, thread.native_id)
 
 
-def _outside(frame: FrameType) -> FrameType:
+def _user_frame(frame: FrameType) -> FrameType:
     """Return the innermost frame outside the simulation's code, where a parked thread waits."""
     found: FrameType | None = frame
     while found is not None and found.f_code.co_filename.startswith(_FOLDER):

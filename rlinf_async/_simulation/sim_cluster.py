@@ -142,9 +142,9 @@ class SimCluster:
                     traceback.clear_frames(error.__traceback__)  # the frames would keep the whole simulation alive
                     raise
                 finally:
-                    with _silence(), contextlib.ExitStack() as last:
-                        last.callback(home.enter)
-                        last.callback(self._bury)
+                    with _silence(), contextlib.ExitStack() as cleanup:
+                        cleanup.callback(home.enter)
+                        cleanup.callback(self._discard_remains)
                         self._end()
         finally:
             clock.monotonic = real_clock
@@ -156,7 +156,7 @@ class SimCluster:
                 gc.enable()
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _bury(self) -> None:
+    def _discard_remains(self) -> None:
         """Drop the remains of ended processes, with the output of their coroutines discarded."""
         # A coroutine that is collected runs its `finally` blocks. With the host process's globals installed, a worker's
         # call would take that process for a forked child and end it, which runs all exit functions.

@@ -68,15 +68,15 @@ class SimWorkerProcess(WorkerProcess):
         self._on_death = on_death
         name = f"{self.setup.group}:{self.setup.rank}"
         self.process = SimProcess(self._scheduler, name, self.pid, dict(spec["env"]), self._rate)
-        self.process.on_exit = lambda code: self._leave(ExitStatus(exit_code=code))
+        self.process.on_exit = lambda code: self._exit(ExitStatus(exit_code=code))
         self._scheduler.note(name, f"starts on {self.node}, pid {self.pid}")
-        host = ThreadActor(self._scheduler, self.process, name, self._live)
+        host = ThreadActor(self._scheduler, self.process, name, self._run_worker)
         self.process.actors.append(host)
         self._host = host
         self._on_birth(self)
         return near
 
-    def _live(self) -> None:
+    def _run_worker(self) -> None:
         spec = self.setup.spec
         selector, socket_selector = SimSelector(), SimSelector()
         loop = SimLoop(self._scheduler, selector)
@@ -93,9 +93,9 @@ class SimWorkerProcess(WorkerProcess):
         self._runtime.background.end_process(self._runtime.client)
         self._runtime.direct_callers.flush_blocking(0)
         self._runtime.client.flush_at_exit(0)
-        self._leave(ExitStatus(exit_code=code))
+        self._exit(ExitStatus(exit_code=code))
 
-    def _leave(self, exit_status: ExitStatus) -> None:
+    def _exit(self, exit_status: ExitStatus) -> None:
         if self.process.has_ended:
             return
         self._scheduler.note(self.process.name, f"pid {self.pid} {exit_status.text}")
@@ -109,9 +109,9 @@ class SimWorkerProcess(WorkerProcess):
         if self._reader is not None:
             self._reader.forget()
         self.process.end(connections, self._sock)
-        self._loop.call_soon_threadsafe(self._is_dead, exit_status)
+        self._loop.call_soon_threadsafe(self._report_death, exit_status)
 
-    def _is_dead(self, exit_status: ExitStatus) -> None:
+    def _report_death(self, exit_status: ExitStatus) -> None:
         self.exit_status = exit_status
         self.ended.set_result(exit_status)
         assert self._on_death is not None
@@ -120,7 +120,7 @@ class SimWorkerProcess(WorkerProcess):
     def kill(self, reason: str = "") -> None:
         if self.exit_status is None and self.pid and not self.process.has_ended:
             self._kill_reason = reason or self._kill_reason
-            self._leave(ExitStatus(signal="SIGKILL"))
+            self._exit(ExitStatus(signal="SIGKILL"))
 
     def connections(self) -> list[Connection]:
         if self._runtime is None:

@@ -40,7 +40,7 @@ _SHARE_CUT_SHORT: Final = 0.0
 """Share of socket writes that the kernel accepts only in part, or not yet at all."""
 
 
-class Until:
+class WaitUntil:
     """Wait for a condition, or until a time."""
 
     def __init__(self, condition: Callable[[], bool], seconds: float | None) -> None:
@@ -67,7 +67,7 @@ class SimGate:
         self._is_open = True
 
     def wait(self, seconds: float) -> bool:
-        self._actor.park(Until(lambda: self._is_open, seconds))
+        self._actor.park(WaitUntil(lambda: self._is_open, seconds))
         return self._is_open
 
 
@@ -81,7 +81,7 @@ def sleep(seconds: float) -> None:
     if actor is None:
         threading.Event().wait(seconds)
     else:
-        actor.park(Until(lambda: False, seconds))
+        actor.park(WaitUntil(lambda: False, seconds))
 
 
 def _run_jobs(jobs: deque[Callable[[], None]]) -> None:
@@ -129,7 +129,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         if actor is None or other is None:
             _REAL.join(thread, timeout)
         else:
-            actor.park(Until(lambda: other.has_ended, timeout))
+            actor.park(WaitUntil(lambda: other.has_ended, timeout))
 
     def wait(condition: threading.Condition, timeout: float | None = None) -> bool:
         """Park until the condition is notified; events, semaphores, queues and futures wait with it, too."""
@@ -141,7 +141,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         condition._waiters.append(waiter)  # type: ignore[attr-defined]
         saved = condition._release_save()  # type: ignore[attr-defined]
         try:
-            actor.park(Until(lambda: not waiter.locked(), timeout))
+            actor.park(WaitUntil(lambda: not waiter.locked(), timeout))
         finally:
             condition._acquire_restore(saved)  # type: ignore[attr-defined]
             if waiter.locked():
@@ -164,7 +164,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
     def shutdown(executor: ThreadPoolExecutor, wait: bool = True, **options: Any) -> None:
         actor, jobs = scheduler.current_actor(), executor.__dict__.get("_simulated_jobs")
         if jobs and wait and actor is not None:
-            actor.park(Until(lambda: not jobs, None))
+            actor.park(WaitUntil(lambda: not jobs, None))
         _REAL.shutdown(executor, wait, **options)
 
     def is_outside() -> bool:
@@ -183,9 +183,9 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         if is_outside():
             _REAL.run_exit_functions()
 
-    def leave(code: int) -> None:
+    def exit_process(code: int) -> None:
         if is_outside():
-            _REAL.leave(code)
+            _REAL.exit_process(code)
         if (process := scheduler.current) is not None and not process.has_ended and scheduler.in_simulation():
             process.on_exit(code)
         raise SimulatedDeath
@@ -200,7 +200,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
                 os.close(fd)
         return size, [], flags | socket.MSG_CTRUNC, address
 
-    def room(sock: socket.socket, size: int, has_descriptors: bool) -> int:
+    def accepted_bytes(sock: socket.socket, size: int, has_descriptors: bool) -> int:
         """Return how many of ``size`` bytes the socket accepts.
 
         Raises:
@@ -218,14 +218,14 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         return max(1, size * scheduler.writes.choice((0, 1, 3, 5, 7)) // 8)
 
     def send(sock: socket.socket, data: Any, flags: int = 0) -> int:
-        return _REAL.send(sock, data[: room(sock, len(data), False)], flags)
+        return _REAL.send(sock, data[: accepted_bytes(sock, len(data), False)], flags)
 
     def sendmsg(sock: socket.socket, buffers: Any, ancillary: Any = (), flags: int = 0) -> int:
         """Send only the accepted bytes; all descriptors go with the first byte, as in the kernel."""
         data = b"".join(buffers)
-        return _REAL.sendmsg(sock, [data[: room(sock, len(data), bool(ancillary))]], ancillary, flags)
+        return _REAL.sendmsg(sock, [data[: accepted_bytes(sock, len(data), bool(ancillary))]], ancillary, flags)
 
-    def living(stand_in: Callable[..., Any]) -> Callable[..., Any]:
+    def refuse_ended_processes(stand_in: Callable[..., Any]) -> Callable[..., Any]:
         """Refuse calls of ended processes, whose leftover code would start real threads and wait forever."""
 
         @functools.wraps(stand_in)
@@ -237,17 +237,17 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         return refuse
 
     places: list[tuple[Any, str, Any]] = [
-        (thread_gate._Here, "make", staticmethod(living(new_gate))),
-        (asyncio, "new_event_loop", living(new_loop)),
-        (asyncio.events, "new_event_loop", living(new_loop)),
-        (uvloop, "new_event_loop", living(new_loop)),
+        (thread_gate._Here, "make", staticmethod(refuse_ended_processes(new_gate))),
+        (asyncio, "new_event_loop", refuse_ended_processes(new_loop)),
+        (asyncio.events, "new_event_loop", refuse_ended_processes(new_loop)),
+        (uvloop, "new_event_loop", refuse_ended_processes(new_loop)),
         (atexit, "register", register),
         (atexit, "_run_exitfuncs", run_exit_functions),
-        (os, "_exit", leave),
-        (threading.Thread, "start", living(start)),
-        (threading.Thread, "join", living(join)),
-        (threading.Condition, "wait", living(wait)),
-        (ThreadPoolExecutor, "submit", living(submit)),
+        (os, "_exit", exit_process),
+        (threading.Thread, "start", refuse_ended_processes(start)),
+        (threading.Thread, "join", refuse_ended_processes(join)),
+        (threading.Condition, "wait", refuse_ended_processes(wait)),
+        (ThreadPoolExecutor, "submit", refuse_ended_processes(submit)),
         (ThreadPoolExecutor, "shutdown", shutdown),
         (socket.socket, "recvmsg_into", recvmsg_into),
         (socket.socket, "send", send),
@@ -280,7 +280,7 @@ def replace(place: Any, name: str, value: Any) -> Callable[[], None]:
 class _REAL:
     register: Callable[..., Any] = staticmethod(atexit.register)  # type: ignore[arg-type]  # generic in its function
     run_exit_functions = staticmethod(atexit._run_exitfuncs)
-    leave = staticmethod(os._exit)
+    exit_process = staticmethod(os._exit)
     new_event_loop = staticmethod(asyncio.new_event_loop)
     start = threading.Thread.start
     join = threading.Thread.join

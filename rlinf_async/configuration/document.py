@@ -119,9 +119,9 @@ def plain(value: Any, steps: Steps = (), origin: Origin | None = None) -> Any:
         ConfigError: an interpolation cannot be resolved.
     """
     if isinstance(value, Mapping):
-        return {key: plain(_take(value, key, steps, origin), (*steps, key), origin) for key in value}
+        return {key: plain(_item(value, key, steps, origin), (*steps, key), origin) for key in value}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [plain(_take(value, number, steps, origin), (*steps, number), origin) for number in range(len(value))]
+        return [plain(_item(value, number, steps, origin), (*steps, number), origin) for number in range(len(value))]
     return value
 
 
@@ -133,7 +133,7 @@ def name_steps(steps: Steps) -> str:
     return text
 
 
-def _take(container: Any, key: Any, steps: Steps, origin: Origin | None) -> Any:
+def _item(container: Any, key: Any, steps: Steps, origin: Origin | None) -> Any:
     if "omegaconf" not in sys.modules:
         return container[key]
     from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException

@@ -81,9 +81,9 @@ class NetEmulationConfig:
     bandwidth_groups: tuple[BandwidthGroup, ...] = ()
 
     def __post_init__(self) -> None:
-        twice = _find_second_line(self.bandwidth_groups)
-        if twice is not None:
-            raise ConfigError(twice[1])
+        repeated = _find_repeated_member(self.bandwidth_groups)
+        if repeated is not None:
+            raise ConfigError(repeated[1])
 
     @classmethod
     def from_cfg(cls, cfg: Any) -> NetEmulationConfig | None:
@@ -113,9 +113,9 @@ def read_net_emulation(value: Any, steps: Steps, origin: Origin | None) -> NetEm
     symmetric = section.flag("symmetric", True)
     if not section.flag("enabled"):
         return None
-    twice = _find_second_line(lines)
-    if twice is not None:
-        raise section.error(twice[1], "bandwidth_groups", twice[0], "members")
+    repeated = _find_repeated_member(lines)
+    if repeated is not None:
+        raise section.error(repeated[1], "bandwidth_groups", repeated[0], "members")
     return NetEmulationConfig(symmetric, tuple(pairs), tuple(lines))
 
 
@@ -156,14 +156,17 @@ def _check_number(key: str, value: Any) -> None:
         raise ConfigError(f"{key} must be a number that is not negative, got {value!r}")
 
 
-def _find_second_line(lines: Sequence[BandwidthGroup]) -> tuple[int, str] | None:
+def _find_repeated_member(lines: Sequence[BandwidthGroup]) -> tuple[int, str] | None:
     """Return the index of the first group with a member of an earlier group, and an error text; None if disjoint."""
-    behind: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for number, line in enumerate(lines):
         for member in line.members:
-            if member in behind:
-                return number, f"{member} is in bandwidth_groups[{behind[member]}] already: a worker has one line"
-            behind[member] = number
+            if member in numbers:
+                return (
+                    number,
+                    f"{member} is in bandwidth_groups[{numbers[member]}] already: a worker has one line",
+                )
+            numbers[member] = number
     return None
 
 

@@ -122,7 +122,7 @@ class HybridComponentPlacement(ComponentPlacement):
 
 def _plan(rule: Rule, cluster: ClusterShape) -> _Component:
     if not cluster.nodes:
-        raise rule.error(f"{rule.who} cannot be placed: the cluster has no nodes")
+        raise rule.error(f"{rule.name} cannot be placed: the cluster has no nodes")
     try:
         groups = find_groups(cluster, rule.node_group)
         # The ranks are nodes if any of the groups has no hardware: a rule cannot mix nodes and hardware.
@@ -131,7 +131,7 @@ def _plan(rule: Rule, cluster: ClusterShape) -> _Component:
         nodes = nodes_of(groups) if by_node else []
         segments = parse_rule(rule.text, len(nodes) if resolver is None else resolver.hardware_resource_count)
     except ConfigError as error:
-        raise rule.error(f"{rule.who}: {error}") from None
+        raise rule.error(f"{rule.name}: {error}") from None
     if resolver is None:
         counted = f"{describe_groups(groups)} {describe_nodes([node for _, node in nodes])}"
         _check_resources_exist(rule, segments, "node", len(nodes), counted, groups)
@@ -147,7 +147,7 @@ def _plan(rule: Rule, cluster: ClusterShape) -> _Component:
             strategy = FlexiblePlacementStrategy(by_process, rule.node_group)
         strategy.get_placement(cluster)
     except ConfigError as error:
-        raise rule.error(f"{rule.who}: {error}") from None
+        raise rule.error(f"{rule.name}: {error}") from None
     resources = tuple(rank for segment in segments for rank in segment.resources)
     return _Component(rule, strategy, len(by_process), resources)
 
@@ -160,7 +160,7 @@ def _check_resources_exist(
             first, last = segment.resources[0], segment.resources[-1]
             asked = f"{noun} {first}" if first == last else f"{noun}s {first}-{last}"
             most = max(each.resources.stop for each in segments)
-            raise rule.error(f"{rule.who} asks for {asked}, {have}{rule.hint}{_rehearsal(noun, most, groups)}")
+            raise rule.error(f"{rule.name} asks for {asked}, {have}{rule.hint}{_rehearsal(noun, most, groups)}")
 
 
 def _rehearsal(noun: str, most: int, groups: Sequence[NodeGroup]) -> str:

@@ -157,10 +157,10 @@ class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
         ranks = component.resources
         placements = component.strategy.get_placement(cluster)
         if not all(placement.hardware_type == ACCELERATOR for placement in placements):
-            raise ConfigError(f"{component.rule.who} needs accelerators: model-parallel placement is on nothing else")
+            raise ConfigError(f"{component.rule.name} needs accelerators: model-parallel placement is on nothing else")
         if list(ranks) != list(range(ranks[0], ranks[-1] + 1)):
             raise component.rule.error(
-                f"{component.rule.who} has accelerators {format_ranks(ranks)}; with model-parallel placement they "
+                f"{component.rule.name} has accelerators {format_ranks(ranks)}; with model-parallel placement they "
                 "must be contiguous"
             )
         return list(dict.fromkeys(each for placement in placements for each in placement.global_accelerator_ids))
@@ -232,7 +232,7 @@ class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
         try:
             return PackedPlacementStrategy(first, last, replica, stride, node_group)
         except ConfigError as error:
-            raise rule.error(f"{rule.who}: {error}") from None
+            raise rule.error(f"{rule.name}: {error}") from None
 
     def _find_stride(self) -> int:
         """Return the distance between the accelerators of an engine."""
@@ -254,7 +254,7 @@ class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
         if component.world_size not in fitting:
             meant = f"{sizes.dp} (one per engine)" if name == "rollout" else f"{sizes.world_size} (one per accelerator)"
             raise component.rule.error(
-                f"{component.rule.who} asks for {component.world_size} processes, but with model-parallel placement "
+                f"{component.rule.name} asks for {component.world_size} processes, but with model-parallel placement "
                 f"'{name}' has {meant}: leave the process ranks after the ':' out"
             )
 

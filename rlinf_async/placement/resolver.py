@@ -126,7 +126,7 @@ def find_groups(cluster: ClusterShape, labels: str | Sequence[str] | None) -> li
     known = groups_of(cluster)
     for label in asked:
         if label not in known:
-            raise ConfigError(f"Node group not found: {label!r}{_offer(label, known)}")
+            raise ConfigError(f"Node group not found: {label!r}{_suggest_groups(label, known)}")
     if not asked or len(set(asked)) != len(asked):
         raise ConfigError(f"node groups {asked} overlap or are empty: name each group once")
     return [known[label] for label in asked]
@@ -157,7 +157,7 @@ def describe_groups(node_groups: Sequence[NodeGroup]) -> str:
     return f"node group {named} has" if len(labels) == 1 else f"node groups {named} have"
 
 
-def _offer(label: str, known: Collection[str]) -> str:
+def _suggest_groups(label: str, known: Collection[str]) -> str:
     if set(known) == {CLUSTER_GROUP, NODE_GROUP}:
         return (
             ". Node groups are not defined for this cluster; "

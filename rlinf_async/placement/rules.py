@@ -43,7 +43,7 @@ class Rule:
     origin: Origin | None
 
     @property
-    def who(self) -> str:
+    def name(self) -> str:
         return f"component '{','.join(self.components)}'"
 
     def error(self, text: str) -> ConfigError:
@@ -111,7 +111,7 @@ def _read_rule(names: tuple[str, ...], value: Any, steps: Steps, origin: Origin 
     rule = Rule(names, "", None, "", steps, origin)
     node_group: Any = None
     if isinstance(value, Mapping):
-        section = Section(value, steps, origin, kind=rule.who, known=_KEYS, needed=("placement",))
+        section = Section(value, steps, origin, kind=rule.name, known=_KEYS, needed=("placement",))
         node_group, value = section.get("node_group"), section.get("placement")
         if not _is_labels(node_group):
             raise section.error(
@@ -121,7 +121,7 @@ def _read_rule(names: tuple[str, ...], value: Any, steps: Steps, origin: Origin 
     try:
         text = _get_text(value)
     except ConfigError as error:
-        raise rule.error(f"{rule.who}: {error}") from None
+        raise rule.error(f"{rule.name}: {error}") from None
     hint = ""
     if isinstance(value, int) and value >= 60:
         hint = f" (YAML reads an unquoted {value // 60}:{value % 60} as the number {value}: put it in quotes)"

@@ -109,7 +109,7 @@ class NsightConfig(ProfileConfig):
         _check_options("profiling.options", self.options)
         if isinstance(self.flags, str) or any(not isinstance(flag, str) or not _is_name(flag) for flag in self.flags):
             raise ConfigError(f"profiling.flags takes a list of options without a value, got {self.flags!r}")
-        twice = {_bare(name) for name in self.options} & {_bare(flag) for flag in self.flags}
+        twice = {_undashed(name) for name in self.options} & {_undashed(flag) for flag in self.flags}
         if twice:
             raise ConfigError(f"profiling: {', '.join(sorted(twice))} is both an option and a flag: keep one of them")
 
@@ -119,13 +119,13 @@ class NsightConfig(ProfileConfig):
         Args:
             default_output_prefix: prefix of the report's name, unless the options name one.
         """
-        options = {self._ALIASES.get(_bare(name), _bare(name)): value for name, value in self.options.items()}
+        options = {self._ALIASES.get(_undashed(name), _undashed(name)): value for name, value in self.options.items()}
         if self.steps is not None:
             options.setdefault("capture-range", "cudaProfilerApi")
             options.setdefault("capture-range-end", "stop")
         if "o" not in options and default_output_prefix is not None:
             options.setdefault("output", default_output_prefix)
-        return [*_tokens(options), *(_dashed(_bare(flag)) for flag in self.flags)]
+        return [*_tokens(options), *(_dashed(_undashed(flag)) for flag in self.flags)]
 
     def command_prefix(self, output_prefix: str) -> list[str]:
         return ["nsys", "profile", *self.to_cli_tokens(output_prefix)]
@@ -153,8 +153,8 @@ class RocprofSysConfig(ProfileConfig):
 
     def to_cli_tokens(self) -> list[str]:
         """Return the tool and its options, up to the ``--`` before the Python program."""
-        named = {_bare(name): value for name, value in self.args.items() if not isinstance(value, bool)}
-        bare = [_dashed(_bare(name)) for name, value in self.args.items() if value is True]
+        named = {_undashed(name): value for name, value in self.args.items() if not isinstance(value, bool)}
+        bare = [_dashed(_undashed(name)) for name, value in self.args.items() if value is True]
         return ["rocprof-sys-python", *bare, *_tokens(named), "--"]
 
     def command_prefix(self, output_prefix: str) -> list[str]:
@@ -241,10 +241,10 @@ def _check_options(name: str, values: Any) -> None:
 
 
 def _is_name(option: str) -> bool:
-    return bool(_bare(option)) and "=" not in option and option.split() == [option]
+    return bool(_undashed(option)) and "=" not in option and option.split() == [option]
 
 
-def _bare(option: str) -> str:
+def _undashed(option: str) -> str:
     return option.lstrip("-").replace("_", "-")
 
 
