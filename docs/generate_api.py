@@ -32,26 +32,26 @@ SUBJECTS: Final = {
     "Traces and profiles": ("_trace", "profiling"),
     "Errors": ("errors",),
 }
-"""The root's names by subject: the modules at the top of the package that they stand in."""
+"""Sections of the root's names, with the modules that define these names."""
 
 RESULTS: Final = {
     "Worker": (
         "GroupSpec",
         f"{PACKAGE}._worker.spec",
-        "What `create_group(...)` of a worker class returns; not imported.",
+        "Result of `create_group(...)` of a worker class; not imported.",
     ),
     "follow": (
         "Following",
         f"{PACKAGE}.weights",
-        f"What `follow(...)` returns; for annotations in `{PACKAGE}.weights`.",
+        f"Result of `follow(...)`; for annotations, it is in `{PACKAGE}.weights`.",
     ),
     "publish": (
         "Publication",
         f"{PACKAGE}.weights",
-        f"What `publish(...)` returns; for annotations in `{PACKAGE}.weights`.",
+        f"Result of `publish(...)`; for annotations, it is in `{PACKAGE}.weights`.",
     ),
 }
-"""By the name that gives them: classes that users need not import, and whose methods they call."""
+"""Classes that users do not import but whose methods they call, by the name that returns them."""
 
 IN_FULL: Final = {
     "Cluster",
@@ -62,55 +62,55 @@ IN_FULL: Final = {
     "publish",
     "follow",
 }
-"""Those whose whole docstring is shown."""
+"""Names whose whole docstring is shown."""
 
 WITH_MEMBERS: Final = (f"{PACKAGE}.weights",)
-"""Modules whose classes are shown with their methods and attributes, as the root's are."""
+"""Modules whose classes are shown with methods and attributes, like the root's."""
 
 INTRODUCTION: Final = """\
 # Public names
 
-Every public name with its signature and the first paragraph of its docstring; `help()` shows all of it, and so does
-this page for what is needed most. `make docs` writes it from the code, and the suite compares it. What has an
-underscore in its path may change, but not the [attributes of a worker](#worker) that RLinf's convention makes public,
-`self._rank` and the like.
+This page lists every public name with its signature and the first paragraph of its docstring, or for the most
+important names the whole docstring, as `help()` shows it. `make docs` writes the page from the code, and the suite
+compares the two. Names with an underscore in their path may change, except the [attributes of a worker](#worker) that
+RLinf's convention makes public, such as `self._rank`.
 
-Importing `rlinf_async` loads nothing; each name is loaded when it is asked for, and torch only with what needs it.
-`from rlinf_async import ...` finds the names of this first table, and those of `rlinf_async.rlinf` and
-`rlinf_async.torchrl` too. Methods of a channel, `send`, `recv`, `broadcast` and the like block in plain code, and in
-a coroutine return a `Work` to be awaited: where a signature says `Any`, the text says what comes. A `WorkerGroup`
-also has the public methods of its worker class; one that is called `call` takes the place of the group's.
+Importing `rlinf_async` loads nothing: each name is loaded on first use, and torch only with the names that need it.
+`from rlinf_async import ...` finds the names of this first table, and also those of `rlinf_async.rlinf` and
+`rlinf_async.torchrl`. The methods of a channel, `send`, `recv`, `broadcast` and similar ones block in plain code, and
+return a `Work` to await in a coroutine; if a signature says `Any`, the text describes the result. A `WorkerGroup`
+also has the public methods of its worker class; a method named `call` replaces the group's own.
 
-RLinf's names are explained in [porting-from-rlinf.md](porting-from-rlinf.md), TorchRL's in [torchrl.md](torchrl.md);
-what adapts a scheme to the collectors of released TorchRL, `rlinf_async.torchrl.collectors.CollectorScheme`, needs
+[porting-from-rlinf.md](porting-from-rlinf.md) explains RLinf's names, and [torchrl.md](torchrl.md) those of TorchRL.
+`rlinf_async.torchrl.collectors.CollectorScheme`, which adapts a scheme to the collectors of released TorchRL, needs
 the extra `torchrl`.
 """
 
 TYPES: Final = """\
 ## Types
 
-`Rollout.create_group(...)` is checked as the constructor is, and `launch()`, `find_group()` and
-`WorkerGroup.from_group_name()` give a `WorkerGroup[Rollout]`; the parameter may be left out, as those of `Handle` and
-`Stream` may.
+Type checkers check `Rollout.create_group(...)` like the constructor. `launch()`, `find_group()` and
+`WorkerGroup.from_group_name()` return a `WorkerGroup[Rollout]`. The type parameter is optional, as are those of
+`Handle` and `Stream`.
 
-- `group.call(Rollout.step, x)` does what `group.step(x)` does, on views too, and is the form for `mypy --strict`:
-  arguments are checked, and it is a `Handle[float]` where `step` returns a float, with `def` and `async def`, or a
-  `Stream[T]`. An editor completes `Rollout.` in it. `each(values)` has the type of one of the values. Class and
-  static methods have no `self`, and are called as `group.named(x)`.
-- `group.step(x)` is `Any` to a type checker, and no editor completes it from the source: a type can say neither that
-  it has the methods of another one, nor that each of them returns something else there. Where the group exists, in
-  Jupyter and debuggers, its methods are completed, with the worker's signatures and docstrings;
-  `inspect.signature(group.step)` tells them too.
-- What a method returns that blocks in plain code and gives a `Work` in coroutines depends on where it is called,
-  which no type says. `rlinf_async.work` has the types for it: an `IntOrWork` can be used as an int and awaited for
-  one; `FloatOrWork`, `ListOrWork[T]` and `DictOrWork[T]` likewise; a group that is found is a `WorkerGroup`, which
-  can be awaited anyway. `NoneOrWork` is `Work[None]`: in plain code it is None, and has no methods. `BoolOrWork` and
-  `ValueOrWork` are `Any`.
+- `group.call(Rollout.step, x)` does the same as `group.step(x)`, also on views, and is the form for `mypy --strict`:
+  its arguments are checked, and it is a `Handle[float]` if `step` returns a float (by `def` or `async def`), or a
+  `Stream[T]`. Editors complete `Rollout.` in it. `each(values)` has the type of a single value. Class and static
+  methods have no `self` and are called as `group.named(x)`.
+- `group.step(x)` is `Any` to a type checker, and editors cannot complete it from the source: a type cannot express
+  that an object has the methods of another type with other results. If the group exists, as in Jupyter and debuggers,
+  its methods are completed, with the worker's signatures and docstrings; `inspect.signature(group.step)` returns
+  them, too.
+- The result of a method that blocks in plain code and returns a `Work` in coroutines depends on the caller, which
+  types cannot express. `rlinf_async.work` has types for these results: an `IntOrWork` can be used as an int and
+  awaited for one; likewise `FloatOrWork`, `ListOrWork[T]` and `DictOrWork[T]`. Lookups of groups return a
+  `WorkerGroup`, which can be awaited anyway. `NoneOrWork` is `Work[None]`; in plain code, it is None and has no
+  methods. `BoolOrWork` and `ValueOrWork` are `Any`.
 """
 
 
 def make_page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     root = table_of(PACKAGE)
     modules = list(public_modules())
     parts = [INTRODUCTION, *_index(root), "## Modules\n", "| module | what it holds |", "|---|---|"]
@@ -167,7 +167,7 @@ def root_module() -> ModuleType:
 
 
 def table_of(path: str) -> dict[str, str]:
-    """Public names of a package, each with the module that it is imported from: ``from home import Name as Name``."""
+    """Return the public names of a package, each with its module (``from home import Name as Name``)."""
     file = inspect.getsourcefile(importlib.import_module(path))
     assert file is not None
     if not file.endswith("__init__.py"):
@@ -178,7 +178,7 @@ def table_of(path: str) -> dict[str, str]:
 
 
 def names_of(root: dict[str, str], homes: Iterable[str]) -> dict[str, str]:
-    """The root's names that stand in these modules, in the order of the modules.
+    """Return the root's names that these modules define, in the order of the modules.
 
     Raises:
         LookupError: a name of the root belongs to no subject.
@@ -191,7 +191,7 @@ def names_of(root: dict[str, str], homes: Iterable[str]) -> dict[str, str]:
 
 
 def public_modules() -> Iterator[str]:
-    """Modules and packages at the top whose names have no underscore."""
+    """Yield the modules and packages below the root whose names have no underscore."""
     for entry in sorted(Path(str(root_module().__file__)).parent.iterdir()):
         if not entry.name.startswith("_") and (entry.suffix == ".py" or (entry / "__init__.py").is_file()):
             yield f"{PACKAGE}.{entry.stem}"
@@ -201,7 +201,7 @@ def public_modules() -> Iterator[str]:
 
 
 def signature_of(found: Any, name: str) -> str:
-    """As it is written: ``def name(parameters) -> result``, ``class Name(parameters)``."""
+    """Return the signature as written: ``def name(parameters) -> result``, ``class Name(parameters)``."""
     if not inspect.isclass(found):
         line = f"{'async ' if inspect.iscoroutinefunction(found) else ''}def {name}"
         return line + _parameters(found, skip=0)
@@ -215,12 +215,12 @@ def signature_of(found: Any, name: str) -> str:
 
 
 def is_internal(constructor: Any) -> bool:
-    """Whether its docstring says that users do not call it."""
+    """True if the docstring says that users do not call it."""
     return str(constructor.__doc__ or "").startswith("Not for users")
 
 
 def _parameters(function: Any, *, skip: int) -> str:
-    """``(a: int, *, b: str = 'x') -> None``, one parameter a line where the line would be long."""
+    """Return ``(a: int, *, b: str = 'x') -> None``, with one parameter per line if the line would be long."""
     signature = inspect.signature(function)
     result = "" if signature.return_annotation is inspect.Signature.empty else f" -> {signature.return_annotation}"
     parts: list[str] = []
@@ -247,7 +247,7 @@ def _spell(default: Any) -> str:
 
 
 def first_paragraph(found: Any, *, sentence: bool = False) -> str:
-    """Of a docstring, as Markdown; only its first sentence, without its full stop."""
+    """Return a docstring's first paragraph as Markdown, or only its first sentence without the full stop."""
     text = inspect.getdoc(found) or ""
     if dataclasses.is_dataclass(found) and text.startswith(f"{getattr(found, '__name__', '')}("):
         text = ""  # dataclass wrote it
@@ -255,7 +255,7 @@ def first_paragraph(found: Any, *, sentence: bool = False) -> str:
 
 
 def _further_text(found: Any) -> str:
-    """The docstring after its first paragraph, of what is ``IN_FULL``: a block as ``help()`` has it."""
+    """Return the docstring after its first paragraph, as ``help()`` shows it, for names in ``IN_FULL``."""
     text = (inspect.getdoc(found) or "").partition("\n\n")[2].replace("``", "`")
     return f"\n```text\n{text}\n```\n" if text and found.__qualname__ in IN_FULL else ""
 
@@ -270,7 +270,7 @@ def as_markdown(text: str, *, sentence: bool = False) -> str:
 
 
 def describe_value(home: str, name: str, found: Any) -> str:
-    """The string below an assignment in its module, or the text of a submodule."""
+    """Return the string below an assignment in its module, or the docstring of a submodule."""
     if inspect.ismodule(found):
         return first_paragraph(found)
     module = importlib.import_module(home)
@@ -280,7 +280,7 @@ def describe_value(home: str, name: str, found: Any) -> str:
 
 
 def texts_of(source: str) -> dict[str, tuple[str, str]]:
-    """Of assignments in a module, or in its one class, by name: annotation, and the string that follows."""
+    """Return the annotation and the string below each assignment in a module, or in its one class, by name."""
     body: list[ast.stmt] = ast.parse(textwrap.dedent(source)).body
     if len(body) == 1 and isinstance(body[0], ast.ClassDef):
         body = body[0].body
@@ -298,7 +298,7 @@ def texts_of(source: str) -> dict[str, tuple[str, str]]:
 
 
 def members_of(cls: type) -> Iterator[str]:
-    """Lines for the public attributes of a class, its own and those of bases that have no section."""
+    """Return lines for the public attributes of a class, including those of bases without a section."""
     sections = {getattr(root_module(), name) for name in table_of(PACKAGE)}
     owners = [owner for owner in cls.__mro__ if owner.__module__.startswith(PACKAGE)]
     above = [owner for owner in owners[1:] if owner in sections]
@@ -319,7 +319,7 @@ def members_of(cls: type) -> Iterator[str]:
 
 
 def _conventional_attributes(worker: type) -> Iterator[str]:
-    """A table of a worker's attributes that are public although their names begin with an underscore."""
+    """Return a table of a worker's attributes that are public although their names begin with an underscore."""
     yield "Public by RLinf's convention, and as steady as names without an underscore:\n"
     yield "| in a worker | what it is |"
     yield "|---|---|"

@@ -13,8 +13,6 @@ _MINUTE_S: Final = 60.0
 
 
 class FaultTarget(Protocol):
-    """Interface of ``SimCluster`` to its faults."""
-
     scheduler: Scheduler
 
     @property
@@ -61,7 +59,6 @@ class Faults:
                 raise ConfigError(f"Faults({name}={value!r}): it cannot be negative")
 
     def begin(self, sim: FaultTarget) -> None:
-        """Schedule the faults."""
         acts: tuple[tuple[float, Callable[[FaultTarget], None]], ...] = (
             (self.kills, self._kill),
             (self.stops, self._stop),

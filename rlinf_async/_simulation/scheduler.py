@@ -52,8 +52,6 @@ class SimulatedDeath(BaseException):
 
 
 class ScheduledProcess(Protocol):
-    """Interface of a simulated process to the scheduler and threads."""
-
     name: str
     pid: int
     stopped_until: float
@@ -73,8 +71,6 @@ class ScheduledProcess(Protocol):
 
 
 class Actor(Protocol):
-    """A simulated loop or thread, as the scheduler sees it."""
-
     process: ScheduledProcess
     name: str
 
@@ -197,7 +193,6 @@ class Scheduler:
         self._epoll.unregister(fd)
 
     def read_clock(self) -> float:
-        """Return the time on the clock of the current process."""
         process = self.current
         return self.now if process is None or process.rate == 1.0 else START_S + (self.now - START_S) * process.rate
 

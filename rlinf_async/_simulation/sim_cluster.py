@@ -325,7 +325,6 @@ class SimCluster:
 
     @property
     def ranks(self) -> list[tuple[str, int]]:
-        """The running ranks."""
         return sorted(
             {
                 (worker.setup.group, worker.setup.rank)
@@ -337,12 +336,10 @@ class SimCluster:
 
     @property
     def driver_threads(self) -> list[str]:
-        """Names of the driver's living threads."""
         actors = [] if self._driver is None else self._driver.actors
         return [actor.name for actor in actors if isinstance(actor, ThreadActor) and not actor.has_ended]
 
     def find(self, group: str, rank: int) -> SimWorkerProcess | None:
-        """Return the living process of a rank; None if it has none."""
         found = [
             worker
             for node in self.nodes

@@ -26,8 +26,6 @@ _MAX_CONNECTIONS: Final = 100
 
 
 class SimStream:
-    """One end of a stream: reads from the peer's end and writes to it."""
-
     def __init__(self, cable: Cable, node: int, peer: int) -> None:
         self.cable = cable
         self.node = node
@@ -209,7 +207,6 @@ class Fabric:
         return max([self._silent_until, *self._cuts.values(), *waits])
 
     def made_since(self, moment: float) -> list[Cable]:
-        """Return the connections opened since a time, latest first."""
         return list(itertools.takewhile(lambda cable: cable.made_at >= moment, reversed(self.cables)))
 
     def _release(self) -> None:

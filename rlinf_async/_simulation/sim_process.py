@@ -99,7 +99,6 @@ class SimProcess:
         return f"<SimProcess {self.name} {state}>"
 
     def enter(self) -> None:
-        """Install this process's globals in all modules."""
         current = self._scheduler.current
         if current is self:
             return
@@ -123,7 +122,6 @@ class SimProcess:
             before.enter()
 
     def keep(self) -> None:
-        """Save the current globals for the process's next turn."""
         self._globals = [table[name] for table, name in _TABLES]
         self._of_classes = [getattr(place, name) for place, name in _ON_CLASSES]
 

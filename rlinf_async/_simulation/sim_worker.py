@@ -132,7 +132,6 @@ class SimWorkerProcess(WorkerProcess):
         return [connection for connection in found if connection is not None]
 
     def sever(self, how: str) -> None:
-        """Break the direct connections, as user code or a firewall might."""
         for connection in self.connections():
             if (fd := connection.fileno()) < 0:
                 continue

@@ -188,7 +188,6 @@ def _read_line(parent: Section, number: int, entry: Any) -> BandwidthGroup:
 
 
 def _checked(section: Section, key: str, read: Callable[[Any], _Read]) -> _Read:
-    """Return ``read`` of a key's value; an error names the place of the key."""
     try:
         return read(section.get(key))
     except ConfigError as error:

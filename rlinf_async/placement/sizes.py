@@ -88,7 +88,6 @@ def _checked(component: str, sizes: ParallelSizes) -> ParallelSizes:
 
 
 def _size(component: str, size: str) -> Any:
-    """Return a property of ``SizesByName`` with one size of a component."""
     return property(lambda placement: getattr(placement.get_sizes(component), size))
 
 
