@@ -251,10 +251,10 @@ class _Pooled:
         ranks = self._wish.ranks if self._waits() else self._callee.ranks
         return f"{name_ranks(ranks)} of '{self._callee.name}'"
 
-    def _far_side(self) -> slow_waits.FarSide | None:
+    def _peer_activity(self) -> slow_waits.PeerActivity | None:
         if self._waits():
-            return self._calls.members.callee(self._wish.ranks).far_side(range(len(self._wish.ranks)))
-        return self._callee.far_side([0])  # type: ignore[no-any-return]
+            return self._calls.members.callee(self._wish.ranks).peer_activity(range(len(self._wish.ranks)))
+        return self._callee.peer_activity([0])  # type: ignore[no-any-return]
 
 
 class _AnyCall(_Pooled, Handle[Any]):

@@ -118,8 +118,8 @@ class Handle(Work[list[R]]):
         missing = [self._callee.ranks[slot] for slot in self._tally.unanswered()]
         return f"{name_ranks(missing)} of '{self._callee.name}'"
 
-    def _far_side(self) -> slow_waits.FarSide | None:
-        return self._callee.far_side(self._tally.unanswered())
+    def _peer_activity(self) -> slow_waits.PeerActivity | None:
+        return self._callee.peer_activity(self._tally.unanswered())
 
     def _needs(self) -> slow_waits.Needs:
         return self._answers_of(self._tally.unanswered()), True

@@ -57,7 +57,7 @@ class Named(Work[None]):
     def _whom(self) -> str:
         return "ranks 0-3 of 'rollout'"
 
-    def _far_side(self) -> Work[str]:
+    def _peer_activity(self) -> Work[str]:
         far: Work[str] = Work()
         far._settle("ranks 0-3 are in step (60 s)")
         return far
@@ -173,9 +173,9 @@ def test_a_thread_enters_the_table_after_a_moment_and_leaves_it_when_its_wait_en
     seen: list[slow_waits.Wait] = []
 
     class Watched(Named):
-        def _far_side(self) -> Work[str]:
+        def _peer_activity(self) -> Work[str]:
             seen.extend(slow_waits.snapshot())
-            return super()._far_side()
+            return super()._peer_activity()
 
     Watched("rollout.step()").wait()
     (row,) = seen
@@ -196,7 +196,7 @@ async def test_a_word_about_a_wait_that_ended_before_the_other_side_answered_is_
     asked: list[Work[str]] = []
 
     class Slow(Named):
-        def _far_side(self) -> Work[str]:
+        def _peer_activity(self) -> Work[str]:
             asked.append(Work())
             self._settle()
             return asked[0]
@@ -223,7 +223,7 @@ async def test_what_a_task_awaits_may_be_anything(words: Words) -> None:
 
 def test_a_word_that_cannot_be_said_ends_no_wait(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Named):
-        def _far_side(self) -> Work[str]:
+        def _peer_activity(self) -> Work[str]:
             threading.Timer(0, self._settle).start()
             raise RuntimeError("no")
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Generic
 
 from rlinf_async import errors
-from rlinf_async._client import far_side
+from rlinf_async._client import peer_activity
 from rlinf_async._core import frames
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.operations import Answer, CancelFind, Find, LockDevices, Operation, UnlockDevices
@@ -28,7 +28,7 @@ class Request(Work[Answer], Generic[Answer]):
     _kind = "request"
 
     def __init__(
-        self, client: far_side.Client, number: int, operation: Operation[Answer], node: int, what: str = ""
+        self, client: peer_activity.Client, number: int, operation: Operation[Answer], node: int, what: str = ""
     ) -> None:
         super().__init__()
         self.number = number
@@ -46,8 +46,8 @@ class Request(Work[Answer], Generic[Answer]):
     def _whom(self) -> str:
         return f"the daemon of node {self.node}"
 
-    def _far_side(self) -> Work[str]:
-        return far_side.request(self._client, self.operation, self.number, self.node)
+    def _peer_activity(self) -> Work[str]:
+        return peer_activity.request(self._client, self.operation, self.number, self.node)
 
     def _needs(self) -> slow_waits.Needs:
         operation = self.operation

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from rlinf_async._client import far_side
+from rlinf_async._client import peer_activity
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits, user_code
 from rlinf_async.errors import ClosedError, ForkedProcessError
@@ -32,8 +32,8 @@ class Task(Work[Any]):
     def _describe(self) -> str:
         return self._what
 
-    def _far_side(self) -> Work[str] | None:
-        return None if self._task is None else far_side.through(self._awaited())
+    def _peer_activity(self) -> Work[str] | None:
+        return None if self._task is None else peer_activity.through(self._awaited())
 
     def _needs(self) -> slow_waits.Needs:
         """What the coroutine awaits; where that is nothing of others', the framework works on it."""

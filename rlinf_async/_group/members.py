@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from rlinf_async._client import far_side
+from rlinf_async._client import peer_activity
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.reply_handler import NOWHERE
 from rlinf_async._client.tasks import Task
@@ -661,14 +661,14 @@ class Callee:
         where = f" on {infos[rank].node_name} (pid {infos[rank].pid})" if infos else ""
         return f"rank {rank} of group '{self.name}'{where}"
 
-    def far_side(self, slots: Sequence[int]) -> Work[str] | None:
+    def peer_activity(self, slots: Sequence[int]) -> Work[str] | None:
         """What the ranks in these slots do, in words; where they are not there yet, what their launch waits for."""
         targets = self.targets
         if targets:
             who = {targets[slot]: (self.name, self.ranks[slot]) for slot in slots}
-            return far_side.workers(self.client, who)
+            return peer_activity.workers(self.client, who)
         launching = self._members.launching
-        return None if launching is None else launching._far_side()
+        return None if launching is None else launching._peer_activity()
 
     def restart_of(self, slot: int) -> tuple[bool, str]:
         """Whether a rank that is gone is started again, and why not where that was given up."""

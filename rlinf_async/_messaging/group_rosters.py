@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlinf_async import settings
-from rlinf_async._client import far_side
+from rlinf_async._client import peer_activity
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.name_lookup import say_late
 from rlinf_async._client.requests import Request
@@ -207,8 +207,8 @@ class Finding(Work[int]):
     def _describe(self) -> str:
         return f"a group named '{self._group}'"
 
-    def _far_side(self) -> Work[str]:
-        return far_side.name(self._client, self._group)
+    def _peer_activity(self) -> Work[str]:
+        return peer_activity.name(self._client, self._group)
 
     def _needs(self) -> slow_waits.Needs:
         return [Target(TargetKind.NAME, name=self._group)], True

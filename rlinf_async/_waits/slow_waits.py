@@ -56,7 +56,7 @@ class Waitable(Protocol):
 
     def _whom(self) -> str: ...
 
-    def _far_side(self) -> FarSide | None: ...
+    def _peer_activity(self) -> PeerActivity | None: ...
 
     def _needs(self) -> Needs: ...
 
@@ -65,7 +65,7 @@ class Waitable(Protocol):
     def _user_loop(self) -> asyncio.AbstractEventLoop | None: ...
 
 
-class FarSide(Protocol):
+class PeerActivity(Protocol):
     """What the other side does, as its daemons tell: a ``Work`` of words."""
 
     def done(self) -> bool: ...
@@ -296,23 +296,23 @@ def _say_one(same: Sequence[tuple[Waitable, float, Waiter]], now: float) -> None
 
 def with_words(work: Waitable, then: Callable[[str], None]) -> None:
     """Call ``then`` once daemons have said what those do for whom a work waits; with no words where nobody can say."""
-    far_side = work._far_side()
-    if far_side is None:
+    peer_activity = work._peer_activity()
+    if peer_activity is None:
         then("")
     else:
-        far_side._follow(lambda: then(_words_of(far_side)))
+        peer_activity._follow(lambda: then(_words_of(peer_activity)))
 
 
-def _words_of(far_side: FarSide) -> str:
+def _words_of(peer_activity: PeerActivity) -> str:
     try:
-        return str(far_side._result())
+        return str(peer_activity._result())
     except Exception as error:
         return f"the other side cannot be asked: {error}"
 
 
-def _log(text: str, far_side: str) -> None:
+def _log(text: str, peer_activity: str) -> None:
     recording.point(EventKind.WORD, text)
-    logger.warning("%s%s%s", text, f": {far_side}" if far_side else "", unobserved_errors.word())
+    logger.warning("%s%s%s", text, f": {peer_activity}" if peer_activity else "", unobserved_errors.word())
 
 
 def work_on(future: asyncio.Future[Any]) -> Any:

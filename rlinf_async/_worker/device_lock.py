@@ -119,8 +119,8 @@ class Acquisition(Work[None]):
     def _describe(self) -> str:
         return f"the device_lock of {self._of._name} (devices {', '.join(map(str, self._of._devices))})"
 
-    def _far_side(self) -> Work[str] | None:
-        return None if self._request is None else self._request._far_side()
+    def _peer_activity(self) -> Work[str] | None:
+        return None if self._request is None else self._request._peer_activity()
 
     def _needs(self) -> slow_waits.Needs:
         return ([], True) if self._request is None else self._request._needs()

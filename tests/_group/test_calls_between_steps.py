@@ -277,7 +277,7 @@ def test_a_stream_whose_item_came_as_its_rank_was_given_up_for_stalled_is_watche
     pool, asked = pool_of(members), Work[str]()
     method: Any = SimpleNamespace(name="stream", streams=True, is_idempotent=False)
     stream = _AnyStreamCall(pool, Wish((0,), stall_timeout=60.0), method)
-    monkeypatch.setattr(stream, "_far_side", lambda: asked)
+    monkeypatch.setattr(stream, "_peer_activity", lambda: asked)
     pool.submit(stream, codec.encode(None))
     attempt: Any = stream._attempt
     assert isinstance(stream._next(), Work)

@@ -74,16 +74,16 @@ def queue(client: Client, node: int, number: int, key: bytes) -> Work[str]:
 
 def through(inner: Sequence[slow_waits.Waitable]) -> Work[str]:
     """What something needs in turn, and what is said of the other sides of that."""
-    far_sides = [(work, work._far_side()) for work in inner]
+    activities = [(work, work._peer_activity()) for work in inner]
 
     def tell() -> str:
         words = []
-        for work, far_side in far_sides:
-            said = far_side._result() if far_side is not None and far_side.done() else ""
+        for work, peer_activity in activities:
+            said = peer_activity._result() if peer_activity is not None and peer_activity.done() else ""
             words.append(f"it needs {work._describe()}{f': {said}' if said else ''}")
         return "; ".join(words)
 
-    return _when_all([far_side for _, far_side in far_sides if far_side is not None], tell)
+    return _when_all([peer_activity for _, peer_activity in activities if peer_activity is not None], tell)
 
 
 def _one(client: Client, operation: Operation[str], node: int) -> Work[str]:
@@ -96,16 +96,18 @@ def _one(client: Client, operation: Operation[str], node: int) -> Work[str]:
     return _when_all([request], tell, client)
 
 
-def _when_all(asked: Sequence[slow_waits.FarSide], tell: Callable[[], str], client: Client | None = None) -> Work[str]:
+def _when_all(
+    asked: Sequence[slow_waits.PeerActivity], tell: Callable[[], str], client: Client | None = None
+) -> Work[str]:
     """Words made once all have answered; or have had the time for it, which a ``client`` measures."""
-    far_side: Work[str] = Work()
+    peer_activity: Work[str] = Work()
 
     def finish() -> None:
-        if not far_side.done():
+        if not peer_activity.done():
             try:
-                far_side._settle(tell())
+                peer_activity._settle(tell())
             except Exception as error:
-                far_side._settle(error=error)
+                peer_activity._settle(error=error)
 
     def one_has_answered() -> None:
         if all(work.done() for work in asked):
@@ -115,12 +117,12 @@ def _when_all(asked: Sequence[slow_waits.FarSide], tell: Callable[[], str], clie
         work._follow(one_has_answered)
     if not asked:
         finish()
-    if client is not None and not far_side.done():
+    if client is not None and not peer_activity.done():
         client.later(settings.WAIT_ANSWER_S(), finish)
-    return far_side
+    return peer_activity
 
 
-def _answer_of(request: slow_waits.FarSide, node: int) -> tuple[Any, str]:
+def _answer_of(request: slow_waits.PeerActivity, node: int) -> tuple[Any, str]:
     """The answer of a node's daemon, or why there is none."""
     if not request.done():
         return None, f"the daemon of node {node} has not answered within {settings.WAIT_ANSWER_S():g} s"
