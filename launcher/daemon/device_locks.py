@@ -31,7 +31,7 @@ class Locks:
         """Undoes the request of that number, answered or not; the names of those that it has waited for."""
         ticket = Ticket(requester.endpoint, op.number)
         in_the_way = self._devices.names(ticket)
-        self._answer_acquired(self._devices.give_back(ticket))
+        self._answer_acquired(self._devices.release(ticket))
         return in_the_way
 
     def drop(self, holder: int) -> None:

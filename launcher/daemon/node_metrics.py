@@ -69,7 +69,7 @@ class NodeMetrics:
         """By endpoint: the rank that a driver has here."""
         self._driver_ranks = itertools.count()
 
-    async def node_metrics(self, requester: Requester, op: operations.NodeMetrics) -> dict[str, Any]:
+    async def node_metrics(self, requester: Requester, op: operations.ScrapeNode) -> dict[str, Any]:
         """Samples of the framework's metrics.
 
         Returns:

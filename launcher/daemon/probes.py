@@ -78,7 +78,7 @@ class Probes:
             changed |= {"MUJOCO_EGL_DEVICE_ID": str(number), "EGL_DEVICE_ID": str(number)}
         return changed
 
-    async def inventory(self, requester: Requester, op: operations.Inventory) -> list[str]:
+    async def inventory(self, requester: Requester, op: operations.FindHardware) -> list[str]:
         """What the node has besides accelerators: a pickle, in hex, and a warning (or nothing) for the user."""
         sys_path = [self._here(entry) for entry in op.sys_path]
         question = {"node_rank": op.node_rank, "sections": op.sections, "sys_path": sys_path}

@@ -41,7 +41,7 @@ _ABOUT_NOW: Final = frozenset(
         operations.QueueState,
         operations.Inspect,
         operations.NodeDetails,
-        operations.NodeMetrics,
+        operations.ScrapeNode,
     )
 )
 """Requests about the present state of another node: they are not kept for one that cannot be reached now."""

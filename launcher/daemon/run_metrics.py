@@ -82,7 +82,7 @@ class RunMetrics:
     async def _ask(self) -> dict[str, dict[str, Any] | None]:
         """The metrics of all nodes by their names; None of one that has not answered in time."""
         asked = {
-            str(node["name"]): self._router.ask(node["node"], operations.NodeMetrics())
+            str(node["name"]): self._router.ask(node["node"], operations.ScrapeNode())
             for node in self._welcome()["nodes"]
         }
         try:

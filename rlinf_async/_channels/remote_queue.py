@@ -337,7 +337,7 @@ class RemoteQueue(Destination):
         self._batching.taken.append((number, had))
         self._client.takings.note(self, self._daemon, self.channel, number, had)
 
-    def say_taken(self) -> None:
+    def send_taken(self) -> None:
         taken = emptied(self._batching.taken)
         if taken:
             self.tell("taken", taken, now=True)

@@ -87,7 +87,7 @@ async def _inventories(
     client: NodeClient, nodes: Sequence[NodeInfo], sections: Sequence[dict[str, Any]], extension: str
 ) -> dict[int, tuple[Any, ...]]:
     asked = {
-        rank: client.request(operations.Inventory(rank, list(sections), sys.path, extension, None), node=rank)
+        rank: client.request(operations.FindHardware(rank, list(sections), sys.path, extension, None), node=rank)
         for rank in (node.node_rank for node in nodes)
     }
     found = {}

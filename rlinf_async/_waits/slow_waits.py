@@ -193,7 +193,7 @@ class LoopWaits:
             words = []
             for future, work, since, passed in due:
                 waiter = waiter_for(future)  # type: ignore[arg-type]
-                if self._table.say(future, _place(work, waiter), passed, len(times)) and not waiter.internal:
+                if self._table.count_warning(future, _place(work, waiter), passed, len(times)) and not waiter.internal:
                     words.append((work, since, waiter))
             say(words, now)
         finally:
@@ -232,7 +232,9 @@ def wait_on(work: Waitable, gate: Gate, timeout: float | None) -> bool:
             if now >= word_at:
                 passed = sum(now - since >= mark for mark in times)
                 waiter = waiter_in_thread(ident)
-                if _threads.say(key, _place(work, waiter), passed, len(times)):  # whose, also if it runs our code only
+                if _threads.count_warning(
+                    key, _place(work, waiter), passed, len(times)
+                ):  # whose, also if it runs our code only
                     say([(work, since, waiter)], now)
     finally:
         _threads.rows.pop(key, None)
