@@ -39,7 +39,7 @@ class GivingBack:
                 self.open.pop(each, None)
         self._send()
 
-    def hold(self, send: Callable[[], None]) -> None:
+    def enqueue(self, send: Callable[[], None]) -> None:
         """Call ``send`` once everything that is open now is confirmed, after earlier sends."""
         with self._lock:
             self.held.append((self.open.copy(), send))
