@@ -325,7 +325,7 @@ class Handle(Work[list[R]]):
         if self._done or self._expired or (self._tally.failed and not self._keep_going):
             return  # a failure ends it in a moment, with the other ranks' word
         self._expired = True
-        slow_waits.with_words(self, self._end_expired)
+        slow_waits.with_peer_activity(self, self._end_expired)
 
     def _overdue(self, slots: Sequence[int], doing: str) -> DeadlineExceeded:
         return overdue(self._callee, self._method, slots, doing)

@@ -329,7 +329,7 @@ class _NextItem(Work[None]):
         self._stream = stream
 
     def _expire(self) -> None:
-        slow_waits.with_words(self, lambda words: self._stream._expire(self, words))
+        slow_waits.with_peer_activity(self, lambda words: self._stream._expire(self, words))
 
     def _describe(self) -> str:
         return self._stream._describe_next()

@@ -342,8 +342,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             if not self._forget_waiter(gate.open):
                 self._left()
             if isinstance(error, KeyboardInterrupt):
-                told = slow_waits.told_since(began, clock.monotonic())
-                error.add_note(f"while waiting for {self._describe()}, {told}{unobserved_errors.word()}")
+                told = slow_waits.duration_since(began, clock.monotonic())
+                error.add_note(f"while waiting for {self._describe()}, {told}{unobserved_errors.warning_suffix()}")
             raise
 
     def _time_to(self, began: float, timeout: float | None) -> float | None:

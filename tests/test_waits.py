@@ -127,7 +127,7 @@ async def test_the_line_is_found_through_whatever_awaits(words: Words) -> None:
 
 def test_many_waits_at_one_line_are_one_word(words: Words) -> None:
     waiter = Waiter("task trainer", "train.py:12 in main()", False)
-    slow_waits.say([(Named("obs.get()"), 40.0 + late, waiter) for late in range(5)], 100.0)
+    slow_waits.warn([(Named("obs.get()"), 40.0 + late, waiter) for late in range(5)], 100.0)
     (text,) = words.texts
     assert "still waiting after 60 s" in text
     assert ", at train.py:12 in main(), and so do 4 others there: ranks 0-3 are in step (60 s)" in text
@@ -170,7 +170,7 @@ def test_the_table_is_data(words: Words) -> None:
 
 
 def test_a_thread_enters_the_table_after_a_moment_and_leaves_it_when_its_wait_ends(words: Words) -> None:
-    seen: list[slow_waits.Wait] = []
+    seen: list[slow_waits.WaitRecord] = []
 
     class Watched(Named):
         def _peer_activity(self) -> Work[str]:

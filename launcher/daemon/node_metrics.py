@@ -16,7 +16,7 @@ from rlinf_async._core.own_logger import own_logger
 from rlinf_async._recorder.state import metric_table as table
 from rlinf_async._recorder.state.event_ring import CELL, CELLS_AT, SLOTS_AT, ring_path
 from rlinf_async._recorder.state.metric_table import MetricFamily
-from rlinf_async._recorder.state.ring_contents import Metric, has_metrics, metrics_of
+from rlinf_async._recorder.state.ring_contents import RingMetric, has_metrics, metrics_of
 
 from .channels import Channels
 from .death_watch import DeathWatch
@@ -41,7 +41,7 @@ Samples = dict[str, list[list[Any]]]
 """By metric: the values of its labels, ``node`` left out, and the value."""
 
 
-def metrics_in(log_dir: Path, endpoint: int) -> list[Metric]:
+def metrics_in(log_dir: Path, endpoint: int) -> list[RingMetric]:
     """Metrics in the ring of a process; none where it has no ring, or is making it just now."""
     try:
         with open(ring_path(log_dir, endpoint), "rb", buffering=0) as file:

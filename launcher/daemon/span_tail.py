@@ -95,7 +95,7 @@ class SpanTail:
         written, begun = self._words(fd)
         # The record that is being written now is not counted yet, and may be over what was read.
         if written - self._read > self._size - MAX_RECORD_BYTES:
-            dropped = begun - self._begun + self._tracks.give_up()
+            dropped = begun - self._begun + self._tracks.abandon()
             self._read, self._begun, self._unpacker = written, begun, self._new_unpacker()
             return dropped
         self._read += len(piece)

@@ -31,7 +31,7 @@ from rlinf_async._core.own_logger import own_logger
 from rlinf_async._recorder.state.event_ring import DIRECTORY
 from rlinf_async._recorder.state.span_log import SUFFIX
 from rlinf_async._trace.state.clocks import ClockOffset
-from rlinf_async._trace.state.trace_file import Process, TraceFile
+from rlinf_async._trace.state.trace_file import TracedProcess, TraceFile
 from rlinf_async.errors import ConfigError
 
 from .handlers import Requester
@@ -140,7 +140,7 @@ class Traces:
         at = self._name if node == self._router.node else self._router.neighbours[node].name
         try:
             endpoint, name, pid, shift, tracks, dropped, spans = batch
-            process = Process(endpoint, str(name), at, int(pid))
+            process = TracedProcess(endpoint, str(name), at, int(pid))
             self._file.add(process, tracks, spans, dropped, shift=int(shift), clock=self._clocks.get(node))
         except OSError as error:
             logger.error("the trace ends here: %s", error)

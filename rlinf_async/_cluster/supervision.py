@@ -23,7 +23,7 @@ from rlinf_async._group.members import Members
 from rlinf_async._group.restart_budget import RestartBudget
 from rlinf_async._group.restart_rounds import Restart, RestartRounds
 from rlinf_async._group.substitutes import Resident, Substitutes
-from rlinf_async._inspection.state.run_report import Activity, State, Wait
+from rlinf_async._inspection.state.run_report import Activity, ActivityState, Wait
 from rlinf_async._inspection.state.wait_graph import RESTART, supervision
 from rlinf_async._waits.unobserved_errors import UnobservedError
 from rlinf_async._worker.methods import MOVE_STORE, ON_RESTART
@@ -268,7 +268,7 @@ class Supervision:
         def activity() -> Activity:
             age = clock.monotonic() - since
             targets = [] if call is None else call._needs()[0]
-            state = State.WAITING if targets else State.RUNNING
+            state = ActivityState.WAITING if targets else ActivityState.RUNNING
             return Activity(name, state, age, wait=Wait(RESTART, what, age, targets))
 
         self._client.restarts[what] = activity

@@ -32,7 +32,7 @@ from rlinf_async._simulation.sim_loop import TICK_S, SimLoop
 from rlinf_async._waits import thread_gate
 from rlinf_async._waits.thread_gate import LockGate
 
-_OUTSIDE: Final = frozenset({"rlinf-witness", "rlinf-output"})
+_OUTSIDE: Final = frozenset({"rlinf-blocked-loop", "rlinf-output"})
 """Threads of the framework that wait for the kernel only, and take no part in a run."""
 
 
@@ -237,7 +237,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         return refuse
 
     places: list[tuple[Any, str, Any]] = [
-        (thread_gate._Here, "make", staticmethod(living(new_gate))),
+        (thread_gate._PerThread, "make", staticmethod(living(new_gate))),
         (asyncio, "new_event_loop", living(new_loop)),
         (asyncio.events, "new_event_loop", living(new_loop)),
         (uvloop, "new_event_loop", living(new_loop)),

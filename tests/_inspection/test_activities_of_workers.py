@@ -11,7 +11,14 @@ import pytest
 
 from rlinf_async import Channel, Cluster, Handle, NodePlacementStrategy
 from rlinf_async._core import operations
-from rlinf_async._inspection.state.run_report import Activity, ProcessReport, State, Target, TargetKind, from_data
+from rlinf_async._inspection.state.run_report import (
+    Activity,
+    ActivityState,
+    ProcessReport,
+    Target,
+    TargetKind,
+    from_data,
+)
 from tests._support.waiting_workers import Waiting
 
 pytestmark = pytest.mark.shared_cluster
@@ -33,7 +40,7 @@ def ask(cluster: Cluster) -> Run:
 
 
 def waits(report: ProcessReport) -> bool:
-    return bool(report.activities) and not any(each.state is State.RUNNING for each in report.activities)
+    return bool(report.activities) and not any(each.state is ActivityState.RUNNING for each in report.activities)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +158,7 @@ def test_subtasks_serve_the_call_that_gathers_them(run: Run) -> None:
     first = children["task child"].wait
     assert first is not None
     assert not first.every
-    assert {children[target.name].state for target in first.targets} == {State.SLEEPING, State.WAITING}
+    assert {children[target.name].state for target in first.targets} == {ActivityState.SLEEPING, ActivityState.WAITING}
 
 
 def test_a_group_that_is_not_there_is_waited_for_by_its_name(run: Run) -> None:
@@ -162,7 +169,7 @@ def test_a_group_that_is_not_there_is_waited_for_by_its_name(run: Run) -> None:
 
 def test_a_def_that_sleeps_goes_on_by_itself(run: Run) -> None:
     thread = one(run, "waiting:6")
-    assert (thread.name, thread.method, thread.state) == ("thread MainThread", "sleep", State.SLEEPING)
+    assert (thread.name, thread.method, thread.state) == ("thread MainThread", "sleep", ActivityState.SLEEPING)
 
 
 def test_a_lock_is_released_by_another_thread(run: Run) -> None:
@@ -176,7 +183,10 @@ def test_a_def_that_runs_a_loop_waits_for_the_tasks_there(run: Run) -> None:
     (main,) = thread.awaits
     activities = {each.name: each for each in run["waiting:8"].activities}
     assert str(activities[main].line).endswith("main()")
-    assert {activities[name].state for name in activities[main].awaits} == {State.SLEEPING, State.WAITING}
+    assert {activities[name].state for name in activities[main].awaits} == {
+        ActivityState.SLEEPING,
+        ActivityState.WAITING,
+    }
     assert {each.number for each in activities.values()} == {thread.number}
 
 
