@@ -80,8 +80,7 @@ async def launch(client: NodeClient, members: Members, plan: Plan) -> int:
     """Start the processes of a group, and send its waiting calls. Return the port of its store.
 
     A failed launch leaves nothing: its processes are ended, its name is free, and every call that waits on the members
-    gets
-    the error.
+    gets the error.
     """
     try:
         if not members.number:

@@ -48,8 +48,7 @@ def read_config(given: Any) -> ClusterConfig | None:
 
     Args:
         given: a mapping or ``DictConfig`` (the ``cluster`` section, or a configuration that has it), the path of a YAML
-            file,
-            a ``ClusterConfig``, or None, which returns None.
+            file, a ``ClusterConfig``, or None, which returns None.
 
     Raises:
         ConfigError: the configuration is invalid.

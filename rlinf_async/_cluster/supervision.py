@@ -61,9 +61,8 @@ class Supervision:
     ended.
 
     By default the calls of all ranks wait, and ranks that are away together come back together.  With ``order="rank"``
-    each
-    rank has a pause and a restart of its own, and only its own calls wait; the other ranks' calls wait while hooks run,
-    which may have to meet on all ranks, and which begin once no rank is away.
+    each rank has a pause and a restart of its own, and only its own calls wait; the other ranks' calls wait while hooks
+    run, which may have to meet on all ranks, and which begin once no rank is away.
 
     All methods except ``rank_died`` run on the client's loop, in one task at a time.
 
@@ -431,8 +430,7 @@ class Supervision:
         """Record the deaths that are answers to a call of this supervision.
 
         A rank that died before its endpoint was known here is reported in no other way, and any other death may be
-        reported
-        later than the answer.
+        reported later than the answer.
         """
         for outcome in outcomes:
             error = outcome.error

@@ -88,12 +88,10 @@ def extend(top_level_module: str, provider: str) -> None:
 
     Objects whose type is from ``top_level_module`` are first offered to ``reduce(obj, state)`` of the module named by
     ``provider``.  The function returns a value as ``__reduce__`` does, or NotImplemented; ``state`` is a dict that
-    lives as
-    long as one ``encode``.  The provider is imported when the first such object is met.
+    lives as long as one ``encode``.  The provider is imported when the first such object is met.
 
     The module may define a type ``ALONE`` and ``alone(obj)``.  For an object of exactly that type that can be rebuilt
-    as
-    ``rebuilder(key)(memory)``, ``alone`` returns that key and memory, otherwise None.  Each side then pickles a key
+    as ``rebuilder(key)(memory)``, ``alone`` returns that key and memory, otherwise None.  Each side then pickles a key
     once.
     """
     _providers[top_level_module] = provider
@@ -109,10 +107,8 @@ def encode(
     """Encode a value without copying the large memory in it.
 
     Functions and classes of ``__main__`` travel by value, and so do their instances; an instance of a class of this
-    process
-    that comes back is an instance of that very class.  A compiled function of ``__main__`` travels by name if receivers
-    may
-    import the script.  Read-only memory stays read-only.
+    process that comes back is an instance of that very class.  A compiled function of ``__main__`` travels by name if
+    receivers may import the script.  Read-only memory stays read-only.
 
     Args:
         value: anything that pickle or cloudpickle accepts, with tensors if a provider is registered for them.
@@ -185,13 +181,11 @@ def decode(body: bytes | bytearray | memoryview) -> Any:
     """Return the value of a body.
 
     A writable body is taken over for good: arrays and tensors of 64 KiB and more are views of it.  All else is copied
-    out,
-    so that only memory that was read-only at the sender is read-only here.
+    out, so that only memory that was read-only at the sender is read-only here.
 
     Raises:
         SerializationError: the body is malformed, or this process cannot rebuild the value, for example because it
-            cannot
-            import a module.
+            cannot import a module.
     """
     try:
         if body[0] == 0:

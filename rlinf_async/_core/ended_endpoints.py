@@ -9,8 +9,7 @@ class EndedEndpoints:
     """A set of endpoint ids that only grows.
 
     Each node numbers its endpoints consecutively and nearly all of them end, so the set stores intervals: about as many
-    as
-    there are processes alive, however many have ended.
+    as there are processes alive, however many have ended.
 
     Example:
         ended = EndedEndpoints()

@@ -42,8 +42,8 @@ Where such a socket ends while both processes live, each tells the other by way 
 (RESUME; ``owner`` is the worker that had made the socket), and gets those that it lacks by way of the daemon too.
 ``received`` is -1 where the other process is no more.
 
-The facts of a MESSAGE have a page of their own (``_messaging/state/message_facts.py``).
-A body that is a str says why the content is not there: no descriptors, no room to keep it.
+The facts of a MESSAGE have a page of their own (``_messaging/state/message_facts.py``). A body that is a str says why
+the content is not there: no descriptors, no room to keep it.
 
 A channel's queue lives in one daemon (``_channels/state/queue.py``); a *client* is a process that puts there or gets.
 ``queue`` is that daemon's endpoint id, ``number`` counts what the client has asked of it.  The ``mode`` of a PUT says
@@ -274,8 +274,7 @@ class FrameReader:
     """Parser that cuts a stream of bytes into frames.
 
     Lengths are capped before anything is allocated, extension types are refused, and a frame must be an array of a
-    known
-    kind and length: a hostile stream ends in ``FrameError`` instead of exhausting memory.
+    known kind and length: a hostile stream ends in ``FrameError`` instead of exhausting memory.
     """
 
     def __init__(self, limit: int = 16 << 20) -> None:

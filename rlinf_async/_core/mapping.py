@@ -44,9 +44,8 @@ def map_memory(fd: int, size: int, offset: int = 0, *, writable: bool) -> Any:
 
     Returns:
         ``size`` bytes as a ctypes array, mapped until the last tensor or view made from it is gone; finalizers attached
-        to
-        it (``weakref.finalize``) run before.  A write to memory that is not ``writable`` is a fault (SIGSEGV), not an
-        exception, whatever the view claims.
+        to it (``weakref.finalize``) run before.  A write to memory that is not ``writable`` is a fault (SIGSEGV), not
+        an exception, whatever the view claims.
 
     Raises:
         OSError: the system refuses it.

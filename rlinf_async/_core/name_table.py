@@ -191,8 +191,7 @@ class GroupEntry(Entry):
     """A group; its roster has an entry for each rank.
 
     A group that its members join one by one belongs to them, and is published while all ``size`` are present; a lookup
-    of
-    one member need not wait for the others.
+    of one member need not wait for the others.
     """
 
     size: int = 0
@@ -400,9 +399,8 @@ class PromiseNames(NameTable[Entry]):
     """Names of promises: channels that were passed on before they had a number.
 
     Each maker counts its promises, and names them ``"maker.count"``.  Promises are not reserved, and are published in
-    any
-    order, each with the number of its channel or the reason why there will be none.  The answer is None for a published
-    promise whose channel has ended, and for every promise of a maker that is gone.
+    any order, each with the number of its channel or the reason why there will be none.  The answer is None for a
+    published promise whose channel has ended, and for every promise of a maker that is gone.
     """
 
     def __init__(self, channels: ChannelNames, is_gone: Callable[[int], bool]) -> None:

@@ -22,10 +22,8 @@ class OwnLogger(logging.Logger):
     """Logger whose warnings and errors only the framework's own loggers can hold back, by level, handler or filter.
 
     Scripts and libraries configure logging for themselves: ``dictConfig`` disables all existing loggers,
-    ``logging.disable``
-    and the root's level concern all records, and handlers of the root may ignore these.  A warning that no handler
-    takes
-    goes to stderr.
+    ``logging.disable`` and the root's level concern all records, and handlers of the root may ignore these.  A warning
+    that no handler takes goes to stderr.
     """
 
     @property

@@ -29,8 +29,7 @@ def _read_environment() -> dict[str, str]:
     """Return the environment this process was started with; the present one if the kernel does not show it.
 
     ``setproctitle`` and similar libraries overwrite the memory that the kernel shows.  Against that memory every
-    variable
-    would look changed.
+    variable would look changed.
     """
     now = dict(os.environ)
     try:
@@ -76,8 +75,7 @@ def interpreter_flags(argv: list[str] | None = None) -> list[str]:
 
     The source is the command line, not ``sys.flags``: variables such as PYTHONDONTWRITEBYTECODE reach a node with its
     environment, and flags that repeat them would require a second template.  ``-S`` is left out, because the template
-    finds
-    torch through ``site``.
+    finds torch through ``site``.
 
     Args:
         argv: a command line; by default this process's own.

@@ -104,8 +104,7 @@ class Pool:
         """Return a read-only descriptor of sealed memory that begins with the parts, one after the other.
 
         The caller passes the descriptor on and closes it.  The content does not change while the descriptor, or
-        anything made
-        from it, is open in any process.
+        anything made from it, is open in any process.
 
         Args:
             parts: flat and contiguous memory.

@@ -63,8 +63,7 @@ def check_is_no_import(what: str) -> None:
 
     Raises:
         RuntimeError: this process is being started by the spawn or forkserver method, and still imports the script, or
-            is a
-            worker that looks for one of its names: each would do again what the script does.
+            is a worker that looks for one of its names: each would do again what the script does.
     """
     # multiprocessing sets this flag, by which it refuses to start processes there.
     if imports_script.here or getattr(multiprocessing.process.current_process(), "_inheriting", False):

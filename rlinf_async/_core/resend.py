@@ -1,8 +1,7 @@
 """Retransmission state of a socket: sender's unacknowledged frames; receiver's count, lost descriptors, ACKs due.
 
 A socket may lose frames: it breaks while both ends live, or its receiver has no descriptor free and the kernel drops
-the
-ones that arrive.  So both ends count frames, from 1; control frames (ACK, RESTART, PIECE) do not count::
+the ones that arrive.  So both ends count frames, from 1; control frames (ACK, RESTART, PIECE) do not count::
 
     sender                                      receiver
     kept.add((data, fds, nbytes))               incoming.received += 1
@@ -211,11 +210,9 @@ class Incoming:
         """Take the descriptors of one read, before its frames are taken.
 
         The kernel delivers the first descriptors of a write and drops the rest.  So the delivered ones belong to the
-        next
-        frames, in order.  After a loss no later descriptor belongs to them until the sender starts again: a frame that
-        took the
-        descriptor of a later one would show another frame's content.  One read never goes beyond a write that brings
-        descriptors, so if it contains a RESTART they belong to the frames after that.
+        next frames, in order.  After a loss no later descriptor belongs to them until the sender starts again: a frame
+        that took the descriptor of a later one would show another frame's content.  One read never goes beyond a write
+        that brings descriptors, so if it contains a RESTART they belong to the frames after that.
 
         tests/_core/test_resend.py::test_no_frame_takes_the_descriptor_of_a_later_one
         tests/_core/test_resend.py::test_a_loss_while_it_starts_again_is_a_loss_of_what_follows

@@ -35,10 +35,8 @@ class DeviceLocks:
     """Sets of devices, each locked by one holder at a time, any number of times.
 
     A request for devices that its holder already has is granted at once; any other request waits until all its devices
-    are
-    free and no earlier request waits for one of them.  So requests for one device are served in order, and each gets
-    all of
-    its devices or none.  ``release`` undoes a ticket in any state; ``drop`` undoes all tickets of a holder.
+    are free and no earlier request waits for one of them.  So requests for one device are served in order, and each
+    gets all of its devices or none.  ``release`` undoes a ticket in any state; ``drop`` undoes all tickets of a holder.
 
     Example:
         locks.take(Ticket(7, 1), "actor:0", [0, 1])      # True

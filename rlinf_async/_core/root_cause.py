@@ -20,15 +20,14 @@ def root_cause(failures: Sequence[tuple[int, BaseException | Failure]]) -> tuple
     """Find the failure that caused the others.
 
     A rank's own death comes first, then deaths that ranks report of others, then errors, then cancellations; the
-    earliest
-    wins among equals.
+    earliest wins among equals.
 
     Args:
         failures: rank and failure, at least one.
 
     Returns:
-        Its index in ``failures``, and lines about the others, with equal ones folded:
-        ``"ranks 0-2,5: ConnectionError: peer is gone"``.
+        Its index in ``failures``, and lines about the others, with equal ones folded: ``"ranks 0-2,5: ConnectionError:
+        peer is gone"``.
     """
     root = min(range(len(failures)), key=lambda index: (*_precedence(failures[index][1]), index))
     ranks: dict[str, list[int]] = {}

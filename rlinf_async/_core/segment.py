@@ -121,8 +121,7 @@ def map_private(fd: int, nbytes: int) -> memoryview:
     """Map the first ``nbytes`` bytes of a segment, copy on write: changes stay in this process.
 
     The mapping lives as long as the view and everything made from it, and holds a duplicate of ``fd`` for that time
-    (mmap
-    does so before Python 3.13); the caller keeps its own descriptor.
+    (mmap does so before Python 3.13); the caller keeps its own descriptor.
 
     Raises:
         SerializationError: the descriptor is no sealed memory, or it is smaller than the sender said.

@@ -16,8 +16,7 @@ def open_standard_descriptors() -> None:
     """Open closed standard descriptors on ``/dev/null`` (``train.py <&-``, cron, supervisors).
 
     Otherwise the next file or socket gets such a number, and receives the output that libraries write to stdout or
-    stderr;
-    uvloop aborts a process that closes one.
+    stderr; uvloop aborts a process that closes one.
     """
     while (fd := os.open("/dev/null", os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)

@@ -26,8 +26,7 @@ class TakenPage:
     """Ring of the latest notes; a note says that the first ``count`` items of a get are taken.
 
     One process writes, from any thread; its daemon reads after its death.  Reported notes stay until later ones
-    overwrite
-    them.
+    overwrite them.
     """
 
     def __init__(self, fd: int) -> None:

@@ -55,8 +55,7 @@ class WaitTable:
             last: number of all marks.
 
         If waits at a place have ended well after ``n`` warnings, waits there usually take so long: their first ``n``
-        warnings
-        are not logged again.  The ``last`` warning always is.
+        warnings are not logged again.  The ``last`` warning always is.
         """
         self._said[key] = (passed, place)
         return passed > self._usual.get(place, 0) or passed >= last

@@ -67,10 +67,8 @@ class CallDeadlines:
         """End the calls whose deadline has passed, and set the timer for the next one.
 
         Calls are open in the order in which they were made and have the same deadline, so one timer serves the group:
-        it is set
-        for the oldest call, and an answered call need not cancel it.  The lock of the timer is held until no call is
-        left.  A
-        call that begins before the release finds the timer set; the second pass is for that call.
+        it is set for the oldest call, and an answered call need not cancel it.  The lock of the timer is held until no
+        call is left.  A call that begins before the release finds the timer set; the second pass is for that call.
         """
         left = self._expire_calls()
         if left is None:

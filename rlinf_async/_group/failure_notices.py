@@ -57,8 +57,7 @@ class FailureNotices:
     """Failures of one group's ranks, and the open calls that they concern.
 
     A failure concerns the failed call itself, the calls open at that time, and the calls open at its end: a rank that
-    is
-    called again after its failure is out of step with ranks that are still inside.
+    is called again after its failure is out of step with ranks that are still inside.
 
     Args:
         open_calls: open calls of the group, by ``id``.

@@ -105,9 +105,8 @@ class Members:
     """Ranks of a group, and their endpoints; until these are known, calls wait here in order.
 
     Lifecycle: launching (calls are queued) -> running -> closed (calls raise ``ClosedError``), or failed at launch.
-    During a
-    restart ranks are held (all of them, or with ``by_rank`` those that are away), and calls of held ranks are queued as
-    during the launch: each rank gets its calls in the order in which they were made.
+    During a restart ranks are held (all of them, or with ``by_rank`` those that are away), and calls of held ranks are
+    queued as during the launch: each rank gets its calls in the order in which they were made.
 
     Attributes:
         restarts: number of restarts, by rank.
@@ -453,8 +452,7 @@ class Members:
 
         Raises:
             ClosedError: the group or its cluster is closed.  If this machine's daemon is gone, the call fails like
-                earlier
-                calls.
+                earlier calls.
         """
         if not self.admits(handler, method):
             return

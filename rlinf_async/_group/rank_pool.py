@@ -83,10 +83,8 @@ class RankPool:
 
     A call goes to the live rank with the fewest open calls, the first of equals: a process that has just run is the
     quickest.  If all ranks have ``in_flight`` calls, the call waits; a call never takes room that an earlier one could
-    use.
-    The first call of a conversation binds its key to a rank, among equals the one with the fewest keys; later calls
-    wait for
-    that rank alone, while it lives and is not silent.
+    use. The first call of a conversation binds its key to a rank, among equals the one with the fewest keys; later
+    calls wait for that rank alone, while it lives and is not silent.
 
     Methods that may make room return the attempts that start because of it, in order.
 

@@ -17,8 +17,7 @@ class Restart:
         counts: number of restarts, by rank of the group.
         ranks: ranks that have come back, including those of earlier attempts that a death has ended.
         attempt: number of this attempt, from 1 on; the same on all ranks and unique in the group, so that keys of a
-            store
-            and names of process groups can contain it.
+            store and names of process groups can contain it.
     """
 
     counts: tuple[int, ...]

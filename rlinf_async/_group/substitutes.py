@@ -24,10 +24,8 @@ class Substitutes:
     """Choice of nodes for the ranks of one cluster's groups.
 
     A rank without hardware of its own goes to the node with the fewest ranks.  A node with accelerators is replaced as
-    a
-    whole, by a spare one: the same accelerators, none of them in use.  So ranks that shared devices share them again,
-    and
-    no rank gets the devices of another.
+    a whole, by a spare one: the same accelerators, none of them in use.  So ranks that shared devices share them again,
+    and no rank gets the devices of another.
 
     Example:
         substitutes = Substitutes(nodes)

@@ -17,10 +17,8 @@ def wait_all(*works: Work[Any]) -> Any:
     """Return the results of all handles (or other works), in order; in a coroutine, return a ``Work`` of them.
 
     The first failure ends the wait: the other calls are cancelled and it is raised, with further failures in its notes.
-    So
-    the failure of any handle is raised at once, while ``env.wait(); actor.wait()`` raises that of the second one only
-    after
-    the first is done.  A cancelled or interrupted wait cancels the calls, too.
+    So the failure of any handle is raised at once, while ``env.wait(); actor.wait()`` raises that of the second one
+    only after the first is done.  A cancelled or interrupted wait cancels the calls, too.
 
     Example:
         experience, steps, losses = wait_all(env.interact(), rollout.generate(), actor.train())

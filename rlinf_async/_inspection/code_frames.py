@@ -27,8 +27,7 @@ _HELPERS: Final = frozenset(
     )
 )
 """This framework, if installed, and packages with threads and tasks of their own, which wait for work, write logs or
-run
-the user's code.
+run the user's code.
 
 grpc is not among them: its thread lives as long as a call is open, and the answer's callback sets an event of the
 user's.

@@ -33,8 +33,7 @@ def attach(client: NodeClient, calls: Callable[[], Iterable[ServedCall]] = list)
 
     Returns:
         Facts for the client's HELLO: the descriptor into which stacks are written, and the one that wakes the thread
-        which
-        answers for the user's loop; each is left out if it cannot be had.
+        which answers for the user's loop; each is left out if it cannot be had.
     """
     responder = _Responder(client, calls)
     client.events.on("inspect", responder.answer)

@@ -6,13 +6,11 @@
     detach()                         the process leaves its run
 
 The ring is a file, not anonymous memory, so that it survives a SIGKILL of all processes of a run.  It lies with the
-run's
-logs, is removed with them, and has a fixed size (``RLINF_RECORDER_EVENTS``).  A process that cannot have one records
-nothing.
+run's logs, is removed with them, and has a fixed size (``RLINF_RECORDER_EVENTS``).  A process that cannot have one
+records nothing.
 
 In a traced run the process has a span log beside its ring as well (``trace``).  The same ``begin`` and ``end`` then
-write
-to both, and all operations are admitted.
+write to both, and all operations are admitted.
 """
 
 from __future__ import annotations
@@ -88,9 +86,8 @@ admits: Callable[[], bool] = _NONE
 
 begin: BeginEvent = _nowhere
 """``begin(kind, name, value, of)`` records the beginning of an operation, and must precede anything that could end it.
-It
-returns the operation's number, or 0; ``of`` is for the trace (``SpanLog.begin``).  A ``Work`` with that number as its
-``_event`` records its own end.
+It returns the operation's number, or 0; ``of`` is for the trace (``SpanLog.begin``).  A ``Work`` with that number as
+its ``_event`` records its own end.
 """
 
 end: EndEvent = _no_end

@@ -1,7 +1,6 @@
 """The user's own metrics: gauges and counters in the cells of this process's ring, from which daemons read them.
 
-    self.metrics.gauge("return", task="cheetah").set(312.5)
-    self.metrics.counter("episodes").add(8)
+    self.metrics.gauge("return", task="cheetah").set(312.5) self.metrics.counter("episodes").add(8)
 
 Nothing here fails a training: a bad name, a bad value or one metric too many is reported once in the log.
 """

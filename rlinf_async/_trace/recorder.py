@@ -1,8 +1,8 @@
 """Recording of a process from its daemon's welcome on; opening, collecting and closing of a run's trace.
 
 In a traced run every process writes its operations into its span log (``_recorder/state/span_log.py``).  The daemons
-read
-these, and one of them writes the file (``launcher/daemon/trace_service.py``): no process sends or waits for anything.
+read these, and one of them writes the file (``launcher/daemon/trace_service.py``): no process sends or waits for
+anything.
 """
 
 from __future__ import annotations

@@ -27,15 +27,12 @@ class Tracer:
     """Spans of user code, in addition to the recorded calls, messages, channels and timers.
 
     It works in drivers and in workers, in coroutines and in threads; in a run that is not traced, it does nothing.  A
-    run is
-    traced if it was started with ``rlinf-launch --trace FILE``, with ``Cluster(trace="file.json")`` or with
+    run is traced if it was started with ``rlinf-launch --trace FILE``, with ``Cluster(trace="file.json")`` or with
     ``cluster.tracer: {enable: true, output_file: ...}`` in its configuration.  https://ui.perfetto.dev opens the file,
-    even
-    during the run.
+    even during the run.
 
     Spans of one coroutine, or of one thread, are nested; overlapping ones of several are on tracks of their own.  The
-    trace
-    keeps numbers and texts of the arguments, and the type of all others.
+    trace keeps numbers and texts of the arguments, and the type of all others.
 
     Example:
         with Tracer.trace_span("load", args={"shard": 3}):

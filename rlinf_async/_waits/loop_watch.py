@@ -2,8 +2,8 @@
 
 A cluster that is opened in a coroutine lives on the loop running there.  A wait on that loop needs it to turn anyhow; a
 wait from another thread would last for ever once the loop is left (``run_until_complete`` has returned) or closed,
-which
-asyncio does not report.  So each such wait schedules a callback on the loop, and checks after a while whether it ran::
+which asyncio does not report.  So each such wait schedules a callback on the loop, and checks after a while whether it
+ran::
 
     waiting thread ── call_soon_threadsafe(sign) ──► loop        at the beginning, and again after each sign
     waiting thread    LOOP_TURN_S later: no sign, and the loop is not running: LoopNotRunning

@@ -84,8 +84,7 @@ class UnobservedErrors:
 
     Args:
         send_operation: sends an operation to the daemon, which keeps the account for the launcher; None in a worker,
-            whose
-            errors do not affect the run's exit code.
+            whose errors do not affect the run's exit code.
         later: calls back after a number of seconds.
     """
 

@@ -18,8 +18,8 @@ class AcceleratorUtil:
     """Facts about a family of accelerators.
 
     ``accelerator_type`` is an ``AcceleratorType`` or its name; None stands for this process's own.  In a rehearsal,
-    whose
-    devices are only declared, the back end is Gloo, the platform computes on the CPU and the device type is ``"cpu"``.
+    whose devices are only declared, the back end is Gloo, the platform computes on the CPU and the device type is
+    ``"cpu"``.
     """
 
     CCL_SUPPORT_LIST: ClassVar[list[str]] = [name for name, family in FAMILIES.items() if family.sends_directly]

@@ -19,8 +19,7 @@ def report(error: BaseException) -> None:
     """Write the traceback of a broken loop to stderr as this worker's last words.
 
     A method that closes descriptors breaks all loops at once, and the first thread that exits ends the others.  The
-    lock
-    lets one thread after the other write, so that no report is cut off.
+    lock lets one thread after the other write, so that no report is cut off.
     """
     with _breaking, contextlib.suppress(BaseException):
         text = "".join(traceback.format_exception(error))

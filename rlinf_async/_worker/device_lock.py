@@ -22,10 +22,8 @@ class DeviceLock:
     """Lock on all devices of one worker; at most one worker of the run holds a device at a time.
 
     Workers that share a device get the lock in the order of their requests.  A worker that holds the lock gets it again
-    at
-    once, in any of its methods, and must release it as often.  The lock of a worker whose process ends, or whose group
-    is
-    closed, is released.  A worker without devices never waits.
+    at once, in any of its methods, and must release it as often.  The lock of a worker whose process ends, or whose
+    group is closed, is released.  A worker without devices never waits.
 
     Example:
         with self.device_lock:               # in a def method

@@ -34,21 +34,16 @@ class Messaging:
         """Send any object to another worker, which calls ``recv``.
 
         The send is done once the object may be changed.  Up to 64 MiB of messages to one worker are accepted before
-        that worker
-        asks for them.  Messages from one worker to another arrive in the order of their sends.  Tensors may be at any
-        depth of
-        the object; each arrives on its own type of device, if the receiver has one: on the receiver's current device.
+        that worker asks for them.  Messages from one worker to another arrive in the order of their sends.  Tensors may
+        be at any depth of the object; each arrives on its own type of device, if the receiver has one: on the
+        receiver's current device.
 
         CUDA tensors of 64 KiB and more stay on GPUs once both workers use one and know of each other's, from about the
-        third
-        message on: the receiver copies from the sender's memory if it can open that, NCCL connects other GPUs of one
-        model, and
-        pinned CPU memory connects all others.  A worker's GPU for this is the current one of the thread that first
-        sends or
-        receives such tensors.  Tensors on another GPU, broadcasts, and messages that a link between GPUs has lost go by
-        way of
-        the CPU.  **The sender's tensors are kept alive until the send is done**; the receiver owns the tensors that
-        arrive.
+        third message on: the receiver copies from the sender's memory if it can open that, NCCL connects other GPUs of
+        one model, and pinned CPU memory connects all others.  A worker's GPU for this is the current one of the thread
+        that first sends or receives such tensors.  Tensors on another GPU, broadcasts, and messages that a link between
+        GPUs has lost go by way of the CPU.  **The sender's tensors are kept alive until the send is done**; the
+        receiver owns the tensors that arrive.
 
         Args:
             object: any object that pickle or cloudpickle accepts, with tensors.
@@ -84,13 +79,11 @@ class Messaging:
         """Receive an object from another worker; the arguments are those of ``send``.
 
         Several waiting receives are served in the order of their calls.  If a wait is cancelled, nothing is lost: the
-        next
-        ``recv`` gets the message.
+        next ``recv`` gets the message.
 
         Returns:
             The object, or ``(object, piggyback_payload)`` if the sender has given one; in a coroutine, and with
-            ``async_op``, a
-            ``Work`` of it.
+            ``async_op``, a ``Work`` of it.
 
         Raises:
             DeadlineExceeded, ValueError, PeerLost: as ``send``.
@@ -114,8 +107,7 @@ class Messaging:
 
         Raises:
             ValueError: the tensor is not contiguous; or it was not received, because the receiver's tensor has another
-                dtype,
-                shape or type of device, or the receiver has used ``recv``.
+                dtype, shape or type of device, or the receiver has used ``recv``.
             AssertionError: the argument is no tensor.
         """
         return as_asked(require_exchange().send_tensor(tensor, dst_group_name, dst_rank, options, timeout), async_op)
@@ -136,8 +128,7 @@ class Messaging:
 
         Raises:
             ValueError: the sent tensor has another dtype, shape or type of device, or was sent by ``send``.  That
-                message is
-                dropped; later ones are not affected.
+                message is dropped; later ones are not affected.
             AssertionError: ``tensor`` is no tensor.
         """
         return as_asked(require_exchange().recv_tensor(tensor, src_group_name, src_rank, options, timeout), async_op)
@@ -155,22 +146,18 @@ class Messaging:
         """Give one worker's object to all members; each of them calls this with the same ``groups`` and ``src``.
 
         Between machines the object travels once per machine; from 64 MiB on, if two or more other machines get it, they
-        pass it
-        on to each other, so that the source's network carries it once.  Broadcasts among the same members keep their
-        order,
-        which is independent of the order of their sends.
+        pass it on to each other, so that the source's network carries it once.  Broadcasts among the same members keep
+        their order, which is independent of the order of their sends.
 
         Args:
             object: the source's object; ignored on the other members.
             groups: ``(group name, ranks)`` pairs; ranks are an int, a list of ints, the path (a tuple) to a worker that
-                another
-                worker has launched, or a list of paths.
+                another worker has launched, or a list of paths.
             src: the source's group and rank; by default the first member.
 
         Returns:
             The object on every member, on the source itself the very same; in a coroutine, and with ``async_op``, a
-            ``Work`` of
-            it.
+            ``Work`` of it.
 
         Raises:
             ValueError: ``groups`` is empty; this worker, or the source, is not in it.

@@ -25,15 +25,11 @@ def concurrent(method: F) -> F:
     """Let an ``async def`` method of a worker run while a ``def`` method has the main thread: health, progress, stop.
 
     Its calls do not wait in the order of the others: each begins at once after the worker's constructor has returned,
-    on an
-    event loop in a second thread, even if the main thread is busy; several run concurrently.  So this code runs
-    **beside**
-    the worker's other code, and should do no more than read and set plain attributes, or use the tools of
-    ``threading``.
-    It must not compute for long, use torch's collectives, or touch asyncio objects of the other methods.  Returning,
-    raising, ``cancel()``, deadlines, ``send``, ``recv`` and channels work as elsewhere; ``max_concurrency`` does not
-    count
-    it.
+    on an event loop in a second thread, even if the main thread is busy; several run concurrently.  So this code runs
+    **beside** the worker's other code, and should do no more than read and set plain attributes, or use the tools of
+    ``threading``. It must not compute for long, use torch's collectives, or touch asyncio objects of the other methods.
+    Returning, raising, ``cancel()``, deadlines, ``send``, ``recv`` and channels work as elsewhere; ``max_concurrency``
+    does not count it.
 
     Example:
         class Trainer(Worker):

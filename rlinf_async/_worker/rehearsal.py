@@ -28,8 +28,7 @@ def hide_devices() -> None:
     """Have torch see no GPU in this process from here on, even if the machine has one.
 
     Calls without a result, such as ``torch.cuda.synchronize()``, are accepted, and FSDP uses the CPU instead of the
-    devices
-    that a program names.  A program of RLinf's gets the CPU for every CUDA device it names.
+    devices that a program names.  A program of RLinf's gets the CPU for every CUDA device it names.
     """
     torch.cuda.is_available = lambda: False
     torch.cuda.device_count = lambda: 0
@@ -172,8 +171,7 @@ class RehearsedPlatform:
     """``Worker.torch_platform`` in a rehearsal: the CPU, with the interface of an accelerator.
 
     It forwards to ``torch.cpu`` (``synchronize``), except for streams and events, which lack most methods there; memory
-    is
-    neither counted nor cached.
+    is neither counted nor cached.
     """
 
     Event = _RehearsedEvent

@@ -17,8 +17,7 @@ class Routing:
     """Part of ``Worker`` that splits a batch among the ranks of another group and merges it there.
 
     A batch is spread evenly over the sending group, and arrives evenly spread over the receiving one, in the order of
-    its
-    rows, for any two world sizes::
+    its rows, for any two world sizes::
 
         env (2 ranks of 6 rows)    self.send_to("rollout", channel, obs, tag="obs")
         rollout (3 ranks)          obs = self.recv_from("env", channel, tag="obs", batch_size=12)     # 4 rows
@@ -64,8 +63,7 @@ class Routing:
             data: this rank's rows: tensors, arrays and lists at any depth of dicts.
             route_key, tag: names that the receiver must also give; ignored with ``enable_p2p``.
             mode: with a tag, the receiver gives both as one tag: ``"train_obs"`` for ``"train"`` and ``"obs"``.  In
-                decoupled
-                mode it becomes part of the shards' names, and the receiver gives the tag alone.
+                decoupled mode it becomes part of the shards' names, and the receiver gives the tag alone.
             batch_size: rows of all sending ranks together; by default each has as many as this one.
             split_fn: replacement for ``split_batch``.
             enable_p2p: use ``send`` instead of a channel; the receiver's ``recv_from`` must say so too.
@@ -79,8 +77,7 @@ class Routing:
 
         Raises:
             ValueError: the batch does not divide by both world sizes, or ``data`` has another number of rows; or
-                neither a
-                channel nor ``enable_p2p`` is given, or ``enable_p2p`` together with ``decoupled_mode``.
+                neither a channel nor ``enable_p2p`` is given, or ``enable_p2p`` together with ``decoupled_mode``.
             Exception: as ``send``, or ``Channel.put``.
         """
         route = Route(
@@ -111,8 +108,8 @@ class Routing:
 
         Args:
             batch_size: rows of all receiving ranks together, against which the batch is checked; in decoupled mode also
-                the
-                number of shards to wait for, by default all that this rank has sent out, or one if it serves others.
+                the number of shards to wait for, by default all that this rank has sent out, or one if it serves
+                others.
             merge_fn: replacement for ``merge_batches``; rows are then checked only with ``infer_batch_size_fn``.
             infer_batch_size_fn: returns the number of rows of a part.
 

@@ -1,10 +1,9 @@
 """Template process of a node (fork server): imports torch, forks workers as the daemon orders, sets them up.
 
 A node's daemon starts ``python -m rlinf_async._worker.template FD`` with one end of a packet socket.  Each packet is
-the
-description of one worker (msgpack, written by the daemon), with its socket, its output pipes and, for a group's first
-rank, the listening socket of the group's store.  The template forks twice, so that the daemon, a subreaper, becomes the
-worker's parent: it gets the true wait status, and workers outlive their template.
+the description of one worker (msgpack, written by the daemon), with its socket, its output pipes and, for a group's
+first rank, the listening socket of the group's store.  The template forks twice, so that the daemon, a subreaper,
+becomes the worker's parent: it gets the true wait status, and workers outlive their template.
 
 The template must never start a thread (``OPENBLAS_NUM_THREADS=1``) nor touch CUDA: a forked child has neither the
 threads nor a usable CUDA context.
@@ -92,8 +91,7 @@ def _run_one_worker(control: socket.socket) -> None:
     """Become the worker itself, under a profiler. Does not return.
 
     The process does not die with its parent, the tool, of which a thread may have started it and ended; the daemon ends
-    it
-    once the tool has ended.
+    it once the tool has ended.
     """
     order = _receive(control, 0)
     control.close()

@@ -1,9 +1,8 @@
 """Activities of a run that continue or may be freed, as a least fixed point; the others are hopeless.
 
 Initially alive are activities that run or sleep, and those about which too little is known.  A waiting activity is
-alive
-once all of its needs (``needs.py``) may be met by something alive.  The rest waits only for the rest: a closed set that
-nothing in the report can free.
+alive once all of its needs (``needs.py``) may be met by something alive.  The rest waits only for the rest: a closed
+set that nothing in the report can free.
 
 Two reports make it certain.  Processes report at slightly different moments: of one event, one process may show the
 state before and another the state after.  But activities that have the same wait in both reports, longer in the second

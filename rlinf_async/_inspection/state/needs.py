@@ -170,9 +170,8 @@ def _is_given_back(node: WaitNode) -> bool:
     """True if only an activity in the report can end a wait at a lock, event or queue.
 
     For coroutines that holds for locks and permits, which another activity holds.  Events and items of queues may come
-    from
-    a callback of the loop that has read a socket or a signal.  Threads get theirs from other threads, which the report
-    includes; only the wait of a driver's main thread may end by a signal.
+    from a callback of the loop that has read a socket or a signal.  Threads get theirs from other threads, which the
+    report includes; only the wait of a driver's main thread may end by a signal.
     """
     activity, wait = node.activity, node.wait
     if activity is None or wait is None:

@@ -21,8 +21,7 @@ class Progress:
 
     Attributes:
         leaves: running activities that the drivers' waits depend on; without any, waits among these that may end soon,
-            or
-            activities that run elsewhere.
+            or activities that run elsewhere.
         reason: why the first leaf may end, if it waits, or why it does not answer.
         waiting: waiting activities, the oldest first.
         stragglers: the leaves, if they are few ranks of a group whose other ranks have finished or arrived; else empty.

@@ -186,8 +186,7 @@ class ProcessReport:
         group: empty for a driver.
         rank: -1 for a driver.
         trouble: why it reports nothing itself: ``stopped (T)``, ``does not answer``, ``ended: exit code 1``; empty if
-            it
-            does.  ``LOOP_BLOCKED`` if another thread reports for its blocked loop.
+            it does.  ``LOOP_BLOCKED`` if another thread reports for its blocked loop.
         answered: true if it has reported its activities itself; otherwise they come from its stacks, or are missing.
         cpu: CPU seconds used by all its threads; 0 if unknown.
         children: its living descendants that are not in the report themselves.

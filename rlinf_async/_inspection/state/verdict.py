@@ -2,8 +2,7 @@
 
 In this order: a circle of waits (deadlock), a wait that nothing alive could end (nobody left), a stopped process that
 others wait for, or a driver that sleeps on its event loop while nothing else runs (blocked); then, for a run that is
-not
-stuck, the few ranks that others wait for (straggler), its running activities (busy), or none (idle).
+not stuck, the few ranks that others wait for (straggler), its running activities (busy), or none (idle).
 """
 
 from __future__ import annotations
@@ -86,8 +85,7 @@ def judge(report: RunReport, before: RunReport | None = None, asker: int = 0) ->
     Args:
         before: report of the same run, half a second earlier; without one, no run is called stuck.
         asker: endpoint of a driver that requests the verdict.  Its later actions are unknown: if it does nothing else,
-            it
-            may put, publish or call.  But that cannot end a circle of other waits.
+            it may put, publish or call.  But that cannot end a circle of other waits.
     """
     working = _working(report, before)
     now = Needs(WaitGraph(report))

@@ -11,9 +11,8 @@ The memory is a file's mapping, so that it outlives its process, however that en
 An operation has an event at its begin and one at its end, with the same number; an operation that was running when the
 process was killed has only its begin.  ``ring_contents.py`` reads the ring.
 
-    ring = EventRing(bytearray(size_of(1024)), 1024, {"process": "rollout:0"})
-    operation = ring.begin(EventKind.SEND, "send actor:0", 4096.0)
-    ring.end(operation)
+    ring = EventRing(bytearray(size_of(1024)), 1024, {"process": "rollout:0"}) operation = ring.begin(EventKind.SEND,
+    "send actor:0", 4096.0) ring.end(operation)
 """
 
 from __future__ import annotations
@@ -264,8 +263,7 @@ def _writers(
     buffer: mmap | bytearray, slots: int, names: _NameIndex, clock: Callable[[], int]
 ) -> tuple[BeginEvent, EndEvent, BeginEvent]:
     """Return ``begin``, ``end`` and ``point`` of a ring, as closures: attribute look-ups of methods would take a fifth
-    of an
-    event's time.
+    of an event's time.
     """
     number, pack, mask = itertools.count(1).__next__, EVENT.pack_into, slots - 1  # from 1 on: 0 is no operation
 

@@ -1,8 +1,7 @@
 """Table of the framework's own metrics: names, kinds, labels and meanings; ``docs/metrics.md`` lists it.
 
 Names end with base units, as Prometheus requires.  The values come from the tables of daemons, from the kernel, and
-from
-cells in the rings of processes.
+from cells in the rings of processes.
 """
 
 from __future__ import annotations

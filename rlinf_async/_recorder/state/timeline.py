@@ -1,8 +1,7 @@
 """``Timeline`` of one process, from its flight recorder's ring: spans in lanes, bubbles and points on the wall clock.
 
 All times are nanoseconds since the epoch: a ring's monotonic times plus its ``wall_offset``, so that timelines of
-several
-machines are aligned as well as their clocks are.
+several machines are aligned as well as their clocks are.
 """
 
 from __future__ import annotations
@@ -61,8 +60,7 @@ class Timeline:
         identity: see ``RingContents``.
         spans: operations in the order of their begins.
         bubbles: begins and ends of the times in which a rank served no call, or its calls only waited (see
-            ``_bubbles``), in
-            order; empty for a process that serves no calls, as a driver.
+            ``_bubbles``), in order; empty for a process that serves no calls, as a driver.
         begin: time of the first event; 0 without one.
         latest: time of the last event; 0 without one.
         is_full: true if older events were overwritten.
@@ -138,8 +136,7 @@ def _known_since(begins: Sequence[RingEvent], ends: Iterable[RingEvent], is_full
     """Return the time from which served calls are known; None if there are none.
 
     In a full ring the begins of long operations were overwritten, and such an operation may be a served call: nothing
-    is
-    known until the last end without a begin.
+    is known until the last end without a begin.
     """
     served = next((event.time for event in begins if event.kind is EventKind.SERVE), None)
     if served is None or not is_full:

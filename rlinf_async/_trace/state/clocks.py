@@ -28,8 +28,7 @@ class ClockOffset:
     """Difference in nanoseconds that maps their clock to ours.
 
     It is a function of their time that never changes for a time once converted, and never jumps: the order of converted
-    times
-    is that of the original ones, whatever samples arrive later.
+    times is that of the original ones, whatever samples arrive later.
 
     Example:
         offset.add_sample(asked, theirs, heard)    # several times; again every few seconds

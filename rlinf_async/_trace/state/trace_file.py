@@ -2,8 +2,7 @@
 
 Each addition overwrites the end of the document and writes that end again in the same system call.  So a reader at any
 time, even after all processes have died, finds a complete document.  A SIGKILL during a write cuts it at a page's
-border:
-then the last line is partial and the end is missing, which viewers of traces accept.
+border: then the last line is partial and the end is missing, which viewers of traces accept.
 """
 
 from __future__ import annotations

@@ -2,12 +2,9 @@
 
 A *track* is a line on which spans are nested or side by side: the main thread has one, and so has every task and thread
 that has open spans.  There are two kinds of spans.  A span that is *entered* and left is running code: on one track
-these
-nest by themselves.  A span that *begins* is an operation, such as a message in transit: it may end on another thread,
-and
-overlap others.  If it fits into the track of the task or thread that began it, it is drawn there; otherwise on a
-*lane*, a
-track for overlapping operations.
+these nest by themselves.  A span that *begins* is an operation, such as a message in transit: it may end on another
+thread, and overlap others.  If it fits into the track of the task or thread that began it, it is drawn there; otherwise
+on a *lane*, a track for overlapping operations.
 """
 
 from __future__ import annotations
