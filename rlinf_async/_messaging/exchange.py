@@ -37,7 +37,7 @@ _CONTIGUOUS = (
 
 
 class Exchange:
-    """A worker's sends, receives and broadcasts: each method starts an operation and returns it; from any thread."""
+    """Sends, receives and broadcasts of one worker. Each method starts an operation from any thread and returns it."""
 
     def __init__(self, client: NodeClient, info: WorkerInfo, group: str) -> None:
         self._client = client
@@ -63,8 +63,7 @@ class Exchange:
     ) -> Work[None]:
         """
         Args:
-            stream: the name of a line of its own between the two workers; None: the one that users have.
-        """
+            stream: name of a private stream between the two workers; None selects the stream of user messages."""
         member = _member(group, rank, options, timeout)
         own = self._devices.own
         payload = encode(value, piggyback) if own is None else encode_on(own, value, piggyback)
@@ -129,9 +128,9 @@ class Exchange:
     ) -> Work[None]:
         """
         Args:
-            at_once: what comes from another machine may be written to the tensor (on a CPU, contiguous) while it comes.
-                If the operation fails, or is given up, that may go on for a while, and nothing else that is received on
-                this line can be trusted.
+            at_once: True lets a contiguous CPU tensor be written while its content still arrives from another machine.
+                If the operation fails or is abandoned, writes may go on for a while, and later messages of the stream
+                are unreliable.
         """
         member = _member(group, rank, options, timeout)
         from rlinf_async._transports.in_place import is_tensor
@@ -153,7 +152,7 @@ class Exchange:
         return receiving
 
     def _wait_for_return(self, receiving: Receiving[Any], peer: Peer) -> None:
-        """A receive is posted once more, for the next incarnation of a rank that has died."""
+        """Repost a receive for the next process of a rank that has died."""
         member = Member(peer.group, peer.rank)
 
         def start(peers: Sequence[Peer]) -> None:
@@ -204,7 +203,7 @@ class Exchange:
         return sending
 
     def _depart(self, sending: Sending, members: Sequence[Member], receivers: Sequence[Peer], stream: Any) -> None:
-        """It leaves; where the way is emulated, only when it would have arrived."""
+        """Send the message; on an emulated link, only when its delay is over."""
         outbox = self._mailbox.outbox
         if emulated_links.here is None:
             outbox.send(sending, receivers, stream)
@@ -221,9 +220,9 @@ class Exchange:
     # -- groups -------------------------------------------------------------------------------------------------
 
     def find_group(self, group: str) -> Work[int]:
-        """The number of ranks of a group; of one that does not exist yet it is waited for.
+        """Return the world size of a group, after waiting for a group that does not exist yet.
 
-        Those who ask for one group are answered in the order in which they asked.
+        Callers that look for the same group get their answers in the order of their calls.
         """
         work = Finding(self._client, group, self._mailbox.names)
 
@@ -231,7 +230,8 @@ class Exchange:
             if roster is None:
                 work._settle(error=error or RuntimeError(f"group '{group}' was not found"))
                 return
-            # Whoever is closed and launched again may be of another size: its end makes the name be forgotten.
+            # A group that is closed and launched again may have another size. Watching rank 0 makes the end of the
+            # group clear its cached roster.
             endpoint, node, pid = roster.find(0)
             self._mailbox.peers.introduced(endpoint, group, 0, node, pid)
             self._mailbox.peers.watch([self._mailbox.peers.at(endpoint)])
@@ -241,7 +241,7 @@ class Exchange:
         return work
 
     def locate(self, group: str, rank: int | Sequence[int], timeout: float | None) -> Work[tuple[str, int]]:
-        """Who a worker is, in words, and the number of its node."""
+        """Return the label of a worker and the number of its node."""
         member = _member(group, rank, None, timeout)
         locating: Operation[tuple[str, int]] = Operation("finding", member, timeout)
 
@@ -256,30 +256,31 @@ class Exchange:
         return locating
 
     def is_there(self, group: str, rank: int) -> bool:
-        """Whether that worker is known, and has not ended."""
+        """True if the worker is known and has not ended."""
         peer = self._mailbox.peers.named(group, rank)
         return peer is not None and peer.error is None
 
     def comes_back(self, group: str, rank: int) -> bool:
-        """Whether that worker has died, and is started again."""
+        """True if the worker has died and its rank is being restarted."""
         peer = self._mailbox.peers.named(group, rank)
         return peer is not None and peer.returns
 
     @property
     def known_members(self) -> list[tuple[str, int]]:
-        """Group and rank of each worker that has been met or found."""
+        """Return group and rank of every worker that is known here."""
         return self._mailbox.peers.members
 
     def watch_introductions(self, callback: Callable[[str, int], None]) -> Callable[[], None]:
-        """Calls back with group and rank of each worker that sends something here for the first time, before that is
-        received; in the thread that reads it.  Returns a function that ends it.
+        """Call back with group and rank of every worker that introduces itself, before its first message is received.
+
+        The callback runs in the thread that reads the socket. Call the returned function to stop.
         """
         callbacks = self._mailbox.peers.on_introduction
         callbacks.append(callback)
         return lambda: callbacks.remove(callback)
 
     def _stream_to(self, peer: Peer, name: str | None) -> int | bytes:
-        """What a line between this worker and a peer is known by to both; of one without a name, that of users."""
+        """Return the id that both ends compute for a private stream, or that of the user stream."""
         if name is None:
             return POINT_TO_POINT
         ends = sorted((self._mailbox.peers.me, peer.endpoint))
@@ -296,16 +297,18 @@ class Exchange:
         receives: bool,
         stream: str | None = None,
     ) -> None:
-        """Starts it as soon as it is known where all members live; until then it is in line for the names."""
-        # Lines of the framework's own always have a receive posted: what they carry, as weights, is recorded as that.
+        """Start the operation once all members are located; until then it waits for their groups."""
+        # Private streams always have a receive posted, which would fill the recorder: only a traced run records them,
+        # as their own kind of event.
         if (stream is None or recording.log is not None) and recording.admits():
             nbytes = operation.payload.nbytes if isinstance(operation, Sending) else 0
             names = " ".join([f"{member.group}:{member.rank}" for member in members])
             name = f"{operation.what.partition('(')[0]} {names}"
             kind = EventKind.LINE if stream is not None else EventKind.RECV if receives else EventKind.SEND
             operation._event = recording.begin(kind, name, nbytes)
-        # The users' messages from a rank that has died are none of a broadcast, nor of the framework's own lines, which
-        # wait for the rank to return: a line that failed at once would be opened anew, without an end.
+        # A receive of a user message may still take messages that a rank sent before it died. Broadcasts and private
+        # streams wait for the rank to return instead: a private stream that failed at once would be reopened in an
+        # endless loop.
         # tests/_messaging/test_moments.py::
         # test_whatever_a_rank_has_sent_before_its_death_others_than_its_receives_wait_for_its_return
         receives = receives and stream is None and len(members) == 1
@@ -338,7 +341,7 @@ class Exchange:
                         names.late, member.group, operation._timeout, operation.give_up
                     )
 
-                # What is given up while a name is looked for must not be sent by the answer, which comes all the same:
+                # The answer about a name arrives even if the operation is abandoned meanwhile, and must not send it:
                 # tests/_messaging/test_mailbox.py::test_what_is_given_up_while_it_waits_for_a_name_is_never_sent
                 def look(roster: Roster | None, error: Exception | None, after: int = after) -> None:
                     if not operation.done() and self._look(operation, missing, found, roster, error, after):
@@ -365,10 +368,10 @@ class Exchange:
         error: Exception | None,
         after: int,
     ) -> bool:
-        """Finds the first of the missing in its group's roster.
+        """Look up the first missing member in the roster of its group.
 
         Args:
-            after: the endpoint with which that rank had ended when the roster was asked for, or 0.
+            after: endpoint of the dead process of that rank when the roster was requested, or 0.
         """
         member = missing.pop(0)
         if roster is None:
@@ -387,7 +390,7 @@ class Exchange:
         peer = peers.named(*member) or peers.at(endpoint)  # the rank may be back under another one already
         peer.is_supervised = roster.is_supervised(member.rank)
         if peer.returns and peer.endpoint != after:
-            # It has died since the roster was asked for, which does not tell whether the rank comes back.
+            # The rank died after the roster was requested, so the roster cannot tell whether the rank returns.
             # tests/_messaging/test_moments.py::
             # test_who_waits_for_a_rank_to_return_is_not_told_of_its_end_by_an_earlier_lookup
             missing.insert(0, member)
@@ -398,10 +401,9 @@ class Exchange:
         return True
 
     def _known(self, member: Member, receives: bool) -> Peer | None:
-        """Where a member lives, if it need not be asked for."""
-        # A peer that has introduced itself meanwhile is known, and earlier operations may still wait for the answer
-        # about its name.  As long as they do, this one waits behind them, or its message would be the first of the
-        # stream.
+        """Return the peer if no lookup is needed for it."""
+        # A peer may introduce itself while earlier operations still wait for the answer about its name. An operation
+        # that started now would overtake them and become the first message of the stream, so it joins the lookup.
         # tests/_messaging/test_mailbox.py::
         # test_nobody_overtakes_those_who_wait_for_a_name_by_having_met_the_peer_meanwhile
         mailbox = self._mailbox
@@ -416,7 +418,7 @@ class Exchange:
 
 
 class _TakeObject:
-    """The message is an object, which is rebuilt in the thread of its waiter."""
+    """Acceptor of a pickled object, which the waiter's thread rebuilds."""
 
     def refuses(self, message: Message) -> str | None:
         if message.kind in (OBJECT, PAIR):
@@ -437,7 +439,7 @@ _TAKE_OBJECT: Final = _TakeObject()
 
 
 class _TakeTensor:
-    """The message is the bytes of a tensor, which are copied to their place at once."""
+    """Acceptor of one tensor's bytes, which are copied into the given tensor on arrival."""
 
     def __init__(self, tensor: Any, at_once: bool) -> None:
         from rlinf_async._transports.devices.gpu_tensors import mark
@@ -482,6 +484,6 @@ def _check(options: CollectiveGroupOptions | None, timeout: float | None) -> Non
 
 
 def _stream(peers: Sequence[Peer]) -> bytes:
-    """The name of the broadcasts among these workers; the same for each sender."""
+    """Return the id of the broadcast stream among these workers, the same on every member."""
     endpoints = sorted(peer.endpoint for peer in peers)
     return hashlib.blake2b(struct.pack(f"<{len(endpoints)}Q", *endpoints), digest_size=16).digest()

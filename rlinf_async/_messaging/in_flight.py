@@ -14,14 +14,15 @@ from rlinf_async._messaging.state.flow_control import SendWindow, WindowEntry
 
 
 class InFlight(WindowEntry):
-    """One message, until its operation is done.
+    """Message under way, until its operation is done.
 
     Attributes:
-        awaited: endpoints whose word that they have the content is awaited.
-        links: that were used for it, ``attempts`` times in all, with the numbers of its transfers.
-        by_gpu: the last of them was one between GPUs.
-        relay: that brings it to other nodes; None where none does.
-        certain: endpoints that it has left for by a way on which nothing is lost as long as both sides live.
+        awaited: endpoints that have not confirmed the content yet.
+        links: links used for the content, with the number of the transfer on each.
+        attempts: transfers started in all.
+        by_gpu: True if the latest transfer was from GPU to GPU.
+        relay: relayed broadcast that carries the content, or None.
+        certain: endpoints that it has left for by a transport that loses nothing while both sides live.
     """
 
     __slots__ = ("attempts", "awaited", "by_gpu", "certain", "links", "relay", "sending")
@@ -37,19 +38,17 @@ class InFlight(WindowEntry):
         self.certain: Collection[int] = ()
 
     def end_transfers(self, error: Exception) -> None:
-        """Has the links let go of it, and go on with other messages."""
         for link, transfer in self.links:
             link.discard(copy_of(error), transfer)
 
     def end_relay(self) -> None:
-        """Has the relay, if there is one, let go of it."""
         relay, self.relay = self.relay, None
         if relay is not None:
             relay.close()
 
 
 class SendStream:
-    """A stream of messages, at its sender."""
+    """Sending end of a stream of messages."""
 
     __slots__ = ("id", "is_same_node", "open", "order", "other_nodes", "receivers", "window")
 
@@ -57,14 +56,14 @@ class SendStream:
         self.id = stream_id
         self.receivers = receivers
         self.is_same_node = all(peer.node == node for peer in receivers)
-        """The receivers are all on this node."""
+        """True if all receivers are on this node."""
         self.other_nodes = len({peer.node for peer in receivers} - {node})
         self.window: SendWindow[InFlight] = SendWindow(peer.endpoint for peer in receivers)
         self.order = threading.RLock()
-        """Held from a message's number to its frame, which leave in one order.
+        """Lock held from the numbering of a message to its frame, so that frames leave in the order of their numbers.
 
-        It is reentrant: where a link refuses a message at once, that goes another way and is done before the lock is
-        released, and its ``then`` may send the next one.
+        It is reentrant: if a link refuses a message at once, the message takes another way and may be done before the
+        lock is released, and its ``then`` callback may send the next one.
         tests/_messaging/test_moments.py::test_who_sends_again_when_a_send_is_done_may_do_so_while_that_leaves
         """
         self.open: dict[int, InFlight] = {}

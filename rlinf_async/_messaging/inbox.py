@@ -27,10 +27,10 @@ logger = own_logger(__name__)
 
 
 class _ReceiveStream:
-    """A stream of messages, at its receiver.
+    """Receiving end of a stream of messages.
 
     Attributes:
-        others: endpoints without which nothing more will come, besides the source.
+        others: peers besides the source whose end stops the stream.
     """
 
     __slots__ = ("arrivals", "id", "others", "source")
@@ -43,15 +43,14 @@ class _ReceiveStream:
 
 
 class Inbox:
-    """The receivers' sides of this worker's streams.  ``receive`` is for any thread, ``on_…`` for where frames are
-    read."""
+    """Receiving ends of this worker's streams. ``receive`` is for any thread; ``on_…`` run where frames are read."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._lock = threading.Lock()
         self._streams: dict[tuple[int, Any], _ReceiveStream] = {}
         self.wait_for_return: Callable[[Receiving[Any], Peer], None]
-        """Has a receive from a peer that has died wait until that is back."""
+        """Callback that reposts a receive whose peer has died, for the next process of the rank."""
 
     def __repr__(self) -> str:
         return f"<Inbox {len(self._streams)} streams>"
@@ -60,8 +59,8 @@ class Inbox:
         stream = self._streams.get((source.endpoint, stream_id))
         if stream is None:
             if isinstance(stream_id, str) and not receives:
-                # On a line of a relay nothing leaves before it is received here.  So this comes after its receiver has
-                # forgotten the line; it is dropped with a stream that is not kept, or it would stay for good.
+                # A relay sends nothing on a stream before its receive is posted. This message is therefore late: its
+                # receiver has forgotten the stream, and a new entry in the table would stay for good.
                 # tests/_messaging/test_mailbox.py::test_what_comes_on_a_line_that_is_forgotten_is_not_kept
                 stream = _ReceiveStream(source, stream_id)
                 stream.arrivals.fail(ClosedError(f"{stream_id} is not received any more"))
@@ -71,7 +70,7 @@ class Inbox:
         return stream
 
     def has_message(self, source: Peer, stream_id: Any) -> bool:
-        """Whether something from there is here already."""
+        """True if a complete message of that stream is queued."""
         stream = self._streams.get((source.endpoint, stream_id))
         with self._lock:
             return stream is not None and stream.arrivals.has_message
@@ -79,10 +78,10 @@ class Inbox:
     # -- receiving ----------------------------------------------------------------------------------------------
 
     def receive(self, receiving: Receiving[Any], source: Peer, stream_id: Any, others: Iterable[Peer] = ()) -> None:
-        """Wants the next message.
+        """Post a receive of the next message.
 
         Args:
-            others: who must live too, for there to be one.
+            others: further peers that must live for a message to come.
         """
         stream = self._stream(source, stream_id, receives=True)
         arrivals = stream.arrivals
@@ -102,7 +101,7 @@ class Inbox:
             self._fail(stream, gone)
 
     def _give_back(self, stream: _ReceiveStream, message: Message) -> None:
-        # The peer may have ended since, and its stream, on which nothing was left, is gone from the table.
+        # The peer may have ended since then, and its empty stream is gone from the table: put the stream back.
         # tests/_messaging/test_moments.py::
         # test_the_last_words_of_a_dead_peer_go_back_when_their_receive_is_cancelled
         source = stream.source
@@ -111,7 +110,7 @@ class Inbox:
         self._act(stream, stream.arrivals.give_back, message)
 
     def _act(self, stream: _ReceiveStream, decide: Callable[..., list[Step]], *facts: Any) -> None:
-        """Does what the stream's state decides, and what follows from it."""
+        """Apply an event to the stream's state, and carry out the resulting actions and their follow-ups."""
         with self._lock:
             steps = decide(*facts)
             total = stream.arrivals.due()
@@ -218,7 +217,7 @@ class Inbox:
         self._act(stream, stream.arrivals.withdraw, number)
 
     def _fetch(self, stream: _ReceiveStream, number: int, kind: int, via: Any, body: Any, fds: list[int]) -> None:
-        """Has a link bring the content of a message."""
+        """Receive the content of a message by a link."""
         name, transfer, sizes, *places = via
         if name == RELAY:
             try:
@@ -260,9 +259,8 @@ class Inbox:
     ) -> None:
         """
         Args:
-            rest: what the frame has brought; an error of a daemon's that could not pass it on.
-            places: of the buffers, where they have come from GPU to GPU.
-        """
+            rest: content of the frame, or the error of a daemon that could not pass the frame on.
+            places: indices of the buffers that came from GPU to GPU."""
         try:
             buffers = work._result()
         except Exception as error:
@@ -289,14 +287,14 @@ class Inbox:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def forget(self, source: Peer, stream_id: Any) -> None:
-        """Lets go of a stream on which nothing more is expected."""
+        """Drop the state of a stream that is not used any more."""
         self._streams.pop((source.endpoint, stream_id), None)
 
     def fail(self, peer: Peer, *, is_back: bool) -> None:
-        """A peer is gone: receives of what cannot come any more fail.
+        """Fail the receives that depend on a peer that has ended.
 
         Args:
-            is_back: its name means another process by now, so that what is here of it is received by nobody.
+            is_back: the peer's name means another process by now, so its queued messages have no receiver.
         """
         for key, stream in list(self._streams.copy().items()):
             if stream.source is peer or peer in stream.others:
@@ -312,7 +310,7 @@ class Inbox:
 
 
 def _content(body: Any, fds: list[int]) -> Content:
-    """The content of a frame.
+    """Return the content of a frame.
 
     Raises:
         TransferFailed: a daemon could not pass it on.

@@ -1,4 +1,5 @@
-"""``Host``: receives payloads for all of its machine, and passes them on to other machines' hosts (``RelayPlan``)."""
+"""``RelayHost``: receives payloads for its whole machine, and passes them on to hosts of other machines
+(``RelayPlan``)."""
 
 from __future__ import annotations
 
@@ -19,32 +20,32 @@ logger = own_logger(__name__)
 
 
 class Room(Protocol):
-    """Memory for one payload; ``memory`` are its bytes, which are sliced for the pieces."""
+    """Memory for one payload, whose bytes, ``memory``, are sliced for the pieces."""
 
     memory: Any
 
     def hold(self) -> Callable[[], None]:
-        """Keeps the memory as it is until what it returns is called."""
+        """Keep the memory unchanged until the returned function is called."""
 
     def finish(self, number: int, *facts: Any) -> Any:
-        """Names the memory, now that all of it is here.
+        """Name the memory, now that the payload is complete.
 
         Raises:
-            Exception: it is of no use.
+            Exception: the memory cannot be used.
         """
 
     def abandon(self) -> None:
-        """Takes the memory back, into which somebody may go on writing."""
+        """Give the memory up; late pieces may still be written to it."""
 
 
 class Host:
-    """The host of a machine, as long as it is: lands one payload after the other on its line.
+    """Host of a machine: receives one payload after the other on its stream.
 
     Args:
-        carrier: the link to the source, by which other hosts are reached too: ``send``, ``send_tensor``,
-            ``receive_tensor``, and ``later``, which calls back after some seconds.
-        make_room: makes room for a payload: its number and size in bytes.
-        submit: calls a function in a thread where it may take its time, one after the other.
+        carrier: link to the source and, by address, to other hosts: ``send``, ``send_tensor``, ``receive_tensor``, and
+            ``later``, which calls back after some seconds.
+        make_room: makes room for a payload, given its number and size in bytes.
+        submit: calls functions one after the other, in a thread where they may block.
     """
 
     def __init__(
@@ -59,11 +60,10 @@ class Host:
         self._make_room = make_room
         self._submit = submit
         self._landing: _Landing | None = None
-        """What comes, or came last."""
         self._end: Exception | None = None
 
     def hear(self, what: str, *facts: Any) -> None:
-        """Hears BRING, WHOLE, PASS or KEEP, where the link to the source is read."""
+        """Handle BRING, WHOLE, PASS or KEEP, where the link to the source is read."""
         landing = self._landing
         if what == BRING:
             self._bring(*facts)
@@ -98,7 +98,7 @@ class Host:
         self._say(ROOM, landing.number, self.line)
 
     def arrived(self, landing: _Landing, room: Room, facts: Sequence[Any], error: Exception | None) -> None:
-        """Takes what has landed, or will not; called once."""
+        """Finish a payload that has landed or failed; called once for each."""
         self._submit(functools.partial(self._finish, landing.number, room, facts, error))
 
     def _finish(self, number: int, room: Room, facts: Sequence[Any], error: Exception | None) -> None:
@@ -116,7 +116,7 @@ class Host:
         self._say(LANDED, number, None if error is None else pack_error(error), memory, self.line)
 
     def stuck(self, line: int, error: Exception) -> None:
-        """Says that nothing goes on along a line."""
+        """Report that a stream to another host is stuck."""
         self._say(STUCK, line, pack_error(error))
 
     def _say(self, *words: Any) -> None:
@@ -127,18 +127,18 @@ class Host:
                 logger.info("the source does not hear %r: %s", words[0], gone)
 
     def close(self, error: Exception) -> None:
-        """Gives up what comes, and says nothing any more."""
+        """Abandon the current payload; nothing is sent to the source any more."""
         self._end = self._end or error
         if self._landing is not None:
             self._landing.fail(self._end)
 
 
 class _Landing:
-    """One payload on its way in; each of its pieces goes on as soon as it is here.  For any thread.
+    """Payload that is arriving; each piece is passed on as soon as it is here. For any thread.
 
     Args:
-        source: the address of another machine's host, which the pieces come from; None: they come from the source.
-        patience: seconds after which a piece is missed, once the payload is published.
+        source: address of another machine's host that sends the pieces; None: the source sends them.
+        patience: seconds to wait for each piece once the payload is published.
     """
 
     def __init__(self, host: Host, number: int, sizes: Sequence[int], source: Any, patience: float | None) -> None:
@@ -152,15 +152,15 @@ class _Landing:
         self._pieces: list[Any] = []
         self._coming: list[Work[None]] = []
         self._here = 0
-        """Pieces that have arrived."""
+        """Number of pieces that have arrived."""
         self._facts: Sequence[Any] | None = None
         self._error: Exception | None = None
         self._has_ended = False
         self._passing: dict[int, tuple[Any, list[Work[None]]]] = {}
-        """By line: the machine that gets it from here, and the pieces that have left."""
+        """Receiving machine and sent pieces, by stream."""
 
     def expect(self, room: Room) -> None:
-        """Has the pieces come, into that memory."""
+        """Start receiving the pieces into that memory."""
         with self._lock:
             self._room = room
             if self._error is None:
@@ -173,21 +173,21 @@ class _Landing:
         self._go_on()
 
     def publish(self, facts: Sequence[Any]) -> None:
-        """Notes that nothing else belongs to the payload."""
+        """Note that the payload is published."""
         with self._lock:
             self._facts = facts
             self._watch()
         self._go_on()
 
     def pass_on(self, receiver: Any, line: int) -> None:
-        """Has it go on to another machine's host, from its first piece, along that line."""
+        """Pass the payload on to another machine's host, from its first piece."""
         with self._lock:
             if self._error is None:
                 self._passing[line] = receiver, []
         self._go_on()
 
     def _go_on(self) -> None:
-        """Passes on what is here; ends when all of it is here and published, or cannot come."""
+        """Pass on the pieces that are here; finish once all are here and published, or the payload has failed."""
         with self._lock:
             here = self._here
             try:
@@ -226,7 +226,7 @@ class _Landing:
                 self._host.stuck(line, error)
 
     def _watch(self) -> None:
-        """Misses the next piece after a while, if the payload is published."""
+        """Set a deadline for the next piece, if the payload is published."""
         if self._patience is not None and self._facts is not None and self._here < len(self._sizes):
             self._host.carrier.later(self._patience, functools.partial(self._miss, self._here))
 
@@ -235,13 +235,13 @@ class _Landing:
             self.fail(TransferFailed(f"nothing has come from there for {self._patience:g} s"))
 
     def keep(self, line: int) -> None:
-        """Stops passing it on along a line, on which nothing is awaited any more."""
+        """Stop passing the payload on along a stream that is not awaited any more."""
         with self._lock:
             _, sent = self._passing.pop(line, (None, []))
         give_up(sent)
 
     def keep_all(self) -> None:
-        """Stops passing it on, and lets go of its memory once it has come to its end."""
+        """Stop passing the payload on, and drop its memory once it is finished."""
         for line in list(self._passing):
             self.keep(line)
         with self._lock:
@@ -250,7 +250,7 @@ class _Landing:
                 self._room, self._coming = None, []
 
     def fail(self, error: Exception) -> None:
-        """Ends it: it is not wanted here any more, or cannot be had here."""
+        """End the payload with an error."""
         with self._lock:
             self._error = self._error or error
             coming = self._coming
@@ -260,7 +260,7 @@ class _Landing:
 
 
 def give_up(works: Sequence[Work[Any]]) -> None:
-    """Gives up what is under way on a line; the last first, or those behind would move up to what they do not fit."""
+    """Abandon the transfers of a stream, last first: otherwise messages that follow would match earlier receives."""
     for work in reversed(works):
         if not work.done():
             work._lose_interest()

@@ -1,9 +1,9 @@
 """Messaging endpoint of a worker: dispatches incoming MESSAGE frames to its inbox, outbox and links.
 
     outbox.send (user's thread) ──► MESSAGE frame ──► daemons ──► on_frame (where the socket is read) ──► inbox
-    inbox.receive (user's thread): is it here already? Otherwise the thread that reads the socket settles the Work
+    inbox.receive (user's thread): takes a message that is here; otherwise the thread that reads settles the Work
 
-No operation has a task or a thread of its own: what arrives is handled where the socket is read.
+No operation has a task or a thread of its own: frames are handled where the socket is read.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ logger = own_logger(__name__)
 
 
 class Mailbox:
-    """What a worker sends and receives with.
+    """Inbox, outbox, peers and group names of one worker.
 
     Args:
-        introduction: group, rank, node's name and pid of this worker.
-        address: its node's own.
+        introduction: group, rank, node name and pid of this worker.
+        address: IP address of its node.
     """
 
     def __init__(self, client: NodeClient, introduction: tuple[str, int, str, int], address: str) -> None:
@@ -49,7 +49,7 @@ class Mailbox:
         return f"<Mailbox {self.outbox!r} {self.inbox!r}>"
 
     def on_frame(self, frame: list[Any], fds: list[int]) -> None:
-        """A MESSAGE frame; takes its descriptors over."""
+        """Dispatch a MESSAGE frame and take ownership of its descriptors."""
         _, _, source, _, facts, body = frame
         self._on_facts(source, facts, body, fds)
 

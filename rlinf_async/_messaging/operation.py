@@ -20,16 +20,16 @@ T = TypeVar("T")
 
 
 class Operation(Work[T]):
-    """A send or receive, withdrawn where it is given up.
+    """Send or receive whose effects are undone if it is abandoned.
 
     Attributes:
-        what: in words, without the peer.
-        peer: as a text, or something that makes one, as far as it is known.
-        others: those whom it is for, where they are several.
-        missing: whose group is looked for.
-        is_away: that one has died, and is started again.
-        withdraw: undoes what has been done for it; None before anything was.
-        explain: called in place of failing at the deadline: there is more to say than that it was late.
+        what: description without the peer.
+        peer: the peer once it is known, before that an object whose text names it.
+        others: receivers of a broadcast.
+        missing: member whose group is being looked up.
+        is_away: True if the missing member has died and is being restarted.
+        withdraw: undoes the effects so far; None before there are any.
+        explain: called at the deadline in place of a plain timeout error.
     """
 
     others: Sequence[Peer] = ()
@@ -83,20 +83,18 @@ class Operation(Work[T]):
         return True
 
     def forget(self) -> None:
-        """Once it is done: these refer to this object, which would live, and hold what it carries, until the
-        collector comes."""
+        """Drop the callbacks. They refer to this object; the cycle would keep its payload until a garbage collection."""
         self.withdraw = self.explain = None
 
     def fail(self, error: BaseException) -> bool:
-        """False if it was done before."""
+        """Fail the operation. Return False if it was done before."""
         return self._settle(error=error)
 
     def give_up(self, error: Exception) -> None:
-        """Ends it with an error, unless it is done, and undoes what can be undone.
+        """Fail the operation unless it is done, and undo its effects.
 
-        The sender sets ``withdraw`` and looks afterwards whether it is done; this one is done first, and looks for
-        ``withdraw`` afterwards.  In whichever threads they are, one of the two sees the other: a message that has left
-        is taken back once it is given up, by at least one of them.
+        The sending thread sets ``withdraw`` and then checks for done; this method marks it as done and then reads
+        ``withdraw``. Whatever the interleaving, at least one of the two withdraws a message that has left.
 
         tests/test_exchange.py::test_a_send_that_is_given_up_in_the_middle_was_never_made
         """
@@ -112,7 +110,7 @@ class Operation(Work[T]):
 
 
 class Sending(Operation[Any]):
-    """A send; done when what is sent may change."""
+    """Send of one message, done when the value that was sent may change."""
 
     _kind = "send"
 
@@ -120,38 +118,38 @@ class Sending(Operation[Any]):
         super().__init__(what, peer, timeout)
         self.payload = payload
         self.result: Any = None
-        """What it is done with."""
 
     @property
     def has_failed(self) -> bool:
         return self._done and self._error is not None
 
     def finish(self) -> bool:
-        """What is sent may change.  False if it was given up before."""
+        """Mark the value as free to change. Return False if the operation was done before."""
         return self._settle(self.result)
 
 
 class Taking(Protocol):
-    """The kind of a receive: which messages it refuses, and what becomes of the content of others."""
+    """Kind of receive: accepts or refuses messages and stores their content."""
 
     def refuses(self, message: Message) -> str | None:
-        """Why that message is not what is wanted."""
+        """Return the reason why the message is not acceptable, None if it is."""
 
     def place(self) -> Place | None:
-        """Where the content may be written while it comes; then the memory is not the user's until all of it has."""
+        """Return memory for the content to be written to while it arrives; the user must not touch it until all of it
+        has."""
 
     def arrived(self, content: Content) -> None:
-        """Before anybody hears of it, in the thread that reads the socket; may raise."""
+        """Store the content, in the thread that reads the socket and before the operation is done. May raise."""
 
     def value(self, message: Message) -> Any:
-        """The result, in the thread of its waiter."""
+        """Return the result, in the thread of its waiter."""
 
 
 class Receiving(Returnable[T], Operation[T]):
-    """A receive; done when its message has been delivered to it.
+    """Receive of one message, done when the message has been delivered to it.
 
-    Its waiter has it once a wait returns.  If the last waiter is cancelled before that, the message goes back
-    to the head of its line, as if it had not been received.
+    If the last waiter is cancelled before its wait returns, the message goes back to the head of its stream, as if it
+    had not been received.
 
     Attributes:
         back: puts a message back.
@@ -166,10 +164,10 @@ class Receiving(Returnable[T], Operation[T]):
         self._message: Message | None = None
 
     def deliver(self, message: Message) -> bool:
-        """The message is this one's.  False if it has been given up, and the message is to go back.
+        """Take the message. Return False if the operation was done before and the message is to go back.
 
         Raises:
-            Exception: it is not as was said; the operation has failed with that.
+            Exception: the content does not match the announcement; the operation has failed with the same error.
         """
         try:
             self.taking.arrived(message.content)
@@ -180,8 +178,8 @@ class Receiving(Returnable[T], Operation[T]):
         self._message = message
         if self._settle():
             return True
-        # It was given up, by another thread perhaps, and perhaps when the message was here already: then that thread
-        # has given it back, and a second time would make two of it.
+        # Another thread may have abandoned the operation, perhaps after the message was stored here. That thread has
+        # then returned the message, and returning it a second time would duplicate it.
         # tests/_messaging/test_operation.py::test_a_message_goes_back_once_whenever_its_receive_is_given_up
         with self._lock:
             kept, self._message = self._message, None
@@ -190,7 +188,8 @@ class Receiving(Returnable[T], Operation[T]):
     def _result(self) -> T:
         if self._message is not None:
             with self._lock:
-                # It is let go of last: another waiter's thread that finds none takes the value, which has to be there.
+                # Clear ``_message`` last: another waiter's thread that finds it None reads the value, which must be set
+                # by then.
                 # tests/_messaging/test_operation.py::
                 # test_who_asks_for_the_result_while_another_thread_rebuilds_it_has_the_same
                 if self._message is not None:

@@ -29,11 +29,11 @@ from rlinf_async.errors import ClosedError, TransferFailed
 logger = own_logger(__name__)
 
 _MAX_ATTEMPTS: Final = 3
-"""Times that links are tried with one message before it is given up."""
+"""Transmissions of one message per receiver before the send fails."""
 
 
 class Outbox:
-    """The senders' sides of this worker's streams.  ``send`` is for any thread, ``on_…`` for where frames are read."""
+    """Sending ends of this worker's streams. ``send`` is for any thread; ``on_…`` run where frames are read."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -59,7 +59,7 @@ class Outbox:
     # -- sending ------------------------------------------------------------------------------------------------
 
     def send(self, sending: Sending, receivers: Sequence[Peer], stream_id: Any) -> None:
-        """Sends it, or announces it; a failure is the operation's."""
+        """Send or announce the message; a failure fails the operation."""
         stream = self._stream(stream_id, receivers)
         in_flight = InFlight(sending, receivers)
         with stream.order:
@@ -70,9 +70,9 @@ class Outbox:
             if not self._send(stream, in_flight):
                 return
         if in_flight.awaited:
-            # Set only now that the message has left.  Another thread that gives it up earlier would have WITHDRAW sent
-            # ahead of the message; its receivers would pass over that, and then take what was given up.  Who gave up
-            # before this line is found below, by ``done``.
+            # Set only after the message has left. Another thread that abandoned it earlier would send WITHDRAW ahead of
+            # the message; the receivers would ignore the withdrawal and then accept the abandoned message. An
+            # abandonment before this line is found below, by ``done``.
             # tests/_messaging/test_mailbox.py::test_a_send_that_is_given_up_under_way_is_withdrawn
             # tests/test_exchange.py::test_a_send_that_is_given_up_in_the_middle_was_never_made
             sending.withdraw = functools.partial(self._withdraw, stream, in_flight)
@@ -99,8 +99,8 @@ class Outbox:
             number = stream.window.add(in_flight).number
             stream.open[number] = in_flight
             if not in_flight.left:
-                # Under the lock: the thread that reads the socket may be told of room, or be asked for the content,
-                # just now, and would post the content ahead of this.
+                # Post under the lock: the thread that reads the socket may get ROOM or GRANT at this moment, and would
+                # post the content ahead of this announcement.
                 # tests/_messaging/test_mailbox.py::
                 # test_no_content_overtakes_its_announcement_when_room_is_returned_at_that_moment
                 self._peers.post(
@@ -138,8 +138,7 @@ class Outbox:
     def _leave(self, stream: SendStream, in_flight: InFlight, transport: str, start: tuple[Any, ...]) -> None:
         """
         Raises:
-            Exception: its content cannot be packed; nothing has left.
-        """
+            Exception: the content cannot be packed; nothing has left."""
         if transport in GPU_LINKS:
             try:
                 self._by_link(stream, in_flight, stream.receivers, transport, start)
@@ -206,7 +205,7 @@ class Outbox:
             in_flight.end_transfers(ClosedError(f"{in_flight.sending._describe()} was withdrawn"))
 
     def _sent_by_link(self, stream: SendStream, in_flight: InFlight, peer: Peer, work: Any) -> None:
-        """Its success is the receiver's to tell; a failure may be known here alone."""
+        """Retry after a failure, which may be known only here; the receiver reports success."""
         if work._error is not None:  # not raised: its traceback would keep what was sent until the collector comes
             self._again(stream, in_flight, (peer,), work._error)
 
@@ -216,13 +215,12 @@ class Outbox:
             link.discard(TransferFailed(f"{link!r} has brought nothing within {settings.GPU_LINK_TIMEOUT_S():g} s"))
 
     def _count_failure(self, peer: Peer, in_flight: InFlight, error: Exception) -> None:
-        """A message has not come through."""
         logger.info("a message to %s did not come through: %s", peer.label, error)
         if (peer.gpu_link if in_flight.by_gpu else peer.connection).fail() and in_flight.by_gpu:
             logger.warning("tensors on the GPU go to %s by way of the CPU from now on: %s", peer.label, error)
 
     def _again(self, stream: SendStream, in_flight: InFlight, peers: Iterable[Peer], error: Exception) -> None:
-        """Sends the content once more, to receivers that lack it and by another transport."""
+        """Send the content again by another transport, to those of the peers that lack it."""
         sending, number = in_flight.sending, in_flight.number
         with self._lock:
             lacking = in_flight.awaited.keys() - set(in_flight.certain) if number in stream.open else set()
@@ -255,7 +253,7 @@ class Outbox:
     # -- by the relay -------------------------------------------------------------------------------------------
 
     def _is_relayed(self, stream: SendStream, in_flight: InFlight) -> bool:
-        """Whether it goes from node to node: all its receivers wait for it, on two other nodes or more."""
+        """True if the message goes from node to node: its receivers are on two or more other nodes and all wait for it."""
         payload = in_flight.sending.payload
         is_awaited = in_flight.charge == 0 and stream.other_nodes > 1
         return is_awaited and payload.nbytes >= CHAIN_FROM_BYTES and not payload.is_on_gpu and payload.has_small_head
@@ -263,8 +261,7 @@ class Outbox:
     def _by_relay(self, stream: SendStream, in_flight: InFlight, start: tuple[Any, ...]) -> None:
         """
         Raises:
-            Exception: its content cannot be packed; nothing has left.
-        """
+            Exception: the content cannot be packed; nothing has left."""
         here = node_of(self._peers.me)
         near = [peer for peer in stream.receivers if peer.node == here]
         far = [peer for peer in stream.receivers if peer.node != here]
@@ -293,7 +290,7 @@ class Outbox:
             relay.hear(source, *words)
 
     def forget(self, stream_id: Any) -> None:
-        """Lets go of a stream on which nothing more is sent."""
+        """Drop the state of a stream that is not used any more."""
         self._streams.pop(stream_id, None)
 
     # -- ends ---------------------------------------------------------------------------------------------------
@@ -308,14 +305,15 @@ class Outbox:
             with self._lock:
                 stream.open.pop(in_flight.number, None)
         if in_flight.links:
-            # One that its receiver does not ask for, as it has the message already, would be kept for good.
+            # A link keeps a transfer until its receiver asks for it. This receiver may have the message already and
+            # never ask.
             # tests/_messaging/test_moments.py::test_a_transfer_that_nobody_asks_for_ends_with_its_message
             in_flight.end_transfers(ClosedError(f"{in_flight.sending._describe()} is done"))
         if in_flight.relay is not None:
             in_flight.end_relay()
 
     def _withdraw(self, stream: SendStream, in_flight: InFlight, error: Exception) -> None:
-        """The operation was given up: the receivers that have not got the message never will."""
+        """Withdraw an abandoned message from receivers that do not have it yet."""
         if in_flight.number in stream.open:
             self._take_back(stream, in_flight, error)
 
@@ -334,7 +332,7 @@ class Outbox:
         in_flight.end_relay()
 
     def fail(self, peer: Peer) -> None:
-        """A peer is gone: what is open on any stream to it fails."""
+        """Fail the open messages of every stream to a peer that has ended."""
         for key, stream in list(self._streams.copy().items()):
             if peer in stream.receivers:
                 self._streams.pop(key, None)
@@ -369,8 +367,9 @@ class Outbox:
                 self._go_on(stream, [in_flight])
 
     def _go_on(self, stream: SendStream, leaving: Sequence[InFlight] = ()) -> None:
-        """Sends the content of these messages, and of those behind them that have room without them."""
-        # No word of a receiver would make those behind a message leave that was withdrawn, or could not be packed.
+        """Send the content of these messages, and of the messages behind them that fit into the room they leave."""
+        # A message that is withdrawn, or cannot be packed, leaves its room unused. No ROOM of a receiver would then
+        # release the messages behind it, hence the loop.
         # tests/_messaging/test_moments.py::test_those_behind_a_message_that_does_not_leave_have_its_room
         while True:
             for in_flight in leaving:
@@ -381,7 +380,7 @@ class Outbox:
                 return
 
     def _go(self, stream: SendStream, in_flight: InFlight) -> None:
-        """The content of what was announced."""
+        """Send the content of a message that was announced."""
         sending = in_flight.sending
         start = (message_facts.CONTENT, stream.id, in_flight.number, in_flight.charge)
         try:

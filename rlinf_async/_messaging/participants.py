@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Member(NamedTuple):
-    """A rank of a group.  The ranks of a group that a worker has made are those of ``<its group>:<its rank>``."""
+    """Rank of a group. A worker's own subprocesses form the group ``<its group>:<its rank>``."""
 
     group: str
     rank: int
@@ -17,10 +17,10 @@ class Member(NamedTuple):
 
     @classmethod
     def of(cls, group: Any, rank: Any) -> Member:
-        """From a root group's name and a rank, or a path of ranks to a worker that another one has made.
+        """Make a member from a group name and a rank, or from a root group's name and a path of ranks below it.
 
         Raises:
-            TypeError: they are something else.
+            TypeError: group or rank has another type.
             ValueError: the path is empty.
         """
         if type(rank) is int and type(group) is str:
@@ -38,15 +38,15 @@ class Member(NamedTuple):
 
 
 def expand(groups: Any, src: Any) -> tuple[list[Member], Member]:
-    """The members of a broadcast, each once and in order, and which of them is its source.
+    """Return the members of a broadcast, each once and in order, and the one that is its source.
 
     Args:
         groups: ``(name, ranks)`` pairs; ranks are an int, a list of ints, a path (tuple), or a list of paths.
         src: a ``(name, rank or path)`` pair; by default the first member.
 
     Raises:
-        ValueError: there is no member, or the source is none of them.
-        TypeError: something is not as said above.
+        ValueError: there is no member, or the source is not a member.
+        TypeError: an argument has another type than described above.
     """
     if groups is None or (isinstance(groups, list) and not groups):
         raise ValueError("broadcast() needs groups=: a list of (group name, ranks) pairs, the same on every member")

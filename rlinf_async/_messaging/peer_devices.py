@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 logger = own_logger(__name__)
 
 SWITCH: Final = "RLINF_GPU_LINKS"
-"""``0`` in a worker's environment: its tensors, and those that it is sent, go by way of the CPU."""
+"""Environment variable of a worker; ``0`` sends its tensors, and those sent to it, by way of the CPU."""
 
 
 class Devices:
-    """This worker's GPU, and the way from it to each peer's.
+    """This worker's GPU, and the links from it to each peer's GPU.
 
-    Two workers tell each other of their GPUs when the first large tensor of one is to go from one to the other.  That
-    one, and what follows it before the answer is here, goes by way of the CPU.  Who works on a GPU is known only in a
-    thread of the user's, so a worker that is told of another's GPU says which its own is with the next message that it
-    sends or receives while CUDA is in use; CUDA is never brought up for this.
+    Two workers announce their GPUs to each other when the first large tensor is sent between them. That tensor, and
+    further ones until the answer arrives, go by way of the CPU. Only a user thread can tell which GPU it works on, and
+    CUDA is never initialised for this purpose. A worker that learns of another's GPU therefore announces its own with
+    the next message that it sends or receives while CUDA is in use.
 
     Args:
         send_gpu: posts the facts of a GPU to a peer.
@@ -39,8 +39,8 @@ class Devices:
         ConfigError: the environment's ``RLINF_GPU_LINKS`` is neither 0 nor 1.
 
     Attributes:
-        own: this worker's; None before it is known, and where there is none.
-        is_awaited: a peer has told of its GPU and has not heard of this one: ``look`` when a user's thread is here.
+        own: GPU of this worker; None before it is known, or if there is none.
+        is_awaited: True if a peer waits for the announcement of this GPU: call ``look`` from a user thread.
     """
 
     def __init__(self, send_gpu: Callable[[Peer, Sequence[Any]], None]) -> None:
@@ -52,7 +52,7 @@ class Devices:
         self.is_awaited = False
 
     def look(self) -> None:
-        """In a user's thread: which GPU is it?"""
+        """Find out which GPU the calling user thread works on."""
         if self.own is not None or self._is_out_of_order:
             return
         try:
@@ -71,7 +71,6 @@ class Devices:
             self._introduce(peer)
 
     def on_gpu(self, peer: Peer, machine: str, uuid: str, model: str, reachable: Sequence[str]) -> None:
-        """A peer tells of its GPU."""
         peer.gpu, peer.reachable = Gpu(machine, uuid, model), frozenset(reachable)
         with self._lock:
             if self.own is None:
@@ -81,7 +80,7 @@ class Devices:
         self._introduce(peer)
 
     def way_to(self, peer: Peer) -> str | None:
-        """How the memory of this worker's GPU gets to a peer's; None as long as, or where, it does not."""
+        """Return the GPU link to a peer; None if there is none, or as long as the peer has not announced its GPU."""
         if self.own is None or not peer.gpu_link.is_good:
             return None
         if peer.gpu is None:
@@ -91,10 +90,10 @@ class Devices:
         return gpu_link_between(peer.gpu, self.own.gpu, peer.reachable)
 
     def make_link(self, name: str, post: Post, first: bool, address: str) -> DeviceLink:
-        """As ``OwnGpu.make_link``.
+        """Make the link, as ``OwnGpu.make_link``.
 
         Raises:
-            ValueError: also where this worker has told no peer of a GPU.
+            ValueError: as there, or this worker has announced no GPU.
         """
         if self.own is None:
             raise ValueError(f"a peer wants a link {name!r}, and this worker has no GPU")
@@ -117,7 +116,7 @@ def _is_switched_off() -> bool:
 
 
 def _find_own_gpu() -> OwnGpu | None:
-    """The GPU of this thread; None where CUDA is not in use.  Imports nothing, and brings nothing up, for that."""
+    """Return the GPU of this thread, None if CUDA is not in use. Neither imports torch nor initialises CUDA for it."""
     is_in_use = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)
     if is_in_use is None or not is_in_use():
         return None

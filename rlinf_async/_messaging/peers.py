@@ -26,12 +26,12 @@ def label_of(group: str, rank: int, node: str, pid: int) -> str:
 
 
 class Peers:
-    """All workers that this one has ever talked to, itself among them.
+    """All workers that this one has exchanged messages with, itself included.
 
     Args:
-        introduction: group, rank, node and pid of this worker.
-        on_end: told of every peer that is gone, and once more where its rank is back.
-        on_facts: takes what this worker posts to itself: its own endpoint, facts, body.
+        introduction: group, rank, node name and pid of this worker.
+        on_end: called with every peer that has ended, and again when its rank is back.
+        on_facts: takes facts and body that this worker posts to itself.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Peers:
         self._peers: dict[int, Peer] = {}
         self._named: dict[tuple[str, int], Peer] = {}
         self.on_introduction: list[Callable[[str, int], None]] = []
-        """Told of group and rank of each worker that introduces itself."""
+        """Callbacks with group and rank of each worker that introduces itself."""
         self.devices = Devices(self._send_gpu)
 
     @property
@@ -61,7 +61,7 @@ class Peers:
     # -- who they are -------------------------------------------------------------------------------------------
 
     def at(self, endpoint: int) -> Peer:
-        """The peer with that id, made known if it is not."""
+        """Return the peer with that endpoint, created at the first use."""
         peer = self._peers.get(endpoint)
         if peer is None:
             with self._lock:
@@ -71,10 +71,10 @@ class Peers:
         return peer
 
     def introduced(self, endpoint: int, group: str, rank: int, node: str, pid: int) -> None:
-        """It is known who a peer is."""
+        """Note the names of a peer."""
         peer = self.at(endpoint)
         peer.group, peer.rank, peer.label = group, rank, label_of(group, rank, node, pid)
-        # A roster that was asked for before the return of a rank still has the process that has died.
+        # A roster that was requested before a rank returned still lists the dead process.
         # tests/_messaging/test_moments.py::
         # test_a_roster_from_before_a_return_takes_no_name_from_the_rank_that_is_back
         before = self._named.get((group, rank))
@@ -84,16 +84,15 @@ class Peers:
                 self._on_end(before)  # once more: nobody can receive any more what it has sent
 
     def named(self, group: str, rank: int) -> Peer | None:
-        """The peer that has called itself so."""
         return self._named.get((group, rank))
 
     @property
     def members(self) -> list[tuple[str, int]]:
-        """Group and rank of each peer that is known."""
+        """Return group and rank of each known peer."""
         return list(self._named)
 
     def hear_introduction(self, endpoint: int, group: str, rank: int, node: str, pid: int) -> None:
-        """A peer says who it is; its daemon has been asked to tell of its end."""
+        """Take the introduction of a peer, whose daemon will report its end without another request."""
         self.introduced(endpoint, group, rank, node, pid)
         self.at(endpoint).is_watched = True
         for callback in list(self.on_introduction):
@@ -102,7 +101,7 @@ class Peers:
     # -- to them ------------------------------------------------------------------------------------------------
 
     def post(self, peers: Sequence[Peer], facts: Sequence[Any], body: Any = b"", fds: Sequence[int] = ()) -> None:
-        """Sends a frame to one or several of them; this worker itself only alone."""
+        """Send a frame to one or several peers; a frame to this worker itself has no other receivers."""
         if len(peers) > 1:
             self._introduce(peers)
             self._send_to_all(peers, facts, body, fds)
@@ -116,7 +115,7 @@ class Peers:
         self._send_to(peer, facts, body, fds)
 
     def _introduce(self, peers: Sequence[Peer]) -> None:
-        """Tells those of them who do not know yet who this worker is."""
+        """Introduce this worker to the peers that do not know it yet."""
         strangers = [peer for peer in peers if not peer.is_met]
         for peer in strangers:
             peer.is_met = True
@@ -127,7 +126,7 @@ class Peers:
             self._send_to(peer, (message_facts.INTRODUCE, *self._introduction))
 
     def _send_to(self, peer: Peer, facts: Sequence[Any], body: Any = b"", fds: Sequence[int] = ()) -> None:
-        # Whatever goes to one peer goes one way, so that nothing overtakes anything.
+        # All frames to one peer take the same connection, so that none overtakes another.
         way = self._client.direct_connection(peer.endpoint) or self._client
         way.send((frames.MESSAGE, len(fds), self._client.endpoint, peer.route, facts, body), fds)
 
@@ -150,11 +149,12 @@ class Peers:
         self.post((peer,), (message_facts.GPU, *facts))
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Calls back after so many seconds; from any thread."""
+        """Call back after so many seconds, from any thread."""
         self._client.later(seconds, callback)
 
     def link(self, peer: Peer, name: str) -> Any:
-        """The link of that name to a peer, made at its first use: a ``Link``, or, for ``GPU_LINKS``, a ``DeviceLink``.
+        """Return the link of that name to a peer, made at the first use: a ``Link``, or a ``DeviceLink`` for
+        ``GPU_LINKS``.
 
         Raises:
             ValueError: there is no such link.
@@ -176,7 +176,7 @@ class Peers:
     # -- whether they live --------------------------------------------------------------------------------------
 
     def watch(self, peers: Iterable[Peer]) -> None:
-        """Has their daemons tell when they end."""
+        """Have the peers' daemons report their ends."""
         nodes: dict[int, list[Peer]] = {}
         for peer in peers:
             if not peer.is_watched:
@@ -201,7 +201,7 @@ class Peers:
                 self._end(peer, error)
 
     def on_ended(self, facts: dict[str, Any]) -> None:
-        """A worker's daemon tells of its end."""
+        """Handle a daemon's report that a worker has ended."""
         self._client.drain_direct(facts["endpoint"])
         peer = self._peers.get(facts["endpoint"])
         if peer is not None:
@@ -212,7 +212,7 @@ class Peers:
                 self._end(peer, ClosedError(f"{peer.label}: its group was closed"))
 
     def on_returned(self, facts: dict[str, Any]) -> None:
-        """A rank that had died is back under another endpoint, or will not be."""
+        """Handle the news that a dead rank is back under another endpoint, or does not return."""
         entry, report, peer = facts["entry"], facts["report"], self._peers.get(facts["was"])
         if peer is not None and peer.error is None:  # its end is told by another way, and comes after this
             self._end(peer, WorkerDied.from_exit_report(report), returns=True)
@@ -224,7 +224,7 @@ class Peers:
             self.is_lost(peer, report["reason"])
 
     def is_lost(self, peer: Peer, reason: str = "") -> None:
-        """One that was to come back does not."""
+        """Note that a peer that was to return does not."""
         assert peer.error is not None
         peer.returns = False
         if isinstance(peer.error, WorkerDied):  # whose words say that it is started again
@@ -237,7 +237,8 @@ class Peers:
             peer.error.add_note(reason)
 
     def on_node_lost(self, facts: dict[str, Any]) -> None:
-        """Whether the ranks that were there are started elsewhere node 0 knows, which is asked when one is needed."""
+        """Handle the loss of a node. Node 0 knows whether its ranks are restarted elsewhere, and is asked when one is
+        needed."""
         for peer in list(self._peers.values()):
             if peer.node == facts["node"]:
                 self._lose(peer, self._client.lost_nodes[facts["node"]])

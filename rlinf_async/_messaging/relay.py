@@ -1,4 +1,4 @@
-"""``Relay``: carries out a ``RelayPlan`` at the source: words and pieces to hosts, and what comes of them."""
+"""``Relay``: executes a ``RelayPlan`` at the source: sends messages and pieces to hosts, and feeds back the results."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ T = TypeVar("T")
 
 
 class Relay:
-    """Distributions of one source to other machines.
+    """Distributions from one source to other machines.
 
-    A receiver has a ``link`` (as of ``RelayPlan``; with ``error`` and ``send_tensor``) and ``say``, which takes words.
+    A receiver has a ``link`` (as for ``RelayPlan``, with ``error`` and ``send_tensor``), and ``send`` for messages.
 
     Args:
-        source: called with the lock held, one at a time.
-        lock: held while events and actions happen, in whatever thread; reentrant.
+        source: called with the lock held, one call at a time.
+        lock: reentrant lock held for events and actions, in any thread.
 
     Attributes:
-        plan: decides; its events are given to ``act``.
+        plan: decides; its events are passed to ``act``.
     """
 
     def __init__(self, source: Source, lock: threading.RLock, chain_from: int) -> None:
@@ -39,11 +39,11 @@ class Relay:
         self._is_acting = False
 
     def act(self, event: Callable[..., T], *facts: Any) -> T:
-        """Has an event happen to the plan, and carries out what that decides."""
+        """Apply an event to the plan, and carry out the resulting actions."""
         with self._lock:
             result = event(*facts)
-            # What is said may fail at once, which is another event, and that event's actions come after those that are
-            # due already: words leave in the order in which they were decided on.
+            # A message may fail at once. That failure is another event, and its actions queue behind those that are
+            # due: messages leave in the order in which the plan decided on them.
             if not self._is_acting:
                 self._is_acting = True
                 try:
@@ -55,7 +55,7 @@ class Relay:
             return result
 
     def hear(self, receiver: Any, what: str, *facts: Any) -> None:
-        """Hears a word of a host: ROOM, LANDED or STUCK."""
+        """Handle a host's ROOM, LANDED or STUCK."""
         if what == ROOM:
             self.act(self.plan.room, receiver, *facts)
         elif what == LANDED:

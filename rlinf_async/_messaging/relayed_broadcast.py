@@ -1,11 +1,11 @@
 """Large broadcasts by the relay: ``RelayedBroadcast`` at the source, ``BroadcastHosts`` for the nodes that it reaches.
 
-The first receiver of each node is its host.  It lands the buffers of the message in sealed memory, of which the source
-tells all receivers of the node; each maps it privately and says TAKEN.  Then the source has the hosts let go of it.
-What will be unpickled never comes by the relay, whose pieces may travel over connections that are not authenticated: it
-is the body of the frame that tells of the memory.
+The first receiver of each node is its host. It receives the buffers of the message into sealed memory. The source tells
+all receivers of the node the name of that memory; each maps it privately and answers TAKEN. Then the source has the
+hosts release it. Content that will be unpickled never travels by the relay, whose pieces may take connections that are
+not authenticated: it is the body of the frame that names the memory.
 
-Whatever does not get through, or has not moved for a while, goes the way of other broadcasts, by the daemons.
+A message that does not get through, or has not moved for a while, goes by way of the daemons, as other broadcasts do.
 """
 
 from __future__ import annotations
@@ -36,25 +36,26 @@ from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.work import Work
 
 RELAY: Final = "relay"
-"""The name of this way in a message's facts."""
+"""Name of the relay as a transport, in a message's facts."""
 
 HOST: Final = "host"
 END: Final = "end"
-"""Words of the source besides those of ``RelayPlan``: receive on this line for your node; let go of what has landed."""
+"""Messages of the source besides those of ``RelayPlan``: receive for your node; release the memory."""
 
 STALL_S: Final = 20.0
-"""Seconds, beyond what it takes at 4 MiB a second, after which the daemons bring it to all who lack it."""
+"""Seconds, beyond the transfer time at 4 MiB per second, after which the daemons carry the content to all who lack it.
+"""
 
 _SLOWEST_BYTES_PER_S: Final = 4 << 20
 _SECONDS: Final = 2 * STALL_S
-"""Time of a broadcast, of which hosts wait a part for each piece of each other's."""
+"""Time of a broadcast; hosts wait for each piece of each other for a fraction of it."""
 
 _ALIGNMENT_BYTES: Final = 64
 _PIECE_BYTES: Final = 1 << 20
 
 
 def places_of(sizes: Iterable[int]) -> list[slice]:
-    """Places of buffers of these sizes in one piece of memory."""
+    """Return the slices of buffers of these sizes in one piece of memory."""
     places, end = [], 0
     for size in sizes:
         start = -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
@@ -64,7 +65,7 @@ def places_of(sizes: Iterable[int]) -> list[slice]:
 
 
 def memory_of(buffers: Sequence[memoryview]) -> memoryview:
-    """The buffers in one piece of memory; that of a single one is its own."""
+    """Return the buffers in one piece of memory, without a copy if there is only one."""
     if len(buffers) == 1:
         return buffers[0]
     places = places_of(buffer.nbytes for buffer in buffers)
@@ -77,10 +78,10 @@ def memory_of(buffers: Sequence[memoryview]) -> memoryview:
 
 
 def open_landed(memory: Sequence[Any], sizes: Sequence[int], head: bytes) -> Content:
-    """The content of a message that has landed on this node.
+    """Return the content of a message that has landed on this node.
 
     Raises:
-        Exception: its host is gone, or has let go of it.
+        Exception: the host is gone, or has released the memory.
     """
     path, inode = memory
     places = places_of(sizes)
@@ -95,10 +96,11 @@ def open_landed(memory: Sequence[Any], sizes: Sequence[int], head: bytes) -> Con
 
 
 class Carrier:
-    """Words and pieces of one broadcast between this worker and a peer; other hosts are reached by their endpoints.
+    """Messages and pieces of one broadcast between this worker and a peer, and pieces of other hosts by their
+    endpoints.
 
     Args:
-        outbox, inbox: this worker's; a source needs no inbox.
+        outbox, inbox: of this worker; a source needs no inbox.
         about: stream and number of the message.
     """
 
@@ -138,7 +140,7 @@ class Carrier:
         return receiving
 
     def _end_of(self, line: int, third: int | None) -> tuple[Peer, str]:
-        """A peer, and what the line is known by to both."""
+        """Return a peer, and the id of the stream that both ends use."""
         peer = self.peer if third is None else self._peers.at(third)
         self._peers.watch([peer])
         return peer, f"relay {line:x}"
@@ -147,13 +149,13 @@ class Carrier:
         self._peers.later(seconds, callback)
 
     def forget(self) -> None:
-        """Lets go of the streams that it has used."""
+        """Drop the streams that it has used."""
         while self._used:
             self._used.pop()()
 
 
 class _TakePiece:
-    """The message is a piece, which is written to its place while it comes."""
+    """Acceptor of a piece, which is written to its place while it arrives."""
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
@@ -176,23 +178,23 @@ class _TakePiece:
 
 
 class RelayedBroadcast:
-    """One message on its way to receivers on several other nodes.  For any thread.
+    """Message under way to receivers on several other nodes. For any thread.
 
     Args:
-        carriers: to the receivers.
-        told: called with receivers, and with the memory of their node that it is in, or why it cannot be brought there.
+        carriers: one for each receiver.
+        told: called with receivers, and with the memory of their node that the message is in, or the error.
     """
 
     def __init__(self, carriers: Sequence[Carrier], told: Callable[[list[Peer], Any, Exception | None], None]) -> None:
         self._carriers = {carrier.address: carrier for carrier in carriers}
         self._told: Callable[[list[Peer], Any, Exception | None], None] | None = told
-        """None once it is closed: it keeps the message."""
+        """None after ``close``, as the callback refers to the message."""
         self._hosts: list[Carrier] = []
         self._lock = threading.RLock()
         self._relay = Relay(self, self._lock, 0)
 
     def start(self, memory: memoryview) -> None:
-        """Sends the message, unless it is closed already."""
+        """Send the message, unless the broadcast is closed."""
         job = Job(1, memory.nbytes, _SECONDS)
         job.body, job.packed, job.facts = memory, memory.nbytes, ()
         carriers = list(self._carriers.values())
@@ -206,18 +208,18 @@ class RelayedBroadcast:
         carriers[0].later(seconds, functools.partial(_miss, weakref.ref(self), seconds))
 
     def hear(self, peer: Peer, *words: Any) -> None:
-        """Hears a word of a host."""
+        """Handle a host's message."""
         self._relay.hear(self._carriers[peer.endpoint], *words)
 
     def give_up(self, error: Exception) -> None:
-        """Has it go another way to all who lack it."""
+        """Have the content go another way to all receivers that lack it."""
         told = self._told
         self.close()
         if told is not None:
             told([carrier.peer for carrier in self._carriers.values()], None, error)
 
     def close(self) -> None:
-        """Gives up what is under way, and has the hosts let go of what has landed.  Idempotent."""
+        """Abandon the transfers under way, and have the hosts release their memory. Idempotent."""
         with self._lock:
             self._told = None
             self._relay.act(self._relay.plan.close)
@@ -230,7 +232,8 @@ class RelayedBroadcast:
     # -- for the relay ------------------------------------------------------------------------------------------
 
     def appoint(self, carrier: Carrier, line: int) -> None:
-        # This may have been decided on before the broadcast was closed, which is the end of the hosts that it finds.
+        # The plan may have appointed a host just before the broadcast was closed. ``close`` sends END only to the hosts
+        # that it finds, so a host appointed afterwards would keep its memory.
         # tests/_messaging/test_moments.py::
         # test_a_broadcast_that_ends_while_its_relay_begins_again_leaves_no_host_behind
         if self._told is not None:
@@ -254,10 +257,10 @@ def _miss(reference: weakref.ref[RelayedBroadcast], seconds: float) -> None:
 
 
 class BroadcastHosts:
-    """The broadcasts of which this process is the host of its node.  Called where frames are read.
+    """Broadcasts for which this process is the host of its node. Called where frames are read.
 
     Args:
-        peers, outbox, inbox: of this worker.
+        mailbox: peers, outbox and inbox of this worker.
     """
 
     def __init__(self, *mailbox: Any) -> None:
@@ -266,7 +269,7 @@ class BroadcastHosts:
         self._thread = LazyThread("broadcasts for this node")
 
     def hear(self, source: Peer, stream: Any, number: int, what: str, *facts: Any) -> None:
-        """Hears a word of a source."""
+        """Handle a source's message."""
         key = (source.endpoint, stream, number)
         if what in (HOST, END):
             self._close(key, ClosedError("the broadcast is over, or another one is the host"))
@@ -277,7 +280,7 @@ class BroadcastHosts:
             self._hosts[key].hear(what, *facts)
 
     def fail(self, source: Peer) -> None:
-        """Lets go of what a peer that is gone has sent."""
+        """Release the memory of broadcasts from a peer that has ended."""
         for key in [key for key in list(self._hosts) if key[0] == source.endpoint]:
             self._close(key, source.error or ClosedError(f"{source.label} is gone"))
 
@@ -288,7 +291,7 @@ class BroadcastHosts:
 
 
 class _BroadcastHost(Host):
-    """The host of one broadcast; its memory is there until it is closed."""
+    """Host of one broadcast, whose memory stays until it is closed."""
 
     def __init__(self, carrier: Carrier, submit: Callable[[Callable[[], None]], None], line: int) -> None:
         self._rooms: list[_SegmentRoom] = []
@@ -310,7 +313,7 @@ class _BroadcastHost(Host):
 
 
 class _SegmentRoom:
-    """Sealed memory of this node, for others to open."""
+    """Sealed memory that other processes of this node can open."""
 
     def __init__(self, nbytes: int) -> None:
         if not fits(nbytes):

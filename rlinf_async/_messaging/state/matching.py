@@ -1,8 +1,8 @@
 """Matches arriving messages with posted receives, in order: receiver's state machine of one stream.
 
-Receives and messages are paired in order, the first with the first, as soon as both are there; a message counts from
-the moment that it is announced.  A pair is *delivered* when the message's content is here too; until then either side
-may step back, and the pairs are made anew.  Plain state: every method returns what its owner is to do.
+Receives and messages are paired in order as soon as both exist; a message counts from its announcement. A pair is
+*delivered* when the message's content is here too. Until then either side may be cancelled, and the pairs are made
+anew. Plain state: every method returns actions for its owner.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ _MISSING: Any = object()
 
 
 class Message:
-    """One message of a stream, at its receiver.
+    """Message of a stream at its receiver.
 
     Attributes:
-        number: in its stream, from 1.
-        kind, about: what its sender says of it.
-        charge: bytes of its stream's room that it takes.
-        content: the owner's own, once it is here.
+        number: position in its stream, from 1.
+        kind, about: description by its sender.
+        charge: bytes of the stream's window that it uses.
+        content: opaque object of the owner, once it is here.
+        failure: error in place of the content.
     """
 
     __slots__ = ("_asked_for", "about", "charge", "content", "failure", "is_announced", "kind", "number")
@@ -36,7 +37,6 @@ class Message:
         self.charge = 0
         self.content: Any = _MISSING
         self.failure: Exception | None = None
-        """Why its content cannot be had."""
         self.is_announced = False
         self._asked_for = False
 
@@ -48,27 +48,27 @@ class Message:
         return self.content is not _MISSING
 
     def ask(self) -> bool:
-        """Whether its sender has to be asked for the content, now and only now."""
+        """True if the sender has to be asked for the content, which happens once."""
         first = self.is_announced and not self._asked_for
         self._asked_for = True
         return first
 
 
 class Do(Enum):
-    """Actions that ``Arrivals`` has its owner carry out."""
+    """Kinds of action that ``Arrivals`` has its owner carry out."""
 
     DELIVER = auto()
-    """Hand the message to the receive; ``give_back`` if it does not take it."""
+    """Hand the message to the receive; call ``give_back`` if it does not take it."""
     GRANT = auto()
-    """Ask the sender for the message's content."""
+    """Ask the sender for the content."""
     REFUSE = auto()
-    """The receive fails, because this message is not for it, or cannot be had; so does its sender's operation."""
+    """Fail the receive and the send, because the message does not suit the receive or has no content."""
     FAIL = auto()
-    """The receive fails: nothing more will come."""
+    """Fail the receive, because nothing more will come."""
 
 
 class Step(NamedTuple):
-    """One thing to do.  ``why`` is an error, or the text of a refusal."""
+    """Action of the owner. ``why`` is an error, or the text of a refusal."""
 
     do: Do
     receive: Any
@@ -77,11 +77,11 @@ class Step(NamedTuple):
 
 
 Refuses = Callable[[Any, Message], str | None]
-"""Why a receive does not want a message; None if it does."""
+"""Reason why a receive does not accept a message; None if it does."""
 
 
 class _Wanted:
-    """A receive that has not been delivered to."""
+    """Receive that has no delivered message yet."""
 
     __slots__ = ("cancelled", "message", "order", "receive")
 
@@ -93,13 +93,13 @@ class _Wanted:
 
 
 class Arrivals:
-    """The receiver's side of one stream.
+    """Receiving end of one stream.
 
     Example:
         arrivals = Arrivals(refuses)
         arrivals.data(1, OBJECT, None, 100, content)       # []: no receive is posted yet
-        arrivals.post(receive)                             # [Step(DELIVER, receive, message)]
-        arrivals.due()                                     # None, or the total that the sender should hear of
+        arrivals.post(receive)                             # [Action(DELIVER, receive, message)]
+        arrivals.due()                                     # None, or the total to report to the sender
     """
 
     def __init__(self, refuses: Refuses, room: int | None = None) -> None:
@@ -108,14 +108,14 @@ class Arrivals:
         self._orders = 0
         self._next = 1
         self._open: dict[int, Message] = {}
-        """Those that are not delivered."""
+        """Undelivered messages, by number."""
         self._queue: deque[Message] = deque()
         self._posted: deque[_Wanted] = deque()
         self._wanted: dict[Any, _Wanted] = {}
         self._cancelled = 0
-        """Receives since the last look for those that only take up room in ``_posted``."""
+        """Cancelled receives that only take up room in ``_posted``."""
         self._paired: dict[int, _Wanted] = {}
-        """By number of the message, which is on its way."""
+        """Receives of messages whose content is under way, by number of the message."""
         self._total = 0
         self._reported_total = 0
         self._waiting_for_room = 0
@@ -127,7 +127,7 @@ class Arrivals:
 
     @property
     def has_message(self) -> bool:
-        """Whether a receive that is posted now would get something."""
+        """True if a receive posted now would be delivered to at once."""
         return any(message.is_complete for message in self._queue)
 
     @property
@@ -137,14 +137,14 @@ class Arrivals:
     # -- the receiver -------------------------------------------------------------------------------------------
 
     def post(self, receive: Any) -> list[Step]:
-        """Posts a receive of the next message.  ``receive`` is hashable, and posted once."""
+        """Post a receive of the next message. ``receive`` is hashable and posted once."""
         self._orders += 1
         wanted = self._wanted[receive] = _Wanted(self._orders, receive)
         self._posted.append(wanted)
         return self._match()
 
     def cancel(self, receive: Any) -> list[Step]:
-        """Gives a receive up; what was on its way to it goes to the next one."""
+        """Cancel a receive; its message goes to the next receive."""
         wanted = self._wanted.pop(receive, None)
         if wanted is None:
             return []  # it has been delivered to, or has failed
@@ -159,7 +159,7 @@ class Arrivals:
         return []
 
     def give_back(self, message: Message) -> list[Step]:
-        """It was delivered, and its receiver has not had it: it stands first again."""
+        """Put a delivered message back to the head of the stream, as its receive was cancelled."""
         message.charge = 0  # its room has been returned
         self._open[message.number] = message
         self._enqueue(message)
@@ -169,7 +169,7 @@ class Arrivals:
     # -- the sender ---------------------------------------------------------------------------------------------
 
     def announce(self, number: int, kind: int, about: Any) -> list[Step]:
-        """The place of a message whose content its sender keeps for the time being."""
+        """Add a message whose content stays at its sender for the time being."""
         if not self._is_new(number) or self._error is not None:
             return []
         message = Message(number, kind, about)
@@ -178,7 +178,7 @@ class Arrivals:
         return self._arrive(message)
 
     def data(self, number: int, kind: int, about: Any, charge: int, content: Any = _MISSING) -> list[Step]:
-        """A message.  Without content that comes by another way; ``content`` follows."""
+        """Add a message. Without content here, ``content`` follows by a link."""
         if not self._is_new(number):
             return []
         message = Message(number, kind, about)
@@ -189,7 +189,8 @@ class Arrivals:
         return self._arrive(message)
 
     def expect(self, number: int, charge: int) -> Message | None:
-        """The content of a message has left its sender, by another way; None if it was withdrawn."""
+        """Note that the content of a message has left by a link. Return None if the message was withdrawn or is
+        complete."""
         message = self._open.get(number)
         if message is None or message.is_complete:
             self._total += charge
@@ -199,12 +200,12 @@ class Arrivals:
         return message
 
     def wanted_by(self, number: int) -> Any:
-        """The receive that a message on its way is for, as things stand; None where none is posted yet."""
+        """Return the receive that is currently paired with a message, or None."""
         wanted = self._paired.get(number)
         return None if wanted is None else wanted.receive
 
     def content(self, number: int, charge: int, content: Any) -> list[Step]:
-        """The content of a message; what comes a second time, or too late, is dropped."""
+        """Complete a message; duplicate and late content is dropped."""
         message = self.expect(number, charge)
         if message is None:
             return []
@@ -215,7 +216,7 @@ class Arrivals:
         return [self._deliver(wanted, message)]
 
     def fail_content(self, number: int, error: Exception) -> list[Step]:
-        """The content of a message cannot be had: the receive that it is for gets the error."""
+        """Fail a message whose content cannot be had; the receive paired with it gets the error."""
         message = self.expect(number, 0)
         if message is None:
             return []
@@ -225,13 +226,13 @@ class Arrivals:
         return [] if wanted is None else [self._refuse(wanted, message, error)]
 
     def withdraw(self, number: int) -> list[Step]:
-        """Its sender has given it up: there is no such message, unless it has been delivered."""
+        """Remove a message that its sender has withdrawn, unless it has been delivered."""
         message = self._open.pop(number, None)
         if message is None:
             return []
-        # All pairs are undone and made anew without it: the receive that it was meant for gets the next message, and
-        # every one behind moves up by one.  To take it out of its own pair alone would have a later message pass an
-        # earlier one.  Its room is returned, or the sender would stand still after 64 MiB of withdrawn messages.
+        # All pairs are undone and made anew without the message, so that its receive gets the next message and every
+        # later one moves up. Removing it from its own pair alone would let a later message pass an earlier one. Its
+        # room is returned, or the sender would stop after 64 MiB of withdrawn messages.
         # tests/_messaging/state/test_matching.py::test_what_is_withdrawn_on_its_way_returns_its_room
         # tests/_messaging/state/test_matching.py::test_a_withdrawn_message_never_was
         self._no_longer_announced(message)
@@ -241,11 +242,11 @@ class Arrivals:
         return self._match()
 
     def fail(self, error: Exception, *, parts: bool = False) -> list[Step]:
-        """The sender is gone: what is here stays, and nothing more will come.
+        """End the stream. Complete messages stay; nothing more will come.
 
         Args:
-            parts: another receiver is gone, and the sender may go on.  Later messages are for receives that fail
-                meanwhile: the next receive must not take them.
+            parts: True if another receiver of a broadcast has ended and the sender may go on. Later messages belong to
+                receives that fail meanwhile, so the next receive must not take them.
         """
         self._is_parted = self._is_parted or parts
         if self._error is not None:
@@ -258,7 +259,7 @@ class Arrivals:
         return self._match()
 
     def due(self) -> int | None:
-        """The total to tell the sender, if it is time to."""
+        """Return the received total if it is time to report it to the sender."""
         unreported = self._total - self._reported_total
         if not unreported or (unreported < self._report_bytes and not self._waiting_for_room):
             return None
@@ -326,7 +327,7 @@ class Arrivals:
         return Step(Do.REFUSE, wanted.receive, message, why)
 
     def _part(self) -> None:
-        """Undoes the pairs that are not delivered: both sides go back to their places."""
+        """Undo the pairs without content; messages and receives go back to their places."""
         if not self._paired:
             return
         paired, self._paired = self._paired, {}

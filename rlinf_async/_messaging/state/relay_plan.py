@@ -1,30 +1,30 @@
-"""Plan of distributions from one source to hosts of other machines: what each is told and sent, through every break.
+"""Plan of distributions from one source to hosts of other machines: messages and pieces to each, recovery from breaks.
 
 One receiver of each machine, its *host*, gets a payload into memory that all receivers of the machine read::
 
     source -> host
-      BRING   number, sizes                              a payload comes, in pieces of these sizes on the host's line
-      BRING   …, sender, seconds                         all of it comes from another machine's host, where it is on its
-                                                         way; once it is published, each piece within so many seconds
-      WHOLE   number, facts…                             it is published; nothing else belongs to it
-      PASS    number, receiver, line                     it goes on to another machine's host, on that line
-      KEEP    line                                       nothing is awaited on that line any more
+      BRING   number, sizes                              a payload comes, in pieces of these sizes on the host's stream
+      BRING   …, sender, seconds                         another machine's host sends the pieces; once the payload is
+                                                         published, each of them within so many seconds
+      WHOLE   number, facts…                             the payload is published
+      PASS    number, receiver, stream                   pass the payload on to another machine's host, on that stream
+      KEEP    stream                                     send nothing more on that stream
     host -> source
-      ROOM    number, line                               the pieces may come
-      LANDED  number, failure, memory, line              it is in memory, and where; or why it is not
-      STUCK   line, failure                              what was to go on along that line does not
+      ROOM    number, stream                             the pieces may come
+      LANDED  number, failure, memory, stream            the payload is in that memory, or has failed
+      STUCK   stream, failure                            the payload cannot be passed on along that stream
 
-Pieces leave as soon as they are packed.  Machines form a chain (``Chain``) for a large payload, and the source's
-network carries it once: hosts of two neighbours exchange pieces and no words.  When something breaks, the machines
-behind it in the chain begin again, each on a line of its own, with all that there is:
+Pieces leave as soon as they are packed. Machines form a chain (``Chain``) for a large payload, and the source's network
+carries it once: hosts of two neighbours exchange pieces and no messages. If a connection or a host fails, the machines
+behind it in the chain begin again with the first piece, each on a new stream:
 
-* A host dies, or cannot receive.  The hosts behind it follow the one before it, or the source.
-* STUCK, or LANDED with a failure: nothing has come for a part of the time that there is; perhaps the sender is stopped,
-  or there is no way between the two.  The source itself serves the one that lacks it, with a warning, and the two are
-  not neighbours again for a while.
+* If a host dies or cannot receive, the hosts behind it follow the one before it, or the source.
+* STUCK, or LANDED with a failure, means that nothing has come for a fraction of the time; the sender may be stopped, or
+  the two machines may not reach each other. The source itself serves the machine that lacks the payload, with a
+  warning, and the two are not neighbours again for a while.
 
-Plain state: methods are events, after which the owner carries out ``actions`` in their order.  A receiver is the
-owner's own; its ``link`` has the ``node`` that it is on, its ``address`` for others (None: it has none), its ``label``.
+Plain state: methods are events, after which the owner carries out ``actions`` in their order. A receiver is an object
+of the owner; its ``link`` has its ``node``, its ``address`` for other hosts (None: it has none) and its ``label``.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ TO_HOSTS: Final = frozenset({BRING, WHOLE, PASS, KEEP})
 FROM_HOSTS: Final = frozenset({ROOM, LANDED, STUCK})
 
 FIRST_PIECE_BYTES: Final = 16 << 20
-"""Size of the first piece to a machine that does not pass it on: so much is packed soon.  Each next one is twice as
+"""Size of the first piece to a machine outside the chain, small so that it is packed soon. Each next piece is twice as
 large."""
 
 MAX_PIECE_BYTES: Final = 256 << 20
-"""A piece costs as much time as a megabyte or more."""
+"""Upper bound of doubled piece sizes."""
 
 
 def piece_sizes(nbytes: int) -> list[int]:
-    """Sizes in bytes of the pieces that so many bytes go in from the source to a machine that does not pass them on."""
+    """Return the sizes in bytes of the pieces from the source to a machine outside the chain."""
     sizes: list[int] = []
     while nbytes:
         sizes.append(min(nbytes, FIRST_PIECE_BYTES << min(len(sizes), 16), MAX_PIECE_BYTES))
@@ -68,22 +68,22 @@ def piece_sizes(nbytes: int) -> list[int]:
 
 
 class Job:
-    """One payload to be distributed.
+    """Payload to be distributed.
 
     Args:
         number: later payloads have higher ones.
         nbytes: its size.
-        seconds: that its receivers have, once it is published.
+        seconds: time for its receivers, once it is published.
 
     Attributes:
         body: its bytes, which are sliced for its pieces.
-        sizes: of the pieces of all of it, in bytes; the same for all machines, which pass on what they get.
+        sizes: sizes of its pieces in bytes, the same for all machines.
         packed: bytes from its beginning that will not change any more.
-        facts: what belongs to it besides, once it is published; None before.
-        is_current: its memory has it still, once it is published.
-        is_cut: a machine has been told of its pieces.
-        may_wait: where an earlier one is on its way to a machine, it follows once that has landed, or the time for that
-            is over; else the earlier one is given up.
+        facts: further fields of WHOLE once it is published; None before.
+        is_current: True while its memory still has a published payload.
+        is_cut: True once a host knows ``sizes``.
+        may_wait: True: it waits until an earlier payload has landed on a machine, or that one's time is over. False: it
+            replaces the earlier payload.
     """
 
     body: Any
@@ -100,21 +100,21 @@ class Job:
         self.facts: tuple[Any, ...] | None = None
 
     def hold(self) -> None:
-        """Keeps its memory as it is until ``release``, which is called as often."""
+        """Keep its memory unchanged until ``unpin``, which is called once for each call."""
 
     def release(self) -> None: ...
 
 
 @dataclass(eq=False)
 class Machine:
-    """A machine with receivers.
+    """Machine with receivers.
 
     Attributes:
-        receivers: the first is the *host*, and knows it.
-        line: on which its host gets pieces; no two hosts ever have the same.
-        memory, number: of what has landed there last.
-        way: of what is coming.
-        behind: receivers that get the latest payload once nothing else is on its way.
+        receivers: receivers on it; the first one is the *host*, and knows it.
+        stream_id: stream for pieces to its host; no two hosts ever share one.
+        memory, number: memory and number of the last payload that has landed there.
+        transfer: payload under way to it.
+        behind: receivers that get the latest payload once nothing else is under way.
     """
 
     node: int
@@ -128,14 +128,14 @@ class Machine:
 
 @dataclass(eq=False)
 class Way:
-    """A job on its way to one machine.
+    """Payload under way to one machine.
 
     Attributes:
-        waiting: receivers that are told of its end.
-        sender: host of another machine that passes it on; None: it comes from the source.
-        tried: hosts of the machine to which it could not be sent.
-        works: the owner's: sends of its pieces.
-        since: when it was begun.
+        waiting: receivers to notify of its end.
+        sender: host of another machine that passes it on; None: the source sends it.
+        failed_hosts: hosts of the machine that could not receive it.
+        works: sends of its pieces, kept by the owner.
+        since: start time.
     """
 
     job: Job
@@ -160,7 +160,7 @@ class Way:
         return self.machine.way is self
 
     def next_piece(self) -> Any:
-        """The next piece, if there is one and it is packed."""
+        """Return the next piece if it is packed, else None."""
         start, end = sum(self.job.sizes[: self._sent]), sum(self.job.sizes[: self._sent + 1])
         if start == end or end > self.job.packed:
             return None
@@ -169,42 +169,42 @@ class Way:
 
 
 class Source(Protocol):
-    """What a plan has the source of payloads do."""
+    """Callbacks of a plan to the source of its payloads."""
 
     def appoint(self, receiver: Any, line: int) -> None:
-        """Tells a receiver that it is the host of its machine."""
+        """Make a receiver the host of its machine."""
 
     def inform(self, receiver: Any, memory: Any, number: int) -> None:
-        """Tells a receiver what has landed on its machine, of which another one is the host."""
+        """Tell a receiver, which is not the host, the last payload that has landed on its machine."""
 
     def end(self, receivers: Sequence[Any], number: int, memory: Any, error: Exception | None) -> None:
-        """Takes note that a payload is in the memory of these receivers' machine, or why it is not."""
+        """Note that a payload is in the memory of these receivers' machine, or has failed."""
 
 
 class Owner(Source, Protocol):
-    """What a plan has its owner do."""
+    """Actions that a plan has its owner carry out."""
 
     def say(self, receiver: Any, *words: Any) -> None: ...
 
     def send(self, way: Way, receiver: Any, piece: Any) -> None:
-        """Sends a piece on the way's line, if the way is still wanted; then ``sent``."""
+        """Send a piece on the transfer's stream, if the transfer is still wanted, and call ``sent``."""
 
     def drop(self, way: Way) -> None:
-        """Gives up what is being sent."""
+        """Abandon the sends under way."""
 
     def warn(self, text: str) -> None: ...
 
 
 class RelayPlan:
-    """One source's distributions, one after the other.
+    """Distributions of one source, one after the other.
 
     Args:
-        owner: whose methods the actions are.
-        chain_from: bytes from which on machines make a chain.
+        owner: object whose methods are the actions.
+        chain_from: size in bytes from which machines form a chain.
 
     Attributes:
-        actions: to be carried out: methods of the owner, and their arguments.
-        job: that is being packed, or was published last.
+        actions: owner's methods to call, with their arguments.
+        job: payload that is being packed, or was published last.
     """
 
     def __init__(self, owner: Owner, chain_from: int) -> None:
@@ -213,12 +213,13 @@ class RelayPlan:
         self.job: Job | None = None
         self._published: Job | None = None
         self._chained: Job | None = None
-        """The job that the chain was planned for."""
+        """Payload for which the chain was planned."""
         self._chain_from = chain_from
         self._chain = Chain()
         self._machines: dict[int, Machine] = {}
         self._last_line = secrets.randbits(48)
-        """Machines know their neighbours by lines, whichever sources they serve."""
+        """Machines know their neighbours by stream, so ids must differ between sources: they start at a random number.
+        """
 
     def _do(self, action: Callable[..., None], *facts: Any) -> None:
         self.actions.append((action, facts))
@@ -226,7 +227,7 @@ class RelayPlan:
     # -- receivers ----------------------------------------------------------------------------------------------
 
     def join(self, receiver: Any, latest: Job | None) -> None:
-        """Adds a receiver, which gets what was published last."""
+        """Add a receiver, and bring it the latest published payload."""
         machine = self._machines.setdefault(receiver.link.node, Machine(receiver.link.node))
         machine.receivers.append(receiver)
         if machine.receivers[0] is receiver:
@@ -236,7 +237,7 @@ class RelayPlan:
         self._catch_up(machine, [receiver], latest)
 
     def catch_up(self, receiver: Any, latest: Job) -> None:
-        """Brings what was published last to a receiver that has refused it before."""
+        """Bring the latest published payload to a receiver that refused it before."""
         machine = self._machine_of(receiver)
         if machine is not None:
             if machine.number >= latest.number:
@@ -261,7 +262,8 @@ class RelayPlan:
         self._bring(machine, latest, waiting)
 
     def leave(self, receiver: Any) -> None:
-        """Takes out a receiver that is gone; if it was the host, the next one is, and gets what was coming."""
+        """Remove a receiver that is gone. If it was the host, the next receiver becomes host and gets the current
+        payload."""
         machine = self._machine_of(receiver)
         if machine is None:
             return
@@ -279,7 +281,7 @@ class RelayPlan:
         self._go_further()
 
     def lost(self, receiver: Any, memory: Any, latest: Job) -> None:
-        """Brings what was published last to a receiver that cannot open the memory of its host that it was told of."""
+        """Bring the latest published payload to a receiver that cannot open its host's memory."""
         machine = self._machine_of(receiver)
         if machine is not None:
             if machine.memory == memory and machine.receivers[0] is not receiver:
@@ -294,7 +296,7 @@ class RelayPlan:
         return machine if machine is not None and receiver in machine.receivers else None
 
     def _appoint(self, machine: Machine) -> None:
-        """Has the first receiver of a machine receive for all, into memory that it makes now."""
+        """Make the first receiver of a machine its host, with new memory."""
         self._give_up(machine)
         self._last_line += 1
         machine.line = self._last_line
@@ -303,7 +305,7 @@ class RelayPlan:
             self._do(self._owner.appoint, machine.receivers[0], machine.line)
 
     def _next_host(self, machine: Machine) -> None:
-        """Has the next receiver take the host's place, if there is one; the host gives its memory back."""
+        """Replace the host by the next receiver, if there is one; the old host releases its memory."""
         before = machine.receivers.pop(0)
         machine.receivers.append(before)
         self._appoint(machine)
@@ -325,7 +327,7 @@ class RelayPlan:
     # -- packing and publishing ---------------------------------------------------------------------------------
 
     def begin(self, job: Job, receivers: Iterable[Any]) -> bool:
-        """Has a job leave for these receivers' machines while it is packed.  False if it leaves for none of them."""
+        """Start sending a payload to these receivers' machines while it is packed. Return False if it is sent to none."""
         self.job = job
         if job.may_wait and self._is_chaining():
             return False
@@ -342,7 +344,7 @@ class RelayPlan:
         return found
 
     def _plan(self, machines: Iterable[Machine], job: Job) -> list[Machine]:
-        """Plans the chain; returns the machines that all of the job can leave for now."""
+        """Plan the chain. Return the machines to which the payload can leave now."""
         able = [each for each in machines if each.receivers and each.way is None]
         chained = [each.node for each in able if each.receivers[0].link.address is not None]
         if job.nbytes < self._chain_from or len(chained) < 2:
@@ -354,7 +356,7 @@ class RelayPlan:
         return able
 
     def packed(self, number: int, nbytes: int) -> None:
-        """Notes that so many bytes of a job that was begun will not change any more."""
+        """Note that so many bytes of a payload that was begun will not change any more."""
         if self.job is not None and self.job.number == number:
             self.job.packed = nbytes
             for way in self._ways(self.job):
@@ -364,7 +366,7 @@ class RelayPlan:
         return [each.way for each in self._machines.values() if each.way is not None and each.way.job is job]
 
     def abandon(self, number: int, latest: Job | None) -> None:
-        """Takes back a job that was begun: it is not published, and its memory has it no more."""
+        """Roll back a payload that was begun and will not be published."""
         job = self.job
         if job is not None and job.number == number and job.facts is None:
             self.job = None
@@ -376,7 +378,7 @@ class RelayPlan:
             self._go_further()
 
     def publish(self, job: Job, receivers: Iterable[Any]) -> None:
-        """Sends a job that is packed to these receivers' machines, as far as it has not left."""
+        """Publish a packed payload, and send it to those of these receivers' machines that it was not sent to yet."""
         by_node = self._by_node(receivers)
         is_new, self.job, self._published = job is not self.job, job, job
         if is_new and not (job.may_wait and self._is_chaining()):
@@ -399,18 +401,19 @@ class RelayPlan:
                 self._go_on(way)
 
     def _is_chaining(self) -> bool:
-        """True if machines pass on a job that is not overdue: another one takes its place in the chain afterwards."""
+        """True if machines pass on a payload that is not overdue. A waiting one takes its place in the chain
+        afterwards."""
         ways = [each.way for each in self._machines.values() if each.way is not None]
         return any(way.sender is not None and not way.is_overdue for way in ways)
 
     def _is_busy(self, machine: Machine, job: Job) -> bool:
-        """True if a job that may wait does so, for an earlier one that is on its way to that machine."""
+        """True if the payload has to wait for an earlier one that is under way to that machine."""
         way = machine.way
         is_coming = way is not None and not way.is_overdue
         return job.may_wait and (is_coming or (self._is_chaining() and self._chained is not job))
 
     def _go_further(self) -> None:
-        """Bring the latest job to machines for which it has waited."""
+        """Bring the latest payload to machines for which it has waited."""
         job = self._published
         waiting = [each for each in self._machines.values() if each.behind and each.way is None]
         if not waiting or job is None or not job.is_current or self._is_chaining():
@@ -447,20 +450,20 @@ class RelayPlan:
             self._go_on(way)
 
     def room(self, receiver: Any, number: int, line: int) -> None:
-        """Hears that a host expects the pieces."""
+        """Handle ROOM: a host is ready for the pieces."""
         way = self._expected_by(receiver, number, line)
         if way is not None:
             way.has_room = True
             self._go_on(way)
 
     def _expected_by(self, receiver: Any, number: int, line: int) -> Way | None:
-        """The way of what a host speaks of; None where it is not on its way any more."""
+        """Return the transfer that a host's message is about; None if it is not under way any more."""
         machine = self._machine_of(receiver)
         way = None if machine is None else machine.way
         return way if way is not None and way.line == line and way.job.number == number else None
 
     def _go_on(self, way: Way) -> None:
-        """Sends, or has sent, what can be sent now."""
+        """Send, or have another host send, whatever can be sent now."""
         job, host = way.job, way.machine.receivers[0]
         if way.sender is None and not way.has_room:
             return
@@ -475,7 +478,7 @@ class RelayPlan:
             self._do(self._owner.say, host, WHOLE, job.number, *job.facts)
 
     def sent(self, way: Way, error: Exception | None) -> None:
-        """Hears that a piece has left, or could not."""
+        """Note that a piece has left, or has failed."""
         way.job.release()
         if error is None or not way.is_wanted:
             return
@@ -489,7 +492,7 @@ class RelayPlan:
         self._go_further()
 
     def landed(self, receiver: Any, number: int, error: Exception | None, memory: Any, line: int) -> None:
-        """Hears that a host has a payload, or cannot have it."""
+        """Handle LANDED: a host has the payload, or cannot have it."""
         way = self._expected_by(receiver, number, line)
         if way is None:
             return
@@ -505,8 +508,8 @@ class RelayPlan:
             self._go_further()
             return
         if way.has_room:
-            # Some of it may be under way yet, where nothing awaits it.  That holds its memory here, and would be taken
-            # for what comes next on that line.
+            # Pieces without a receive may still be under way. They pin the memory at the source, and the next payload
+            # on that stream would take them for its own.
             # tests/_messaging/test_relay.py::test_what_cannot_land_is_under_way_no_more
             self._appoint(machine)
         else:
@@ -517,7 +520,7 @@ class RelayPlan:
         self._go_further()
 
     def _fail(self, way: Way, error: Exception) -> None:
-        """Tell receivers of a failure; those that wait for what is not published get the payload before it."""
+        """Report a failure to receivers; those that wait for an unpublished payload get the published one before it."""
         if way.job.facts is None and self._published is not None:
             self._catch_up(way.machine, way.waiting, self._published)
         else:
@@ -526,13 +529,13 @@ class RelayPlan:
     # -- along the chain ----------------------------------------------------------------------------------------
 
     def stuck(self, receiver: Any, line: int, error: Exception) -> None:
-        """Hears that a host cannot pass on what it was told to."""
+        """Handle STUCK: a host cannot pass the payload on."""
         for machine in self._machines.values():
             if machine.way is not None and machine.way.line == line and machine.way.sender is receiver:
                 self._cut(machine.way, error)
 
     def _cut(self, way: Way, error: Exception) -> None:
-        """Parts a machine from the one that it gets the payload from."""
+        """Separate a machine from the one that should pass it the payload."""
         if isinstance(error, WorkerDied):
             return  # one of the two, which is heard here too
         node = way.machine.node
@@ -543,7 +546,7 @@ class RelayPlan:
         self._go_further()
 
     def _begin_again(self, nodes: Iterable[int], job: Job | None) -> None:
-        """Has these machines get all of it once more, each from its sender."""
+        """Send these machines the payload once more from its first piece, each from its sender."""
         for node in nodes:
             way = self._machines[node].way
             if job is not None and way is not None and way.job is job:
@@ -551,7 +554,7 @@ class RelayPlan:
                 self._bring(way.machine, job, way.waiting)
 
     def close(self) -> None:
-        """Gives up all that is on its way."""
+        """Abandon everything under way."""
         for machine in self._machines.values():
             self._give_up(machine)
         self._machines.clear()
@@ -559,5 +562,4 @@ class RelayPlan:
 
 
 def _join(waiting: list[Any], receivers: Iterable[Any]) -> None:
-    """Add receivers that do not wait yet."""
     waiting += [receiver for receiver in receivers if receiver not in waiting]
