@@ -14,11 +14,10 @@ from rlinf_async._client.client import NodeClient
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._messaging.collective_options import CollectiveGroupOptions
 from rlinf_async._messaging.device_content import DevicePayload, encode_on
-from rlinf_async._messaging.group_rosters import Finding, Roster
+from rlinf_async._messaging.group_rosters import GroupSearch, Roster
 from rlinf_async._messaging.mailbox import Mailbox
 from rlinf_async._messaging.message_content import KINDS, Content, Payload, encode
-from rlinf_async._messaging.operation import Operation, Receiving, Sending
-from rlinf_async._messaging.participants import Member, expand
+from rlinf_async._messaging.operation import Member, MessageOperation, ReceiveWork, SendWork, expand
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.state.matching import Message
 from rlinf_async._messaging.state.message_facts import OBJECT, PAIR, POINT_TO_POINT, TENSOR
@@ -67,7 +66,7 @@ class Exchange:
         member = _member(group, rank, options, timeout)
         own = self._devices.own
         payload = encode(value, piggyback) if own is None else encode_on(own, value, piggyback)
-        return self._send(Sending("send() to", member, timeout, payload), member, stream)
+        return self._send(SendWork("send() to", member, timeout, payload), member, stream)
 
     def send_tensor(
         self,
@@ -90,16 +89,16 @@ class Exchange:
             payload: Payload = DevicePayload(TENSOR, about, flatten(tensor), own)
         else:
             payload = Payload(TENSOR, about, memory_of(tensor))
-        return self._send(Sending("send_tensor() to", member, timeout, payload), member, stream)
+        return self._send(SendWork("send_tensor() to", member, timeout, payload), member, stream)
 
-    def _send(self, sending: Sending, member: Member, stream: str | None) -> Work[None]:
+    def _send(self, sending: SendWork, member: Member, stream: str | None) -> Work[None]:
         devices = self._devices
         if devices.is_awaited or (sending.payload.nbytes >= MIN_GPU_LINK_BYTES and devices.own is None):
-            devices.look()
+            devices.detect_gpu()
 
         def start(peers: Sequence[Peer]) -> None:
             sending.peer = peers[0]
-            self._depart(sending, [member], peers, self._stream_to(peers[0], stream))
+            self._send_emulated(sending, [member], peers, self._stream_to(peers[0], stream))
 
         self._start(sending, [member], start, receives=False, stream=stream)
         return sending
@@ -113,7 +112,7 @@ class Exchange:
         stream: str | None = None,
     ) -> Work[Any]:
         member = _member(group, rank, options, timeout)
-        return self._receive(Receiving("recv() from", member, timeout, _TAKE_OBJECT), member, stream)
+        return self._receive(ReceiveWork("recv() from", member, timeout, _OBJECT_ACCEPTOR), member, stream)
 
     def recv_tensor(
         self,
@@ -137,12 +136,14 @@ class Exchange:
 
         if not is_tensor(tensor):
             raise AssertionError(f"recv_tensor() fills one dense tensor, got {type(tensor).__name__}")
-        receiving: Receiving[None] = Receiving("recv_tensor() from", member, timeout, _TakeTensor(tensor, at_once))
+        receiving: ReceiveWork[None] = ReceiveWork(
+            "recv_tensor() from", member, timeout, _TensorAcceptor(tensor, at_once)
+        )
         return self._receive(receiving, member, stream)
 
-    def _receive(self, receiving: Receiving[Any], member: Member, stream: str | None) -> Work[Any]:
+    def _receive(self, receiving: ReceiveWork[Any], member: Member, stream: str | None) -> Work[Any]:
         if self._devices.is_awaited:
-            self._devices.look()
+            self._devices.detect_gpu()
 
         def start(peers: Sequence[Peer]) -> None:
             receiving.peer = peers[0]
@@ -151,7 +152,7 @@ class Exchange:
         self._start(receiving, [member], start, receives=True, stream=stream)
         return receiving
 
-    def _wait_for_return(self, receiving: Receiving[Any], peer: Peer) -> None:
+    def _wait_for_return(self, receiving: ReceiveWork[Any], peer: Peer) -> None:
         """Repost a receive for the next process of a rank that has died."""
         member = Member(peer.group, peer.rank)
 
@@ -159,7 +160,7 @@ class Exchange:
             receiving.peer = peers[0]
             self._mailbox.inbox.receive(receiving, peers[0], POINT_TO_POINT)
 
-        self._search(receiving, [member], [], start, receives=True)
+        self._resolve(receiving, [member], [], start, receives=True)
 
     # -- broadcast ----------------------------------------------------------------------------------------------
 
@@ -177,7 +178,7 @@ class Exchange:
             names = ", ".join(map(str, members))
             raise ValueError(f"Worker {self._me} is not part of the broadcast group. It has {names}")
         if self._me != source:
-            receiving: Receiving[Any] = Receiving("broadcast() from", source, timeout, _TAKE_OBJECT)
+            receiving: ReceiveWork[Any] = ReceiveWork("broadcast() from", source, timeout, _OBJECT_ACCEPTOR)
 
             def receive(peers: Sequence[Peer]) -> None:
                 by_member = dict(zip(members, peers, strict=True))
@@ -188,21 +189,23 @@ class Exchange:
             return receiving
 
         others = [member for member in members if member != source]
-        sending = Sending("broadcast() to", ", ".join(map(str, others)), timeout, encode(value, None))
+        sending = SendWork("broadcast() to", ", ".join(map(str, others)), timeout, encode(value, None))
         sending.result = value
 
         def send(peers: Sequence[Peer]) -> None:
             receivers = [peer for member, peer in zip(members, peers, strict=True) if member != source]
             if receivers:
                 sending.others = receivers
-                self._depart(sending, others, receivers, _stream(peers))
+                self._send_emulated(sending, others, receivers, _stream(peers))
             else:
                 sending.finish()
 
         self._start(sending, members, send, receives=False)
         return sending
 
-    def _depart(self, sending: Sending, members: Sequence[Member], receivers: Sequence[Peer], stream: Any) -> None:
+    def _send_emulated(
+        self, sending: SendWork, members: Sequence[Member], receivers: Sequence[Peer], stream: Any
+    ) -> None:
         """Send the message; on an emulated link, only when its delay is over."""
         outbox = self._mailbox.outbox
         if emulated_links.here is None:
@@ -224,7 +227,7 @@ class Exchange:
 
         Callers that look for the same group get their answers in the order of their calls.
         """
-        work = Finding(self._client, group, self._mailbox.names)
+        work = GroupSearch(self._client, group, self._mailbox.names)
 
         def found(roster: Roster | None, error: Exception | None) -> None:
             if roster is None:
@@ -233,7 +236,7 @@ class Exchange:
             # A group that is closed and launched again may have another size. Watching rank 0 makes the end of the
             # group clear its cached roster.
             endpoint, node, pid = roster.find(0)
-            self._mailbox.peers.introduced(endpoint, group, 0, node, pid)
+            self._mailbox.peers.note_names(endpoint, group, 0, node, pid)
             self._mailbox.peers.watch([self._mailbox.peers.at(endpoint)])
             work._settle(roster.size)
 
@@ -243,7 +246,7 @@ class Exchange:
     def locate(self, group: str, rank: int | Sequence[int], timeout: float | None) -> Work[tuple[str, int]]:
         """Return the label of a worker and the number of its node."""
         member = _member(group, rank, None, timeout)
-        locating: Operation[tuple[str, int]] = Operation("finding", member, timeout)
+        locating: MessageOperation[tuple[str, int]] = MessageOperation("finding", member, timeout)
 
         def start(peers: Sequence[Peer]) -> None:
             peer = peers[0]
@@ -255,12 +258,12 @@ class Exchange:
         self._start(locating, [member], start, receives=False)
         return locating
 
-    def is_there(self, group: str, rank: int) -> bool:
+    def is_alive(self, group: str, rank: int) -> bool:
         """True if the worker is known and has not ended."""
         peer = self._mailbox.peers.named(group, rank)
         return peer is not None and peer.error is None
 
-    def comes_back(self, group: str, rank: int) -> bool:
+    def is_restarting(self, group: str, rank: int) -> bool:
         """True if the worker has died and its rank is being restarted."""
         peer = self._mailbox.peers.named(group, rank)
         return peer is not None and peer.returns
@@ -275,7 +278,7 @@ class Exchange:
 
         The callback runs in the thread that reads the socket. Call the returned function to stop.
         """
-        callbacks = self._mailbox.peers.on_introduction
+        callbacks = self._mailbox.peers.introduction_callbacks
         callbacks.append(callback)
         return lambda: callbacks.remove(callback)
 
@@ -290,7 +293,7 @@ class Exchange:
 
     def _start(
         self,
-        operation: Operation[Any],
+        operation: MessageOperation[Any],
         members: Sequence[Member],
         start: Callable[[Sequence[Peer]], None],
         *,
@@ -301,7 +304,7 @@ class Exchange:
         # Private streams always have a receive posted, which would fill the recorder: only a traced run records them,
         # as their own kind of event.
         if (stream is None or recording.log is not None) and recording.admits():
-            nbytes = operation.payload.nbytes if isinstance(operation, Sending) else 0
+            nbytes = operation.payload.nbytes if isinstance(operation, SendWork) else 0
             names = " ".join([f"{member.group}:{member.rank}" for member in members])
             name = f"{operation.what.partition('(')[0]} {names}"
             kind = EventKind.LINE if stream is not None else EventKind.RECV if receives else EventKind.SEND
@@ -317,11 +320,11 @@ class Exchange:
             if peer is not None and peer.is_watched:
                 start((peer,))
                 return
-        self._search(operation, list(members), [], start, receives)
+        self._resolve(operation, list(members), [], start, receives)
 
-    def _search(
+    def _resolve(
         self,
-        operation: Operation[Any],
+        operation: MessageOperation[Any],
         missing: list[Member],
         found: list[Peer],
         start: Callable[[Sequence[Peer]], None],
@@ -338,19 +341,19 @@ class Exchange:
                 operation.is_away = bool(after)
                 if operation._timeout is not None and not after:
                     operation.explain = functools.partial(
-                        names.late, member.group, operation._timeout, operation.give_up
+                        names.late, member.group, operation._timeout, operation.abandon
                     )
 
                 # The answer about a name arrives even if the operation is abandoned meanwhile, and must not send it:
                 # tests/_messaging/test_mailbox.py::test_what_is_given_up_while_it_waits_for_a_name_is_never_sent
-                def look(roster: Roster | None, error: Exception | None, after: int = after) -> None:
-                    if not operation.done() and self._look(operation, missing, found, roster, error, after):
-                        self._search(operation, missing, found, start, receives)
+                def on_roster(roster: Roster | None, error: Exception | None, after: int = after) -> None:
+                    if not operation.done() and self._take_roster(operation, missing, found, roster, error, after):
+                        self._resolve(operation, missing, found, start, receives)
 
-                operation.withdraw = lambda error: names.leave(look)
-                names.find(member.group, look, member.rank, after)
+                operation.withdraw = lambda error: names.leave(on_roster)
+                names.find(member.group, on_roster, member.rank, after)
                 if operation.done():  # given up meanwhile, by another thread
-                    names.leave(look)
+                    names.leave(on_roster)
                 return
             found.append(peer)
             del missing[0]
@@ -359,9 +362,9 @@ class Exchange:
             self._mailbox.peers.watch(found)
             start(found)
 
-    def _look(
+    def _take_roster(
         self,
-        operation: Operation[Any],
+        operation: MessageOperation[Any],
         missing: list[Member],
         found: list[Peer],
         roster: Roster | None,
@@ -386,7 +389,7 @@ class Exchange:
             operation.fail(failure)
             return False
         peers = self._mailbox.peers
-        peers.introduced(endpoint, member.group, member.rank, node, pid)
+        peers.note_names(endpoint, member.group, member.rank, node, pid)
         peer = peers.named(*member) or peers.at(endpoint)  # the rank may be back under another one already
         peer.is_supervised = roster.is_supervised(member.rank)
         if peer.returns and peer.endpoint != after:
@@ -396,7 +399,7 @@ class Exchange:
             missing.insert(0, member)
             return True
         if peer.returns:  # the same as before: it does not come back
-            peers.is_lost(peer)
+            peers.mark_lost(peer)
         found.append(peer)
         return True
 
@@ -417,7 +420,7 @@ class Exchange:
         return None if mailbox.names.is_pending(*member) else peer
 
 
-class _TakeObject:
+class _ObjectAcceptor:
     """Acceptor of a pickled object, which the waiter's thread rebuilds."""
 
     def refuses(self, message: Message) -> str | None:
@@ -435,10 +438,10 @@ class _TakeObject:
         return message.content.value()
 
 
-_TAKE_OBJECT: Final = _TakeObject()
+_OBJECT_ACCEPTOR: Final = _ObjectAcceptor()
 
 
-class _TakeTensor:
+class _TensorAcceptor:
     """Acceptor of one tensor's bytes, which are copied into the given tensor on arrival."""
 
     def __init__(self, tensor: Any, at_once: bool) -> None:

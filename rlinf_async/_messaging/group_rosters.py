@@ -81,7 +81,7 @@ class _Lookup:
         self.is_answered = False
 
 
-class Names:
+class GroupRosters:
     """Rosters by group name, with a wait for names that do not exist yet.
 
     Callers that look for the same name get their answers in the order of their calls.
@@ -128,7 +128,7 @@ class Names:
             lookup.number = request.number
             request._follow(lambda: self._found(key, lookup, request))
             if not after:  # else the group's owner says in any case what becomes of the rank
-                self._client.later(self._patience, lambda: self._give_up(key, lookup))
+                self._client.later(self._patience, lambda: self._time_out(key, lookup))
         return False
 
     def leave(self, on_roster: OnRoster) -> None:
@@ -169,7 +169,7 @@ class Names:
             roster, error = None, failure
         self._answer(key, lookup, roster, error)
 
-    def _give_up(self, key: _Key, lookup: _Lookup) -> None:
+    def _time_out(self, key: _Key, lookup: _Lookup) -> None:
         if not lookup.is_answered:
             self.late(
                 key[0], self._patience, lambda error: self._answer(key, lookup, None, error), lookup=lookup.number
@@ -191,12 +191,12 @@ class Names:
             on_roster(roster, error)
 
 
-class Finding(Work[int]):
+class GroupSearch(Work[int]):
     """Search for a group, done with its world size."""
 
     _kind = "name"
 
-    def __init__(self, client: NodeClient, group: str, names: Names) -> None:
+    def __init__(self, client: NodeClient, group: str, names: GroupRosters) -> None:
         super().__init__()
         self._client = client
         self._group = group

@@ -12,12 +12,12 @@ from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.segment import close_fds
 from rlinf_async._messaging.device_content import DeviceContent
 from rlinf_async._messaging.message_content import Content, content_of
-from rlinf_async._messaging.operation import Receiving
+from rlinf_async._messaging.operation import ReceiveWork
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.peers import Peers
 from rlinf_async._messaging.relayed_broadcast import RELAY, open_landed
 from rlinf_async._messaging.state import message_facts
-from rlinf_async._messaging.state.matching import Arrivals, Do, Message, Step
+from rlinf_async._messaging.state.matching import Action, ActionKind, Arrivals, Message
 from rlinf_async._messaging.state.message_facts import POINT_TO_POINT, TENSOR
 from rlinf_async._transports.devices.gpu_link_choice import GPU_LINKS
 from rlinf_async._transports.transport_choice import TRANSPORTS
@@ -38,7 +38,7 @@ class _ReceiveStream:
     def __init__(self, source: Peer, stream_id: Any) -> None:
         self.source = source
         self.id = stream_id
-        self.arrivals = Arrivals(lambda receiving, message: receiving.taking.refuses(message))
+        self.arrivals = Arrivals(lambda receiving, message: receiving.acceptor.refuses(message))
         self.others: set[Peer] = set()
 
 
@@ -49,7 +49,7 @@ class Inbox:
         self._peers = peers
         self._lock = threading.Lock()
         self._streams: dict[tuple[int, Any], _ReceiveStream] = {}
-        self.wait_for_return: Callable[[Receiving[Any], Peer], None]
+        self.wait_for_return: Callable[[ReceiveWork[Any], Peer], None]
         """Callback that reposts a receive whose peer has died, for the next process of the rank."""
 
     def __repr__(self) -> str:
@@ -77,7 +77,7 @@ class Inbox:
 
     # -- receiving ----------------------------------------------------------------------------------------------
 
-    def receive(self, receiving: Receiving[Any], source: Peer, stream_id: Any, others: Iterable[Peer] = ()) -> None:
+    def receive(self, receiving: ReceiveWork[Any], source: Peer, stream_id: Any, others: Iterable[Peer] = ()) -> None:
         """Post a receive of the next message.
 
         Args:
@@ -109,40 +109,42 @@ class Inbox:
             self._streams[source.endpoint, stream.id] = stream
         self._act(stream, stream.arrivals.give_back, message)
 
-    def _act(self, stream: _ReceiveStream, decide: Callable[..., list[Step]], *facts: Any) -> None:
+    def _act(self, stream: _ReceiveStream, decide: Callable[..., list[Action]], *facts: Any) -> None:
         """Apply an event to the stream's state, and carry out the resulting actions and their follow-ups."""
         with self._lock:
-            steps = decide(*facts)
+            actions = decide(*facts)
             total = stream.arrivals.due()
-        while steps:
-            more: list[Step] = []
-            for step in steps:
-                more += self._do(stream, step)
-            steps = more
+        while actions:
+            more: list[Action] = []
+            for action in actions:
+                more += self._carry_out(stream, action)
+            actions = more
         if total is not None:
             self._peers.post((stream.source,), (message_facts.ROOM, stream.id, total))
 
-    def _do(self, stream: _ReceiveStream, step: Step) -> list[Step]:
-        receive, message = step.receive, step.message
-        if step.do is Do.FAIL:
+    def _carry_out(self, stream: _ReceiveStream, action: Action) -> list[Action]:
+        receive, message = action.receive, action.message
+        if action.kind is ActionKind.FAIL:
             if stream.source.returns and stream.id == POINT_TO_POINT:
                 receive.withdraw = None
                 self.wait_for_return(receive, stream.source)
             else:
-                receive.fail(copy_of(step.why))  # which comes to hold on to the frames that it is raised through
+                receive.fail(copy_of(action.why))  # which comes to hold on to the frames that it is raised through
             return []
         assert message is not None
-        if step.do is Do.GRANT:
+        if action.kind is ActionKind.GRANT:
             self._reply(stream, message_facts.GRANT, message.number)
-        elif step.do is Do.REFUSE:
-            error = step.why if isinstance(step.why, Exception) else ValueError(f"{receive._describe()}: {step.why}")
+        elif action.kind is ActionKind.REFUSE:
+            error = (
+                action.why if isinstance(action.why, Exception) else ValueError(f"{receive._describe()}: {action.why}")
+            )
             receive.fail(error)
-            self._reply(stream, message_facts.REFUSED, message.number, str(step.why))
+            self._reply(stream, message_facts.REFUSED, message.number, str(action.why))
         else:
             return self._deliver(stream, receive, message)
         return []
 
-    def _deliver(self, stream: _ReceiveStream, receive: Receiving[Any], message: Message) -> list[Step]:
+    def _deliver(self, stream: _ReceiveStream, receive: ReceiveWork[Any], message: Message) -> list[Action]:
         try:
             taken = receive.deliver(message)
         except Exception as error:
@@ -239,7 +241,7 @@ class Inbox:
             return
         with self._lock:
             wanted = stream.arrivals.wanted_by(number)
-        place = None if wanted is None else wanted.taking.place()
+        place = None if wanted is None else wanted.acceptor.place()
         try:
             link = self._peers.link(stream.source, name)
             work = link.receive(transfer, sizes) if place is None else link.receive_in(transfer, sizes, place)

@@ -1,5 +1,4 @@
-"""``RelayHost``: receives payloads for its whole machine, and passes them on to hosts of other machines
-(``RelayPlan``)."""
+"""``RelayHost``: receives payloads for its whole machine, and passes them on to other hosts (``RelayPlan``)."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ class Room(Protocol):
 
     memory: Any
 
-    def hold(self) -> Callable[[], None]:
+    def pin(self) -> Callable[[], None]:
         """Keep the memory unchanged until the returned function is called."""
 
     def finish(self, number: int, *facts: Any) -> Any:
@@ -38,7 +37,7 @@ class Room(Protocol):
         """Give the memory up; late pieces may still be written to it."""
 
 
-class Host:
+class RelayHost:
     """Host of a machine: receives one payload after the other on its stream.
 
     Args:
@@ -51,18 +50,18 @@ class Host:
     def __init__(
         self,
         carrier: Any,
-        line: int,
+        stream_id: int,
         make_room: Callable[[int, int], Room],
         submit: Callable[[Callable[[], None]], None],
     ) -> None:
         self.carrier = carrier
-        self.line = line
+        self.stream_id = stream_id
         self._make_room = make_room
         self._submit = submit
         self._landing: _Landing | None = None
         self._end: Exception | None = None
 
-    def hear(self, what: str, *facts: Any) -> None:
+    def on_message(self, what: str, *facts: Any) -> None:
         """Handle BRING, WHOLE, PASS or KEEP, where the link to the source is read."""
         landing = self._landing
         if what == BRING:
@@ -72,11 +71,11 @@ class Host:
         elif what == WHOLE:
             landing.publish(facts[1:])
         elif what == PASS:
-            number, receiver, line = facts
+            number, receiver, stream_id = facts
             if number == landing.number:
-                landing.pass_on(receiver, line)
+                landing.pass_on(receiver, stream_id)
             else:
-                self.stuck(line, TransferFailed(f"version {number} is followed by {landing.number} already"))
+                self.stuck(stream_id, TransferFailed(f"version {number} is followed by {landing.number} already"))
         else:
             landing.keep(*facts)
 
@@ -92,10 +91,10 @@ class Host:
         try:
             room = self._make_room(landing.number, *facts)
         except Exception as error:
-            self._say_landed(landing.number, error)
+            self._send_landed(landing.number, error)
             return
         landing.expect(room)
-        self._say(ROOM, landing.number, self.line)
+        self._send(ROOM, landing.number, self.stream_id)
 
     def arrived(self, landing: _Landing, room: Room, facts: Sequence[Any], error: Exception | None) -> None:
         """Finish a payload that has landed or failed; called once for each."""
@@ -104,27 +103,27 @@ class Host:
     def _finish(self, number: int, room: Room, facts: Sequence[Any], error: Exception | None) -> None:
         if error is None:
             try:
-                self._say_landed(number, None, room.finish(number, *facts))
+                self._send_landed(number, None, room.finish(number, *facts))
                 return
             except Exception as failure:
-                self._say_landed(number, failure)
+                self._send_landed(number, failure)
         else:  # not raised: others have it, and its traceback would keep the room
-            self._say_landed(number, error)
+            self._send_landed(number, error)
         room.abandon()
 
-    def _say_landed(self, number: int, error: Exception | None, memory: Any = None) -> None:
-        self._say(LANDED, number, None if error is None else pack_error(error), memory, self.line)
+    def _send_landed(self, number: int, error: Exception | None, memory: Any = None) -> None:
+        self._send(LANDED, number, None if error is None else pack_error(error), memory, self.stream_id)
 
-    def stuck(self, line: int, error: Exception) -> None:
+    def stuck(self, stream_id: int, error: Exception) -> None:
         """Report that a stream to another host is stuck."""
-        self._say(STUCK, line, pack_error(error))
+        self._send(STUCK, stream_id, pack_error(error))
 
-    def _say(self, *words: Any) -> None:
+    def _send(self, *message: Any) -> None:
         if self._end is None:
             try:
-                self.carrier.send(list(words))
+                self.carrier.send(list(message))
             except (PeerLost, ClosedError) as gone:
-                logger.info("the source does not hear %r: %s", words[0], gone)
+                logger.info("the source does not hear %r: %s", message[0], gone)
 
     def close(self, error: Exception) -> None:
         """Abandon the current payload; nothing is sent to the source any more."""
@@ -141,7 +140,7 @@ class _Landing:
         patience: seconds to wait for each piece once the payload is published.
     """
 
-    def __init__(self, host: Host, number: int, sizes: Sequence[int], source: Any, patience: float | None) -> None:
+    def __init__(self, host: RelayHost, number: int, sizes: Sequence[int], source: Any, patience: float | None) -> None:
         self.number = number
         self._host = host
         self._sizes = sizes
@@ -151,7 +150,7 @@ class _Landing:
         self._room: Room | None = None
         self._pieces: list[Any] = []
         self._coming: list[Work[None]] = []
-        self._here = 0
+        self._arrived = 0
         """Number of pieces that have arrived."""
         self._facts: Sequence[Any] | None = None
         self._error: Exception | None = None
@@ -166,8 +165,8 @@ class _Landing:
             if self._error is None:
                 ends = itertools.accumulate(self._sizes)
                 self._pieces = [room.memory[end - size : end] for size, end in zip(self._sizes, ends, strict=True)]
-                carrier, line = self._host.carrier, self._host.line
-                self._coming = [carrier.receive_tensor(piece, line, self._source) for piece in self._pieces]
+                carrier, stream_id = self._host.carrier, self._host.stream_id
+                self._coming = [carrier.receive_tensor(piece, stream_id, self._source) for piece in self._pieces]
         for work in self._coming:
             work._follow(self._go_on)
         self._go_on()
@@ -179,71 +178,75 @@ class _Landing:
             self._watch()
         self._go_on()
 
-    def pass_on(self, receiver: Any, line: int) -> None:
+    def pass_on(self, receiver: Any, stream_id: int) -> None:
         """Pass the payload on to another machine's host, from its first piece."""
         with self._lock:
             if self._error is None:
-                self._passing[line] = receiver, []
+                self._passing[stream_id] = receiver, []
         self._go_on()
 
     def _go_on(self) -> None:
         """Pass on the pieces that are here; finish once all are here and published, or the payload has failed."""
         with self._lock:
-            here = self._here
+            arrived = self._arrived
             try:
-                while self._here < len(self._coming) and self._coming[self._here].done():
-                    self._coming[self._here]._result()
-                    self._here += 1
+                while self._arrived < len(self._coming) and self._coming[self._arrived].done():
+                    self._coming[self._arrived]._result()
+                    self._arrived += 1
             except Exception as error:  # whose traceback would keep the memory
                 self._error = self._error or copy_of(error)
-            if self._here > here:
+            if self._arrived > arrived:
                 self._watch()
-            for line, (receiver, sent) in list(self._passing.items()):
-                while self._error is None and line in self._passing and len(sent) < min(self._here, len(self._pieces)):
-                    self._pass(receiver, line, sent)
-            is_whole = self._here == len(self._sizes) and self._facts is not None
+            for stream_id, (receiver, sent) in list(self._passing.items()):
+                while (
+                    self._error is None
+                    and stream_id in self._passing
+                    and len(sent) < min(self._arrived, len(self._pieces))
+                ):
+                    self._pass(receiver, stream_id, sent)
+            is_whole = self._arrived == len(self._sizes) and self._facts is not None
             room = self._room
             if room is None or self._has_ended or not (is_whole or self._error):
                 return
             self._has_ended = True
         self._host.arrived(self, room, self._facts or (), self._error)
 
-    def _pass(self, receiver: Any, line: int, sent: list[Work[None]]) -> None:
+    def _pass(self, receiver: Any, stream_id: int, sent: list[Work[None]]) -> None:
         assert self._room is not None
-        let_go = self._room.hold()
-        work = self._host.carrier.send_tensor(self._pieces[len(sent)], line, receiver)
+        unpin = self._room.pin()
+        work = self._host.carrier.send_tensor(self._pieces[len(sent)], stream_id, receiver)
         sent.append(work)
-        work._follow(functools.partial(self._passed, line, work, let_go))
+        work._follow(functools.partial(self._passed, stream_id, work, unpin))
 
-    def _passed(self, line: int, work: Work[None], let_go: Callable[[], None]) -> None:
-        let_go()
+    def _passed(self, stream_id: int, work: Work[None], unpin: Callable[[], None]) -> None:
+        unpin()
         try:
             work._result()
         except Exception as error:
             with self._lock:
-                is_wanted = self._passing.pop(line, None) is not None
+                is_wanted = self._passing.pop(stream_id, None) is not None
             if is_wanted:
-                self._host.stuck(line, error)
+                self._host.stuck(stream_id, error)
 
     def _watch(self) -> None:
         """Set a deadline for the next piece, if the payload is published."""
-        if self._patience is not None and self._facts is not None and self._here < len(self._sizes):
-            self._host.carrier.later(self._patience, functools.partial(self._miss, self._here))
+        if self._patience is not None and self._facts is not None and self._arrived < len(self._sizes):
+            self._host.carrier.later(self._patience, functools.partial(self._miss, self._arrived))
 
-    def _miss(self, here: int) -> None:
-        if self._here == here:
+    def _miss(self, arrived: int) -> None:
+        if self._arrived == arrived:
             self.fail(TransferFailed(f"nothing has come from there for {self._patience:g} s"))
 
-    def keep(self, line: int) -> None:
+    def keep(self, stream_id: int) -> None:
         """Stop passing the payload on along a stream that is not awaited any more."""
         with self._lock:
-            _, sent = self._passing.pop(line, (None, []))
-        give_up(sent)
+            _, sent = self._passing.pop(stream_id, (None, []))
+        abandon_works(sent)
 
     def keep_all(self) -> None:
         """Stop passing the payload on, and drop its memory once it is finished."""
-        for line in list(self._passing):
-            self.keep(line)
+        for stream_id in list(self._passing):
+            self.keep(stream_id)
         with self._lock:
             self._pieces = []
             if self._has_ended:
@@ -256,10 +259,10 @@ class _Landing:
             coming = self._coming
         self._go_on()
         self.keep_all()
-        give_up(coming)
+        abandon_works(coming)
 
 
-def give_up(works: Sequence[Work[Any]]) -> None:
+def abandon_works(works: Sequence[Work[Any]]) -> None:
     """Abandon the transfers of a stream, last first: otherwise messages that follow would match earlier receives."""
     for work in reversed(works):
         if not work.done():

@@ -14,7 +14,7 @@ from rlinf_async._client.client import NodeClient
 from rlinf_async._core import frames
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.segment import close_fds
-from rlinf_async._messaging.group_rosters import Names
+from rlinf_async._messaging.group_rosters import GroupRosters
 from rlinf_async._messaging.inbox import Inbox
 from rlinf_async._messaging.outbox import Outbox
 from rlinf_async._messaging.peer import Peer
@@ -35,7 +35,7 @@ class Mailbox:
     """
 
     def __init__(self, client: NodeClient, introduction: tuple[str, int, str, int], address: str) -> None:
-        self.names = Names(client)
+        self.names = GroupRosters(client)
         self.peers = Peers(client, introduction, address, self._on_end, self._on_facts)
         self.outbox = Outbox(self.peers)
         self.inbox = Inbox(self.peers)
@@ -66,12 +66,12 @@ class Mailbox:
 
     def _dispatch(self, peer: Peer, what: int, facts: list[Any]) -> None:
         if what == message_facts.LINK:
-            name, said = facts
-            self.peers.link(peer, name).on_control(said)
+            name, message = facts
+            self.peers.link(peer, name).on_control(message)
         elif what == message_facts.GPU:
             self.peers.devices.on_gpu(peer, *facts)
         elif what == message_facts.INTRODUCE:
-            self.peers.hear_introduction(peer.endpoint, *facts)
+            self.peers.on_introduction(peer.endpoint, *facts)
         elif what == message_facts.ANNOUNCE:
             self.inbox.on_announce(peer, *facts)
         elif what == message_facts.WITHDRAW:
@@ -87,7 +87,7 @@ class Mailbox:
         elif what == message_facts.REFUSED:
             self.outbox.on_refused(peer, *facts)
         elif what == message_facts.RELAY:
-            (self.outbox.on_relay if facts[2] in FROM_HOSTS else self.broadcast_hosts.hear)(peer, *facts)
+            (self.outbox.on_relay if facts[2] in FROM_HOSTS else self.broadcast_hosts.on_message)(peer, *facts)
         else:
             logger.error("%s has sent a message of a kind %r that is not known here", peer.label, what)
 

@@ -1,14 +1,13 @@
-"""Awaitable operations of messaging, ``Sending`` and ``Receiving``: deadline, withdrawal, delivery, result."""
+"""Operations of messaging, ``SendWork`` and ``ReceiveWork`` (deadline, withdrawal, result), and their ``Member``s."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from rlinf_async._client import far_side, registry
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._messaging.message_content import Content, Payload
-from rlinf_async._messaging.participants import Member
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.state.matching import Message
 from rlinf_async._transports.memory import Place
@@ -19,7 +18,38 @@ from rlinf_async.work import Returnable, Work
 T = TypeVar("T")
 
 
-class Operation(Work[T]):
+class Member(NamedTuple):
+    """Rank of a group. A worker's own subprocesses form the group ``<its group>:<its rank>``."""
+
+    group: str
+    rank: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of group '{self.group}'"
+
+    @classmethod
+    def of(cls, group: Any, rank: Any) -> Member:
+        """Make a member from a group name and a rank, or from a root group's name and a path of ranks below it.
+
+        Raises:
+            TypeError: group or rank has another type.
+            ValueError: the path is empty.
+        """
+        if type(rank) is int and type(group) is str:
+            return cls(group, rank)
+        if not isinstance(group, str):
+            raise TypeError(f"a group is named by a str, got {group!r} ({type(group).__name__})")
+        if _is_rank(rank):
+            return cls(group, rank)
+        if not isinstance(rank, Sequence) or isinstance(rank, str) or not all(map(_is_rank, rank)):
+            raise TypeError(f"a rank of '{group}' is an int, or a path of ints, got {rank!r}")
+        if not rank:
+            raise ValueError(f"the path of ranks below '{group}' is empty")
+        *path, last = rank
+        return cls(":".join((group, *map(str, path))), last)
+
+
+class MessageOperation(Work[T]):
     """Send or receive whose effects are undone if it is abandoned.
 
     Attributes:
@@ -72,7 +102,7 @@ class Operation(Work[T]):
         if self.explain is not None:
             self.explain()
         else:
-            self.give_up(self._late(self._timeout))
+            self.abandon(self._late(self._timeout))
 
     # -- ends ---------------------------------------------------------------------------------------------------
 
@@ -83,14 +113,14 @@ class Operation(Work[T]):
         return True
 
     def forget(self) -> None:
-        """Drop the callbacks. They refer to this object; the cycle would keep its payload until a garbage collection."""
+        # The callbacks refer to this object: the cycle would keep its payload until a garbage collection.
         self.withdraw = self.explain = None
 
     def fail(self, error: BaseException) -> bool:
         """Fail the operation. Return False if it was done before."""
         return self._settle(error=error)
 
-    def give_up(self, error: Exception) -> None:
+    def abandon(self, error: Exception) -> None:
         """Fail the operation unless it is done, and undo its effects.
 
         The sending thread sets ``withdraw`` and then checks for done; this method marks it as done and then reads
@@ -106,10 +136,10 @@ class Operation(Work[T]):
             withdraw(error)
 
     def _abandon(self) -> None:
-        self.give_up(ClosedError(f"{self._describe()} was withdrawn: nobody waited for it any more"))
+        self.abandon(ClosedError(f"{self._describe()} was withdrawn: nobody waited for it any more"))
 
 
-class Sending(Operation[Any]):
+class SendWork(MessageOperation[Any]):
     """Send of one message, done when the value that was sent may change."""
 
     _kind = "send"
@@ -128,7 +158,7 @@ class Sending(Operation[Any]):
         return self._settle(self.result)
 
 
-class Taking(Protocol):
+class Acceptor(Protocol):
     """Kind of receive: accepts or refuses messages and stores their content."""
 
     def refuses(self, message: Message) -> str | None:
@@ -145,7 +175,7 @@ class Taking(Protocol):
         """Return the result, in the thread of its waiter."""
 
 
-class Receiving(Returnable[T], Operation[T]):
+class ReceiveWork(Returnable[T], MessageOperation[T]):
     """Receive of one message, done when the message has been delivered to it.
 
     If the last waiter is cancelled before its wait returns, the message goes back to the head of its stream, as if it
@@ -157,9 +187,9 @@ class Receiving(Returnable[T], Operation[T]):
 
     _kind = "recv"
 
-    def __init__(self, what: str, peer: object, timeout: float | None, taking: Taking) -> None:
+    def __init__(self, what: str, peer: object, timeout: float | None, acceptor: Acceptor) -> None:
         super().__init__(what, peer, timeout)
-        self.taking = taking
+        self.acceptor = acceptor
         self.back: Callable[[Message], None] | None = None
         self._message: Message | None = None
 
@@ -170,7 +200,7 @@ class Receiving(Returnable[T], Operation[T]):
             Exception: the content does not match the announcement; the operation has failed with the same error.
         """
         try:
-            self.taking.arrived(message.content)
+            self.acceptor.arrived(message.content)
         except Exception as error:
             if not self.fail(error):
                 return False
@@ -194,7 +224,7 @@ class Receiving(Returnable[T], Operation[T]):
                 # test_who_asks_for_the_result_while_another_thread_rebuilds_it_has_the_same
                 if self._message is not None:
                     try:
-                        self._value = self.taking.value(self._message)
+                        self._value = self.acceptor.value(self._message)
                     except Exception as error:
                         self._error = error
                     self._message = None
@@ -209,3 +239,45 @@ class Receiving(Returnable[T], Operation[T]):
             self._error = ClosedError(f"{self._describe()} was cancelled, and the message that was here went back")
         assert self.back is not None
         self.back(message)
+
+
+def expand(groups: Any, src: Any) -> tuple[list[Member], Member]:
+    """Return the members of a broadcast, each once and in order, and the one that is its source.
+
+    Args:
+        groups: ``(name, ranks)`` pairs; ranks are an int, a list of ints, a path (tuple), or a list of paths.
+        src: a ``(name, rank or path)`` pair; by default the first member.
+
+    Raises:
+        ValueError: there is no member, or the source is not a member.
+        TypeError: an argument has another type than described above.
+    """
+    if groups is None or (isinstance(groups, list) and not groups):
+        raise ValueError("broadcast() needs groups=: a list of (group name, ranks) pairs, the same on every member")
+    if not isinstance(groups, list):
+        raise TypeError(f"groups= takes a list of (group name, ranks) pairs, got {type(groups).__name__}")
+    members: dict[Member, None] = {}
+    for entry in groups:
+        if not isinstance(entry, tuple) or len(entry) != 2:
+            raise TypeError(f"groups= takes (group name, ranks) pairs, got {entry!r}")
+        name, ranks = entry
+        if isinstance(ranks, list):
+            members.update(dict.fromkeys(Member.of(name, rank) for rank in ranks))
+        elif isinstance(ranks, tuple) or _is_rank(ranks):
+            members[Member.of(name, ranks)] = None
+        else:
+            raise TypeError(f"the ranks of '{name}' are an int, a list of ints, a path or a list of paths: {ranks!r}")
+    if not members:
+        raise ValueError("broadcast() has no members: every list of ranks in groups= is empty")
+    source = next(iter(members))
+    if src is not None:
+        if not isinstance(src, tuple) or len(src) != 2:
+            raise TypeError(f"src= takes a (group name, rank) pair, got {src!r}")
+        source = Member.of(*src)
+        if source not in members:
+            raise ValueError(f"src= is {source}, which is not in groups=: {', '.join(map(str, members))}")
+    return list(members), source
+
+
+def _is_rank(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

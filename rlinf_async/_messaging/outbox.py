@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
 from rlinf_async import settings
@@ -12,14 +12,14 @@ from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.frames import node_of
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._messaging.device_content import DevicePayload
-from rlinf_async._messaging.in_flight import InFlight, SendStream
 from rlinf_async._messaging.message_content import Payload
-from rlinf_async._messaging.operation import Sending
+from rlinf_async._messaging.operation import SendWork
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.peers import Peers
 from rlinf_async._messaging.relayed_broadcast import RELAY, Carrier, RelayedBroadcast, memory_of
 from rlinf_async._messaging.state import message_facts
 from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES
+from rlinf_async._messaging.state.flow_control import SendWindow, WindowEntry
 from rlinf_async._messaging.state.message_facts import TENSOR
 from rlinf_async._transports import transport_choice
 from rlinf_async._transports.devices.gpu_link_choice import GPU_LINKS
@@ -30,6 +30,62 @@ logger = own_logger(__name__)
 
 _MAX_ATTEMPTS: Final = 3
 """Transmissions of one message per receiver before the send fails."""
+
+
+class InFlight(WindowEntry):
+    """Message under way, until its operation is done.
+
+    Attributes:
+        awaited: endpoints that have not confirmed the content yet.
+        links: links used for the content, with the number of the transfer on each.
+        attempts: transfers started in all.
+        by_gpu: True if the latest transfer was from GPU to GPU.
+        relay: relayed broadcast that carries the content, or None.
+        certain: endpoints that it has left for by a transport that loses nothing while both sides live.
+    """
+
+    __slots__ = ("attempts", "awaited", "by_gpu", "certain", "links", "relay", "sending")
+
+    def __init__(self, sending: SendWork, receivers: Sequence[Peer]) -> None:
+        super().__init__(sending.payload.nbytes)
+        self.sending = sending
+        self.awaited = dict.fromkeys(peer.endpoint for peer in receivers)
+        self.links: list[tuple[Any, int]] = []
+        self.attempts = 0
+        self.by_gpu = False
+        self.relay: RelayedBroadcast | None = None
+        self.certain: Collection[int] = ()
+
+    def end_transfers(self, error: Exception) -> None:
+        for link, transfer in self.links:
+            link.discard(copy_of(error), transfer)
+
+    def end_relay(self) -> None:
+        relay, self.relay = self.relay, None
+        if relay is not None:
+            relay.close()
+
+
+class SendStream:
+    """Sending end of a stream of messages."""
+
+    __slots__ = ("id", "is_same_node", "open", "order", "other_nodes", "receivers", "window")
+
+    def __init__(self, stream_id: Any, receivers: Sequence[Peer], node: int) -> None:
+        self.id = stream_id
+        self.receivers = receivers
+        self.is_same_node = all(peer.node == node for peer in receivers)
+        """True if all receivers are on this node."""
+        self.other_nodes = len({peer.node for peer in receivers} - {node})
+        self.window: SendWindow[InFlight] = SendWindow(peer.endpoint for peer in receivers)
+        self.order = threading.RLock()
+        """Lock held from the numbering of a message to its frame, so that frames leave in the order of their numbers.
+
+        It is reentrant: if a link refuses a message at once, the message takes another way and may be done before the
+        lock is released, and its ``then`` callback may send the next one.
+        tests/_messaging/test_moments.py::test_who_sends_again_when_a_send_is_done_may_do_so_while_that_leaves
+        """
+        self.open: dict[int, InFlight] = {}
 
 
 class Outbox:
@@ -58,7 +114,7 @@ class Outbox:
 
     # -- sending ------------------------------------------------------------------------------------------------
 
-    def send(self, sending: Sending, receivers: Sequence[Peer], stream_id: Any) -> None:
+    def send(self, sending: SendWork, receivers: Sequence[Peer], stream_id: Any) -> None:
         """Send or announce the message; a failure fails the operation."""
         stream = self._stream(stream_id, receivers)
         in_flight = InFlight(sending, receivers)
@@ -80,7 +136,7 @@ class Outbox:
         if sending.done():
             sending.forget()
             if sending.has_failed:  # given up while it left
-                self._take_back(stream, in_flight, ClosedError(f"{sending._describe()} was given up"))
+                self._rollback(stream, in_flight, ClosedError(f"{sending._describe()} was given up"))
         for peer in receivers:
             if peer.error is not None:  # meanwhile
                 self._fail(stream)
@@ -109,7 +165,7 @@ class Outbox:
                 return True
         start = (message_facts.DATA, stream.id, number, payload.kind, payload.about, in_flight.charge)
         try:
-            self._leave(stream, in_flight, transport, start)
+            self._transmit(stream, in_flight, transport, start)
         except Exception as error:
             with self._lock:
                 stream.open.pop(number, None)
@@ -123,7 +179,7 @@ class Outbox:
         if receivers[0].endpoint == self._peers.me:
             return transport_choice.IN_FRAME
         if isinstance(payload, DevicePayload):
-            by_gpu = self._peers.devices.way_to(receivers[0])
+            by_gpu = self._peers.devices.link_to(receivers[0])
             if by_gpu is not None and fits(payload.rest):
                 return by_gpu
         return self._cpu_transport(stream, payload)
@@ -135,7 +191,7 @@ class Outbox:
         direct = len(receivers) == 1 and payload.has_small_head and receivers[0].connection.is_good
         return transport_choice.choose(payload.nbytes, same_node=False, direct=direct)
 
-    def _leave(self, stream: SendStream, in_flight: InFlight, transport: str, start: tuple[Any, ...]) -> None:
+    def _transmit(self, stream: SendStream, in_flight: InFlight, transport: str, start: tuple[Any, ...]) -> None:
         """
         Raises:
             Exception: the content cannot be packed; nothing has left."""
@@ -194,7 +250,7 @@ class Outbox:
         for peer, link in zip(receivers, links, strict=True):
             if in_flight.by_gpu and not peer.gpu_link.is_proven:
                 timeout = settings.GPU_LINK_TIMEOUT_S()  # libraries that find no way have been seen to search on
-                self._peers.later(timeout, functools.partial(self._give_up_gpu_link, stream, number, peer, link))
+                self._peers.later(timeout, functools.partial(self._abandon_gpu_link, stream, number, peer, link))
             in_flight.attempts += 1
             transfer = next(peer.transfers)
             in_flight.links.append((link, transfer))
@@ -207,9 +263,9 @@ class Outbox:
     def _sent_by_link(self, stream: SendStream, in_flight: InFlight, peer: Peer, work: Any) -> None:
         """Retry after a failure, which may be known only here; the receiver reports success."""
         if work._error is not None:  # not raised: its traceback would keep what was sent until the collector comes
-            self._again(stream, in_flight, (peer,), work._error)
+            self._retry(stream, in_flight, (peer,), work._error)
 
-    def _give_up_gpu_link(self, stream: SendStream, number: int, peer: Peer, link: Any) -> None:
+    def _abandon_gpu_link(self, stream: SendStream, number: int, peer: Peer, link: Any) -> None:
         in_flight = stream.open.get(number)
         if in_flight is not None and in_flight.by_gpu and not peer.gpu_link.is_proven:
             link.discard(TransferFailed(f"{link!r} has brought nothing within {settings.GPU_LINK_TIMEOUT_S():g} s"))
@@ -219,7 +275,7 @@ class Outbox:
         if (peer.gpu_link if in_flight.by_gpu else peer.connection).fail() and in_flight.by_gpu:
             logger.warning("tensors on the GPU go to %s by way of the CPU from now on: %s", peer.label, error)
 
-    def _again(self, stream: SendStream, in_flight: InFlight, peers: Iterable[Peer], error: Exception) -> None:
+    def _retry(self, stream: SendStream, in_flight: InFlight, peers: Iterable[Peer], error: Exception) -> None:
         """Send the content again by another transport, to those of the peers that lack it."""
         sending, number = in_flight.sending, in_flight.number
         with self._lock:
@@ -232,7 +288,7 @@ class Outbox:
         else:
             logger.info("a message to %s did not come through by the relay: %s", ", ".join(map(str, peers)), error)
         if in_flight.attempts > _MAX_ATTEMPTS * len(stream.receivers):
-            sending.give_up(TransferFailed(f"{sending._describe()}: what it carries could not be transferred"))
+            sending.abandon(TransferFailed(f"{sending._describe()}: what it carries could not be transferred"))
             return
         start = (message_facts.CONTENT, stream.id, number, 0)
         same_node = all(peer.node == node_of(self._peers.me) for peer in peers)
@@ -245,7 +301,7 @@ class Outbox:
             in_flight.by_gpu = False
             packed = self._pack(stream, in_flight)
         except Exception as error:
-            sending.give_up(error)
+            sending.abandon(error)
             return
         self._by_frame(stream, peers, in_flight, start, *packed)
         self._settle(stream, in_flight)
@@ -253,7 +309,7 @@ class Outbox:
     # -- by the relay -------------------------------------------------------------------------------------------
 
     def _is_relayed(self, stream: SendStream, in_flight: InFlight) -> bool:
-        """True if the message goes from node to node: its receivers are on two or more other nodes and all wait for it."""
+        """True for a large message to two or more other nodes, whose receivers all wait for it."""
         payload = in_flight.sending.payload
         is_awaited = in_flight.charge == 0 and stream.other_nodes > 1
         return is_awaited and payload.nbytes >= CHAIN_FROM_BYTES and not payload.is_on_gpu and payload.has_small_head
@@ -274,7 +330,7 @@ class Outbox:
             if error is None:
                 self._peers.post(peers, (*start, [RELAY, place, [buffer.nbytes for buffer in buffers]]), head)
             else:
-                self._again(stream, in_flight, peers, error)
+                self._retry(stream, in_flight, peers, error)
 
         carriers = [Carrier(self._peers, self, None, peer, stream.id, in_flight.number) for peer in far]
         in_flight.relay = RelayedBroadcast(carriers, told)
@@ -282,12 +338,12 @@ class Outbox:
         if in_flight.number not in stream.open:  # withdrawn meanwhile, by a thread that has not seen the relay
             in_flight.end_relay()
 
-    def on_relay(self, source: Peer, stream_id: Any, number: int, *words: Any) -> None:
+    def on_relay(self, source: Peer, stream_id: Any, number: int, *message: Any) -> None:
         stream = self._find(source.endpoint, stream_id)
         in_flight = None if stream is None else stream.open.get(number)
         relay = None if in_flight is None else in_flight.relay  # looked at once: another thread may end it
         if relay is not None:
-            relay.hear(source, *words)
+            relay.on_message(source, *message)
 
     def forget(self, stream_id: Any) -> None:
         """Drop the state of a stream that is not used any more."""
@@ -315,11 +371,11 @@ class Outbox:
     def _withdraw(self, stream: SendStream, in_flight: InFlight, error: Exception) -> None:
         """Withdraw an abandoned message from receivers that do not have it yet."""
         if in_flight.number in stream.open:
-            self._take_back(stream, in_flight, error)
+            self._rollback(stream, in_flight, error)
 
-    def _take_back(self, stream: SendStream, in_flight: InFlight, error: Exception) -> None:
+    def _rollback(self, stream: SendStream, in_flight: InFlight, error: Exception) -> None:
         self._retract(stream, in_flight, error)
-        self._go_on(stream)
+        self._send_announced(stream)
 
     def _retract(self, stream: SendStream, in_flight: InFlight, error: Exception) -> None:
         number = in_flight.number
@@ -356,7 +412,7 @@ class Outbox:
         if stream is not None:
             with self._lock:
                 leaving = stream.window.received(source.endpoint, total)
-            self._go_on(stream, leaving)
+            self._send_announced(stream, leaving)
 
     def on_grant(self, source: Peer, stream_id: Any, number: int) -> None:
         stream = self._find(source.endpoint, stream_id)
@@ -364,22 +420,22 @@ class Outbox:
             with self._lock:
                 in_flight = stream.window.granted(source.endpoint, number)
             if in_flight is not None:
-                self._go_on(stream, [in_flight])
+                self._send_announced(stream, [in_flight])
 
-    def _go_on(self, stream: SendStream, leaving: Sequence[InFlight] = ()) -> None:
+    def _send_announced(self, stream: SendStream, leaving: Sequence[InFlight] = ()) -> None:
         """Send the content of these messages, and of the messages behind them that fit into the room they leave."""
         # A message that is withdrawn, or cannot be packed, leaves its room unused. No ROOM of a receiver would then
         # release the messages behind it, hence the loop.
         # tests/_messaging/test_moments.py::test_those_behind_a_message_that_does_not_leave_have_its_room
         while True:
             for in_flight in leaving:
-                self._go(stream, in_flight)
+                self._send_content(stream, in_flight)
             with self._lock:
                 leaving = stream.window.leaving()
             if not leaving:
                 return
 
-    def _go(self, stream: SendStream, in_flight: InFlight) -> None:
+    def _send_content(self, stream: SendStream, in_flight: InFlight) -> None:
         """Send the content of a message that was announced."""
         sending = in_flight.sending
         start = (message_facts.CONTENT, stream.id, in_flight.number, in_flight.charge)
@@ -387,7 +443,7 @@ class Outbox:
             if self._is_relayed(stream, in_flight):
                 self._by_relay(stream, in_flight, start)
             else:
-                self._leave(stream, in_flight, self._choose_transport(stream, sending.payload), start)
+                self._transmit(stream, in_flight, self._choose_transport(stream, sending.payload), start)
         except Exception as error:
             with self._lock:
                 stream.window.undo(in_flight)
@@ -408,7 +464,7 @@ class Outbox:
         stream = self._find(source.endpoint, stream_id)
         in_flight = None if stream is None else stream.open.get(number)
         if stream is not None and in_flight is not None:
-            self._again(stream, in_flight, (source,), TransferFailed("the receiver has not got it"))
+            self._retry(stream, in_flight, (source,), TransferFailed("the receiver has not got it"))
 
     def on_refused(self, source: Peer, stream_id: Any, number: int, why: str) -> None:
         stream = self._find(source.endpoint, stream_id)
@@ -417,13 +473,13 @@ class Outbox:
         in_flight = stream.open.get(number)
         relay = None if in_flight is None else in_flight.relay
         if relay is not None:  # the others are to have it all the same
-            relay.give_up(TransferFailed(f"{source.label} cannot receive it"))
+            relay.abandon(TransferFailed(f"{source.label} cannot receive it"))
         with self._lock:
             in_flight = stream.open.pop(number, None)
             waited = stream.window.withdraw(number)
         if waited and len(stream.receivers) > 1:
             self._peers.post(stream.receivers, (message_facts.WITHDRAW, stream.id, number))
-        self._go_on(stream)
+        self._send_announced(stream)
         if in_flight is not None:
             in_flight.end_transfers(TransferFailed(f"{source.label} does not want it"))
         text = f"{source.label} could not receive a message: {why}"

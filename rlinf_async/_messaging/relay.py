@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.failures import unpack_error
 from rlinf_async._core.own_logger import own_logger
-from rlinf_async._messaging.landing import give_up
-from rlinf_async._messaging.state.relay_plan import LANDED, ROOM, RelayPlan, Source, Way
+from rlinf_async._messaging.landing import abandon_works
+from rlinf_async._messaging.state.relay_plan import LANDED, ROOM, NodeTransfer, RelayPlan, RelaySource
 from rlinf_async.work import Work
 
 logger = own_logger(__name__)
@@ -32,7 +32,7 @@ class Relay:
         plan: decides; its events are passed to ``act``.
     """
 
-    def __init__(self, source: Source, lock: threading.RLock, chain_from: int) -> None:
+    def __init__(self, source: RelaySource, lock: threading.RLock, chain_from: int) -> None:
         self.plan = RelayPlan(self, chain_from)
         self.appoint, self.inform, self.end = source.appoint, source.inform, source.end
         self._lock = lock
@@ -54,42 +54,42 @@ class Relay:
                     self._is_acting = False
             return result
 
-    def hear(self, receiver: Any, what: str, *facts: Any) -> None:
+    def on_message(self, receiver: Any, what: str, *facts: Any) -> None:
         """Handle a host's ROOM, LANDED or STUCK."""
         if what == ROOM:
             self.act(self.plan.room, receiver, *facts)
         elif what == LANDED:
-            number, failure, memory, line = facts
+            number, failure, memory, stream_id = facts
             error = None if failure is None else unpack_error(failure)
-            self.act(self.plan.landed, receiver, number, error, memory, line)
+            self.act(self.plan.landed, receiver, number, error, memory, stream_id)
         else:
-            line, failure = facts
-            self.act(self.plan.stuck, receiver, line, unpack_error(failure))
+            stream_id, failure = facts
+            self.act(self.plan.stuck, receiver, stream_id, unpack_error(failure))
 
     # -- actions of the plan ------------------------------------------------------------------------------------
 
-    def say(self, receiver: Any, *words: Any) -> None:
+    def send(self, receiver: Any, *message: Any) -> None:
         if receiver.link.error is None:
-            receiver.say(*words)
+            receiver.send_message(*message)
 
-    def send(self, way: Way, receiver: Any, piece: Any) -> None:
-        if not way.is_wanted:
-            self.plan.sent(way, None)
+    def send_piece(self, transfer: NodeTransfer, receiver: Any, piece: Any) -> None:
+        if not transfer.is_wanted:
+            self.plan.sent(transfer, None)
             return
-        work = receiver.link.send_tensor(piece, way.line)
-        way.works.append(work)
-        work._follow(functools.partial(self._sent, way, work))
+        work = receiver.link.send_tensor(piece, transfer.stream_id)
+        transfer.works.append(work)
+        work._follow(functools.partial(self._sent, transfer, work))
 
-    def drop(self, way: Way) -> None:
-        give_up(way.works)
+    def drop(self, transfer: NodeTransfer) -> None:
+        abandon_works(transfer.works)
 
     def warn(self, text: str) -> None:
         logger.warning("%s", text)
 
-    def _sent(self, way: Way, work: Work[None]) -> None:
+    def _sent(self, transfer: NodeTransfer, work: Work[None]) -> None:
         error: Exception | None = None
         try:
             work._result()
         except Exception as failure:  # whose traceback would keep the piece for as long as the report of it
             error = copy_of(failure)
-        self.act(self.plan.sent, way, error)
+        self.act(self.plan.sent, transfer, error)

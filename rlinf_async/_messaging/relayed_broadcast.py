@@ -19,16 +19,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from rlinf_async._core.segment import allocate_segment, map_private, seal_segment
-from rlinf_async._messaging.landing import Host
+from rlinf_async._messaging.landing import RelayHost
 from rlinf_async._messaging.message_content import Content, Payload
-from rlinf_async._messaging.operation import Receiving, Sending
+from rlinf_async._messaging.operation import ReceiveWork, SendWork
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.peers import Peers
 from rlinf_async._messaging.relay import Relay
 from rlinf_async._messaging.state import message_facts
 from rlinf_async._messaging.state.matching import Message
 from rlinf_async._messaging.state.message_facts import TENSOR
-from rlinf_async._messaging.state.relay_plan import Job
+from rlinf_async._messaging.state.relay_plan import RelayJob
 from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async._transports.memory import Place, warm
 from rlinf_async._transports.shared_memory import Segment, fits
@@ -118,32 +118,32 @@ class Carrier:
     def error(self) -> Exception | None:
         return self.peer.error
 
-    def say(self, *words: Any) -> None:
-        self._peers.post((self.peer,), (message_facts.RELAY, *self._about, *words))
+    def send_message(self, *message: Any) -> None:
+        self._peers.post((self.peer,), (message_facts.RELAY, *self._about, *message))
 
-    def send(self, words: Sequence[Any]) -> None:
-        self.say(*words)
+    def send(self, message: Sequence[Any]) -> None:
+        self.send_message(*message)
 
-    def send_tensor(self, piece: memoryview, line: int, receiver: int | None = None) -> Work[Any]:
-        peer, stream = self._end_of(line, receiver)
-        sending = Sending("relay to", peer, None, Payload(TENSOR, None, piece))
+    def send_tensor(self, piece: memoryview, stream_id: int, receiver: int | None = None) -> Work[Any]:
+        peer, stream = self._stream_to(stream_id, receiver)
+        sending = SendWork("relay to", peer, None, Payload(TENSOR, None, piece))
         sending._follow(functools.partial(setattr, sending, "payload", Payload(TENSOR, None, b"")))
         self._outbox.send(sending, (peer,), stream)
         self._used.append(functools.partial(self._outbox.forget, stream))
         return sending
 
-    def receive_tensor(self, piece: memoryview, line: int, sender: int | None = None) -> Work[None]:
-        peer, stream = self._end_of(line, sender)
-        receiving: Receiving[None] = Receiving("relay from", peer, None, _TakePiece(piece))
+    def receive_tensor(self, piece: memoryview, stream_id: int, sender: int | None = None) -> Work[None]:
+        peer, stream = self._stream_to(stream_id, sender)
+        receiving: ReceiveWork[None] = ReceiveWork("relay from", peer, None, _PieceAcceptor(piece))
         self._inbox.receive(receiving, peer, stream)
         self._used.append(functools.partial(self._inbox.forget, peer, stream))
         return receiving
 
-    def _end_of(self, line: int, third: int | None) -> tuple[Peer, str]:
+    def _stream_to(self, stream_id: int, third: int | None) -> tuple[Peer, str]:
         """Return a peer, and the id of the stream that both ends use."""
         peer = self.peer if third is None else self._peers.at(third)
         self._peers.watch([peer])
-        return peer, f"relay {line:x}"
+        return peer, f"relay {stream_id:x}"
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
         self._peers.later(seconds, callback)
@@ -154,7 +154,7 @@ class Carrier:
             self._used.pop()()
 
 
-class _TakePiece:
+class _PieceAcceptor:
     """Acceptor of a piece, which is written to its place while it arrives."""
 
     def __init__(self, memory: memoryview) -> None:
@@ -195,7 +195,7 @@ class RelayedBroadcast:
 
     def start(self, memory: memoryview) -> None:
         """Send the message, unless the broadcast is closed."""
-        job = Job(1, memory.nbytes, _SECONDS)
+        job = RelayJob(1, memory.nbytes, _SECONDS)
         job.body, job.packed, job.facts = memory, memory.nbytes, ()
         carriers = list(self._carriers.values())
         with self._lock:  # or ``close`` might come in between, and hosts that are appointed after it are never told
@@ -207,11 +207,11 @@ class RelayedBroadcast:
         seconds = STALL_S + memory.nbytes / _SLOWEST_BYTES_PER_S
         carriers[0].later(seconds, functools.partial(_miss, weakref.ref(self), seconds))
 
-    def hear(self, peer: Peer, *words: Any) -> None:
+    def on_message(self, peer: Peer, *message: Any) -> None:
         """Handle a host's message."""
-        self._relay.hear(self._carriers[peer.endpoint], *words)
+        self._relay.on_message(self._carriers[peer.endpoint], *message)
 
-    def give_up(self, error: Exception) -> None:
+    def abandon(self, error: Exception) -> None:
         """Have the content go another way to all receivers that lack it."""
         told = self._told
         self.close()
@@ -225,25 +225,25 @@ class RelayedBroadcast:
             self._relay.act(self._relay.plan.close)
             hosts, self._hosts = self._hosts, []
             for carrier in hosts:
-                carrier.say(END)
+                carrier.send_message(END)
             for carrier in self._carriers.values():
                 carrier.forget()
 
     # -- for the relay ------------------------------------------------------------------------------------------
 
-    def appoint(self, carrier: Carrier, line: int) -> None:
+    def appoint(self, carrier: Carrier, stream_id: int) -> None:
         # The plan may have appointed a host just before the broadcast was closed. ``close`` sends END only to the hosts
         # that it finds, so a host appointed afterwards would keep its memory.
         # tests/_messaging/test_moments.py::
         # test_a_broadcast_that_ends_while_its_relay_begins_again_leaves_no_host_behind
         if self._told is not None:
             self._hosts.append(carrier)
-            carrier.say(HOST, line)
+            carrier.send_message(HOST, stream_id)
 
     def inform(self, carrier: Carrier, memory: Any, number: int) -> None:
         if carrier in self._hosts:  # and is none any more
             self._hosts.remove(carrier)
-            carrier.say(END)
+            carrier.send_message(END)
 
     def end(self, carriers: Sequence[Carrier], number: int, memory: Any, error: Exception | None) -> None:
         if self._told is not None:
@@ -253,7 +253,7 @@ class RelayedBroadcast:
 def _miss(reference: weakref.ref[RelayedBroadcast], seconds: float) -> None:
     broadcast = reference()
     if broadcast is not None:
-        broadcast.give_up(TransferFailed(f"it has not landed within {seconds:.0f} s"))
+        broadcast.abandon(TransferFailed(f"it has not landed within {seconds:.0f} s"))
 
 
 class BroadcastHosts:
@@ -268,7 +268,7 @@ class BroadcastHosts:
         self._hosts: dict[tuple[int, Any, int], _BroadcastHost] = {}
         self._thread = LazyThread("broadcasts for this node")
 
-    def hear(self, source: Peer, stream: Any, number: int, what: str, *facts: Any) -> None:
+    def on_message(self, source: Peer, stream: Any, number: int, what: str, *facts: Any) -> None:
         """Handle a source's message."""
         key = (source.endpoint, stream, number)
         if what in (HOST, END):
@@ -277,7 +277,7 @@ class BroadcastHosts:
             carrier = Carrier(*self._mailbox, source, stream, number)
             self._hosts[key] = _BroadcastHost(carrier, self._thread.submit, *facts)
         elif key in self._hosts:
-            self._hosts[key].hear(what, *facts)
+            self._hosts[key].on_message(what, *facts)
 
     def fail(self, source: Peer) -> None:
         """Release the memory of broadcasts from a peer that has ended."""
@@ -290,13 +290,13 @@ class BroadcastHosts:
             host.close(error)
 
 
-class _BroadcastHost(Host):
+class _BroadcastHost(RelayHost):
     """Host of one broadcast, whose memory stays until it is closed."""
 
-    def __init__(self, carrier: Carrier, submit: Callable[[Callable[[], None]], None], line: int) -> None:
+    def __init__(self, carrier: Carrier, submit: Callable[[Callable[[], None]], None], stream_id: int) -> None:
         self._rooms: list[_SegmentRoom] = []
         self._submit_later = submit
-        super().__init__(carrier, line, self._make, submit)
+        super().__init__(carrier, stream_id, self._make, submit)
 
     def _make(self, number: int, nbytes: int) -> _SegmentRoom:
         self._rooms.append(_SegmentRoom(nbytes))
@@ -326,7 +326,7 @@ class _SegmentRoom:
             os.close(self._fd)
             raise
 
-    def hold(self) -> Callable[[], None]:
+    def pin(self) -> Callable[[], None]:
         return lambda: None  # a piece that is sent keeps the mapping
 
     def finish(self, number: int) -> list[Any]:

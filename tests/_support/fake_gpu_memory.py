@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroupGloo
 
-from rlinf_async._messaging import peer_devices
+from rlinf_async._messaging import peers
 from rlinf_async._transports.devices.cuda_ipc import CudaIpcLink
 from rlinf_async._transports.devices.device_memory import Handle
 from rlinf_async._transports.devices.gpu_link_choice import CUDA_IPC, NCCL, STAGED, Gpu
@@ -69,7 +69,7 @@ class StandIn(OwnGpu):
 
 def work_on(gpu: StandIn) -> None:
     """This process works on it, from the next message on."""
-    peer_devices._find_own_gpu = lambda: gpu
+    peers._find_own_gpu = lambda: gpu
 
 
 class Written:

@@ -43,12 +43,11 @@ NEAREST: Final = {
     "rlinf_async/_messaging/exchange.py": "tests/_messaging/test_device_messages.py tests/test_collectives.py"
     " tests/test_exchange_faults.py",
     "rlinf_async/_messaging/group_rosters.py": "tests/test_restarts.py",
-    "rlinf_async/_messaging/in_flight.py": "tests/test_exchange_faults.py",
     "rlinf_async/_messaging/inbox.py": "tests/_messaging/test_device_messages.py tests/test_exchange_faults.py",
     "rlinf_async/_messaging/landing.py": "tests/_messaging/test_relay_lines.py tests/_messaging/test_relay_chain.py",
     "rlinf_async/_messaging/outbox.py": "tests/_messaging/test_device_messages.py tests/test_exchange_faults.py",
-    "rlinf_async/_messaging/peer_devices.py": "tests/_messaging/test_device_messages.py",
-    "rlinf_async/_messaging/peers.py": "tests/test_restarts.py tests/test_exchange_faults.py",
+    "rlinf_async/_messaging/peers.py": "tests/test_restarts.py tests/test_exchange_faults.py"
+    " tests/_messaging/test_device_messages.py",
     "rlinf_async/_messaging/relayed_broadcast.py": "tests/_messaging/test_relay.py"
     " tests/_messaging/test_relay_chain.py",
     "rlinf_async/_messaging/routes.py": "tests/test_routing.py tests/routing",

@@ -38,7 +38,7 @@ def chain_sizes(nbytes: int) -> list[int]:
 
 
 class Chain:
-    """Neighbours of one distribution, by number. A machine without a neighbour gets the payload from the source itself."""
+    """Neighbours of one distribution, by number. A machine without a neighbour gets the payload from the source."""
 
     def __init__(self) -> None:
         self._sources: dict[int, int] = {}

@@ -16,7 +16,7 @@ _BYTES_PER_MEGABIT: Final = 125_000
 _MAX_SHARED_LINKS: Final = 4096
 
 
-class Pair(Protocol):
+class DelayedPair(Protocol):
     """``configuration.CrossDCPair``."""
 
     @property
@@ -29,7 +29,7 @@ class Pair(Protocol):
     def delay_ms(self) -> float: ...
 
 
-class Group(Protocol):
+class LinkGroup(Protocol):
     """``configuration.BandwidthGroup``."""
 
     @property
@@ -46,10 +46,10 @@ class Config(Protocol):
     def symmetric(self) -> bool: ...
 
     @property
-    def crossdc_pairs(self) -> Sequence[Pair]: ...
+    def crossdc_pairs(self) -> Sequence[DelayedPair]: ...
 
     @property
-    def bandwidth_groups(self) -> Sequence[Group]: ...
+    def bandwidth_groups(self) -> Sequence[LinkGroup]: ...
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class NetEmulation:
     def _link(self, worker: str) -> SharedLink | None:
         return next((self._links[name] for name in _names(worker) if name in self._links), None)
 
-    def is_idle(self, group: Group) -> bool:
+    def is_idle(self, group: LinkGroup) -> bool:
         """True if a link is never crossed, because none of its members is in a distant pair."""
         far = {name for pair in self._delays for name in pair}
         return not any(name in _names(member) or member in _names(name) for member in group.members for name in far)

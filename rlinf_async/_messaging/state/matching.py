@@ -47,14 +47,14 @@ class Message:
     def is_complete(self) -> bool:
         return self.content is not _MISSING
 
-    def ask(self) -> bool:
+    def request_once(self) -> bool:
         """True if the sender has to be asked for the content, which happens once."""
         first = self.is_announced and not self._asked_for
         self._asked_for = True
         return first
 
 
-class Do(Enum):
+class ActionKind(Enum):
     """Kinds of action that ``Arrivals`` has its owner carry out."""
 
     DELIVER = auto()
@@ -67,10 +67,10 @@ class Do(Enum):
     """Fail the receive, because nothing more will come."""
 
 
-class Step(NamedTuple):
+class Action(NamedTuple):
     """Action of the owner. ``why`` is an error, or the text of a refusal."""
 
-    do: Do
+    kind: ActionKind
     receive: Any
     message: Message | None = None
     why: Any = None
@@ -80,7 +80,7 @@ Refuses = Callable[[Any, Message], str | None]
 """Reason why a receive does not accept a message; None if it does."""
 
 
-class _Wanted:
+class _PostedReceive:
     """Receive that has no delivered message yet."""
 
     __slots__ = ("cancelled", "message", "order", "receive")
@@ -105,16 +105,16 @@ class Arrivals:
     def __init__(self, refuses: Refuses, room: int | None = None) -> None:
         self._refuses = refuses
         self._report_bytes = (int(settings.MESSAGE_WINDOW_BYTES()) if room is None else room) // 4
-        self._orders = 0
+        self._last_order = 0
         self._next = 1
         self._open: dict[int, Message] = {}
         """Undelivered messages, by number."""
         self._queue: deque[Message] = deque()
-        self._posted: deque[_Wanted] = deque()
-        self._wanted: dict[Any, _Wanted] = {}
+        self._posted: deque[_PostedReceive] = deque()
+        self._wanted: dict[Any, _PostedReceive] = {}
         self._cancelled = 0
         """Cancelled receives that only take up room in ``_posted``."""
-        self._paired: dict[int, _Wanted] = {}
+        self._paired: dict[int, _PostedReceive] = {}
         """Receives of messages whose content is under way, by number of the message."""
         self._total = 0
         self._reported_total = 0
@@ -136,21 +136,21 @@ class Arrivals:
 
     # -- the receiver -------------------------------------------------------------------------------------------
 
-    def post(self, receive: Any) -> list[Step]:
+    def post(self, receive: Any) -> list[Action]:
         """Post a receive of the next message. ``receive`` is hashable and posted once."""
-        self._orders += 1
-        wanted = self._wanted[receive] = _Wanted(self._orders, receive)
+        self._last_order += 1
+        wanted = self._wanted[receive] = _PostedReceive(self._last_order, receive)
         self._posted.append(wanted)
         return self._match()
 
-    def cancel(self, receive: Any) -> list[Step]:
+    def cancel(self, receive: Any) -> list[Action]:
         """Cancel a receive; its message goes to the next receive."""
         wanted = self._wanted.pop(receive, None)
         if wanted is None:
             return []  # it has been delivered to, or has failed
         wanted.cancelled = True
         if wanted.message is not None:
-            self._part()
+            self._undo_pairs()
             return self._match()
         self._cancelled += 1
         if self._cancelled > 64 and self._cancelled > len(self._posted) // 2:
@@ -158,17 +158,17 @@ class Arrivals:
             self._cancelled = 0
         return []
 
-    def give_back(self, message: Message) -> list[Step]:
+    def give_back(self, message: Message) -> list[Action]:
         """Put a delivered message back to the head of the stream, as its receive was cancelled."""
         message.charge = 0  # its room has been returned
         self._open[message.number] = message
         self._enqueue(message)
-        self._part()
+        self._undo_pairs()
         return self._match()
 
     # -- the sender ---------------------------------------------------------------------------------------------
 
-    def announce(self, number: int, kind: int, about: Any) -> list[Step]:
+    def announce(self, number: int, kind: int, about: Any) -> list[Action]:
         """Add a message whose content stays at its sender for the time being."""
         if not self._is_new(number) or self._error is not None:
             return []
@@ -177,7 +177,7 @@ class Arrivals:
         self._waiting_for_room += 1
         return self._arrive(message)
 
-    def data(self, number: int, kind: int, about: Any, charge: int, content: Any = _MISSING) -> list[Step]:
+    def data(self, number: int, kind: int, about: Any, charge: int, content: Any = _MISSING) -> list[Action]:
         """Add a message. Without content here, ``content`` follows by a link."""
         if not self._is_new(number):
             return []
@@ -204,7 +204,7 @@ class Arrivals:
         wanted = self._paired.get(number)
         return None if wanted is None else wanted.receive
 
-    def content(self, number: int, charge: int, content: Any) -> list[Step]:
+    def content(self, number: int, charge: int, content: Any) -> list[Action]:
         """Complete a message; duplicate and late content is dropped."""
         message = self.expect(number, charge)
         if message is None:
@@ -215,7 +215,7 @@ class Arrivals:
             return []
         return [self._deliver(wanted, message)]
 
-    def fail_content(self, number: int, error: Exception) -> list[Step]:
+    def fail_content(self, number: int, error: Exception) -> list[Action]:
         """Fail a message whose content cannot be had; the receive paired with it gets the error."""
         message = self.expect(number, 0)
         if message is None:
@@ -225,7 +225,7 @@ class Arrivals:
         wanted = self._paired.pop(number, None)
         return [] if wanted is None else [self._refuse(wanted, message, error)]
 
-    def withdraw(self, number: int) -> list[Step]:
+    def withdraw(self, number: int) -> list[Action]:
         """Remove a message that its sender has withdrawn, unless it has been delivered."""
         message = self._open.pop(number, None)
         if message is None:
@@ -237,11 +237,11 @@ class Arrivals:
         # tests/_messaging/state/test_matching.py::test_a_withdrawn_message_never_was
         self._no_longer_announced(message)
         self._total += message.charge
-        self._part()
+        self._undo_pairs()
         self._queue.remove(message)
         return self._match()
 
-    def fail(self, error: Exception, *, parts: bool = False) -> list[Step]:
+    def fail(self, error: Exception, *, parts: bool = False) -> list[Action]:
         """End the stream. Complete messages stay; nothing more will come.
 
         Args:
@@ -252,7 +252,7 @@ class Arrivals:
         if self._error is not None:
             return []
         self._error = error
-        self._part()
+        self._undo_pairs()
         for message in [message for message in self._queue if not message.is_complete]:
             self._queue.remove(message)
             del self._open[message.number]
@@ -274,7 +274,7 @@ class Arrivals:
         self._next = number + 1
         return True
 
-    def _arrive(self, message: Message) -> list[Step]:
+    def _arrive(self, message: Message) -> list[Action]:
         self._open[message.number] = message
         self._queue.append(message)
         return self._match()
@@ -284,8 +284,8 @@ class Arrivals:
             message.is_announced = False
             self._waiting_for_room -= 1
 
-    def _match(self) -> list[Step]:
-        steps: list[Step] = []
+    def _match(self) -> list[Action]:
+        actions: list[Action] = []
         posted, queue = self._posted, self._queue
         while posted:
             wanted = posted[0]
@@ -298,35 +298,37 @@ class Arrivals:
             message = queue.popleft()
             why = message.failure or self._refuses(wanted.receive, message)
             if why is not None:
-                steps.append(self._refuse(wanted, message, why))
+                actions.append(self._refuse(wanted, message, why))
             elif message.is_complete:
-                steps.append(self._deliver(wanted, message))
+                actions.append(self._deliver(wanted, message))
             else:
                 wanted.message = message
                 self._paired[message.number] = wanted
-                if message.ask():
-                    steps.append(Step(Do.GRANT, None, message))
+                if message.request_once():
+                    actions.append(Action(ActionKind.GRANT, None, message))
         if self._error is not None:
-            steps += [Step(Do.FAIL, wanted.receive, None, self._error) for wanted in posted if not wanted.cancelled]
+            actions += [
+                Action(ActionKind.FAIL, wanted.receive, None, self._error) for wanted in posted if not wanted.cancelled
+            ]
             posted.clear()
             self._wanted.clear()
             self._cancelled = 0
-        return steps
+        return actions
 
-    def _deliver(self, wanted: _Wanted, message: Message) -> Step:
+    def _deliver(self, wanted: _PostedReceive, message: Message) -> Action:
         del self._wanted[wanted.receive]
         del self._open[message.number]
         self._total += message.charge
-        return Step(Do.DELIVER, wanted.receive, message)
+        return Action(ActionKind.DELIVER, wanted.receive, message)
 
-    def _refuse(self, wanted: _Wanted, message: Message, why: Exception | str) -> Step:
+    def _refuse(self, wanted: _PostedReceive, message: Message, why: Exception | str) -> Action:
         del self._wanted[wanted.receive]
         del self._open[message.number]
         self._no_longer_announced(message)
         self._total += message.charge
-        return Step(Do.REFUSE, wanted.receive, message, why)
+        return Action(ActionKind.REFUSE, wanted.receive, message, why)
 
-    def _part(self) -> None:
+    def _undo_pairs(self) -> None:
         """Undo the pairs without content; messages and receives go back to their places."""
         if not self._paired:
             return

@@ -67,7 +67,7 @@ def piece_sizes(nbytes: int) -> list[int]:
     return sizes
 
 
-class Job:
+class RelayJob:
     """Payload to be distributed.
 
     Args:
@@ -99,10 +99,10 @@ class Job:
         self.packed = 0
         self.facts: tuple[Any, ...] | None = None
 
-    def hold(self) -> None:
+    def pin(self) -> None:
         """Keep its memory unchanged until ``unpin``, which is called once for each call."""
 
-    def release(self) -> None: ...
+    def unpin(self) -> None: ...
 
 
 @dataclass(eq=False)
@@ -119,15 +119,15 @@ class Machine:
 
     node: int
     receivers: list[Any] = field(default_factory=list)
-    line: int = 0
+    stream_id: int = 0
     memory: Any = None
     number: int = 0
-    way: Way | None = None
+    transfer: NodeTransfer | None = None
     behind: list[Any] = field(default_factory=list)
 
 
 @dataclass(eq=False)
-class Way:
+class NodeTransfer:
     """Payload under way to one machine.
 
     Attributes:
@@ -138,12 +138,12 @@ class Way:
         since: start time.
     """
 
-    job: Job
+    job: RelayJob
     machine: Machine
-    line: int
+    stream_id: int
     waiting: list[Any]
     sender: Any
-    tried: Sequence[Any]
+    failed_hosts: Sequence[Any]
     works: list[Any] = field(default_factory=list)
     has_room: bool = False
     is_asked: bool = False
@@ -157,7 +157,7 @@ class Way:
 
     @property
     def is_wanted(self) -> bool:
-        return self.machine.way is self
+        return self.machine.transfer is self
 
     def next_piece(self) -> Any:
         """Return the next piece if it is packed, else None."""
@@ -168,10 +168,10 @@ class Way:
         return self.job.body[start:end]
 
 
-class Source(Protocol):
+class RelaySource(Protocol):
     """Callbacks of a plan to the source of its payloads."""
 
-    def appoint(self, receiver: Any, line: int) -> None:
+    def appoint(self, receiver: Any, stream_id: int) -> None:
         """Make a receiver the host of its machine."""
 
     def inform(self, receiver: Any, memory: Any, number: int) -> None:
@@ -181,15 +181,15 @@ class Source(Protocol):
         """Note that a payload is in the memory of these receivers' machine, or has failed."""
 
 
-class Owner(Source, Protocol):
+class RelayActions(RelaySource, Protocol):
     """Actions that a plan has its owner carry out."""
 
-    def say(self, receiver: Any, *words: Any) -> None: ...
+    def send(self, receiver: Any, *message: Any) -> None: ...
 
-    def send(self, way: Way, receiver: Any, piece: Any) -> None:
+    def send_piece(self, transfer: NodeTransfer, receiver: Any, piece: Any) -> None:
         """Send a piece on the transfer's stream, if the transfer is still wanted, and call ``sent``."""
 
-    def drop(self, way: Way) -> None:
+    def drop(self, transfer: NodeTransfer) -> None:
         """Abandon the sends under way."""
 
     def warn(self, text: str) -> None: ...
@@ -207,58 +207,58 @@ class RelayPlan:
         job: payload that is being packed, or was published last.
     """
 
-    def __init__(self, owner: Owner, chain_from: int) -> None:
+    def __init__(self, owner: RelayActions, chain_from: int) -> None:
         self.actions: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._owner = owner
-        self.job: Job | None = None
-        self._published: Job | None = None
-        self._chained: Job | None = None
+        self.job: RelayJob | None = None
+        self._published: RelayJob | None = None
+        self._chained: RelayJob | None = None
         """Payload for which the chain was planned."""
         self._chain_from = chain_from
         self._chain = Chain()
         self._machines: dict[int, Machine] = {}
-        self._last_line = secrets.randbits(48)
+        self._last_stream_id = secrets.randbits(48)
         """Machines know their neighbours by stream, so ids must differ between sources: they start at a random number.
         """
 
-    def _do(self, action: Callable[..., None], *facts: Any) -> None:
+    def _enqueue(self, action: Callable[..., None], *facts: Any) -> None:
         self.actions.append((action, facts))
 
     # -- receivers ----------------------------------------------------------------------------------------------
 
-    def join(self, receiver: Any, latest: Job | None) -> None:
+    def join(self, receiver: Any, latest: RelayJob | None) -> None:
         """Add a receiver, and bring it the latest published payload."""
         machine = self._machines.setdefault(receiver.link.node, Machine(receiver.link.node))
         machine.receivers.append(receiver)
         if machine.receivers[0] is receiver:
             self._appoint(machine)
         else:
-            self._do(self._owner.inform, receiver, machine.memory, machine.number)
+            self._enqueue(self._owner.inform, receiver, machine.memory, machine.number)
         self._catch_up(machine, [receiver], latest)
 
-    def catch_up(self, receiver: Any, latest: Job) -> None:
+    def catch_up(self, receiver: Any, latest: RelayJob) -> None:
         """Bring the latest published payload to a receiver that refused it before."""
         machine = self._machine_of(receiver)
         if machine is not None:
             if machine.number >= latest.number:
-                self._do(self._owner.end, [receiver], machine.number, machine.memory, None)
+                self._enqueue(self._owner.end, [receiver], machine.number, machine.memory, None)
             self._catch_up(machine, [receiver], latest)
 
-    def _catch_up(self, machine: Machine, waiting: list[Any], latest: Job | None) -> None:
+    def _catch_up(self, machine: Machine, waiting: list[Any], latest: RelayJob | None) -> None:
         if latest is None or machine.number >= latest.number:
             return
         self._published = latest
-        if machine.way is not None and machine.way.job.number >= latest.number:
-            _join(machine.way.waiting, waiting)
+        if machine.transfer is not None and machine.transfer.job.number >= latest.number:
+            _join(machine.transfer.waiting, waiting)
             return
         if self._is_busy(machine, latest):
             _join(machine.behind, waiting)
             return
-        if machine.way is not None:  # of something older: the host is stopped, perhaps
-            waiting = list(dict.fromkeys([*machine.way.waiting, *waiting]))
+        if machine.transfer is not None:  # of something older: the host is stopped, perhaps
+            waiting = list(dict.fromkeys([*machine.transfer.waiting, *waiting]))
             behind = self._chain.leave(machine.node)
             self._next_host(machine)
-            self._begin_again(behind, self._chained)
+            self._restart(behind, self._chained)
         self._bring(machine, latest, waiting)
 
     def leave(self, receiver: Any) -> None:
@@ -267,25 +267,25 @@ class RelayPlan:
         machine = self._machine_of(receiver)
         if machine is None:
             return
-        was_host, way = machine.receivers[0] is receiver, machine.way
+        was_host, transfer = machine.receivers[0] is receiver, machine.transfer
         machine.receivers.remove(receiver)
         machine.behind = [other for other in machine.behind if other is not receiver]
-        if way is not None:
-            way.waiting = [other for other in way.waiting if other is not receiver]
+        if transfer is not None:
+            transfer.waiting = [other for other in transfer.waiting if other is not receiver]
         if was_host:
             behind = self._chain.leave(machine.node)
             self._appoint(machine)
-            if way is not None and way.waiting:
-                self._bring(machine, way.job, way.waiting)
-            self._begin_again(behind, self._chained)
-        self._go_further()
+            if transfer is not None and transfer.waiting:
+                self._bring(machine, transfer.job, transfer.waiting)
+            self._restart(behind, self._chained)
+        self._send_waiting()
 
-    def lost(self, receiver: Any, memory: Any, latest: Job) -> None:
+    def lost(self, receiver: Any, memory: Any, latest: RelayJob) -> None:
         """Bring the latest published payload to a receiver that cannot open its host's memory."""
         machine = self._machine_of(receiver)
         if machine is not None:
             if machine.memory == memory and machine.receivers[0] is not receiver:
-                waiting = [] if machine.way is None else machine.way.waiting
+                waiting = [] if machine.transfer is None else machine.transfer.waiting
                 self._next_host(machine)
                 if waiting:
                     self._catch_up(machine, waiting, latest)
@@ -297,12 +297,12 @@ class RelayPlan:
 
     def _appoint(self, machine: Machine) -> None:
         """Make the first receiver of a machine its host, with new memory."""
-        self._give_up(machine)
-        self._last_line += 1
-        machine.line = self._last_line
+        self._drop_transfer(machine)
+        self._last_stream_id += 1
+        machine.stream_id = self._last_stream_id
         machine.memory, machine.number = None, 0
         if machine.receivers:
-            self._do(self._owner.appoint, machine.receivers[0], machine.line)
+            self._enqueue(self._owner.appoint, machine.receivers[0], machine.stream_id)
 
     def _next_host(self, machine: Machine) -> None:
         """Replace the host by the next receiver, if there is one; the old host releases its memory."""
@@ -310,31 +310,31 @@ class RelayPlan:
         machine.receivers.append(before)
         self._appoint(machine)
         if machine.receivers[0] is not before:
-            self._do(self._owner.inform, before, None, 0)
+            self._enqueue(self._owner.inform, before, None, 0)
 
-    def _give_up(self, machine: Machine) -> None:
-        way = machine.way
-        if way is not None:
-            self._end(way)
-            self._do(self._owner.drop, way)
-            if way.is_asked:
-                self._do(self._owner.say, way.sender, KEEP, way.line)
+    def _drop_transfer(self, machine: Machine) -> None:
+        transfer = machine.transfer
+        if transfer is not None:
+            self._end(transfer)
+            self._enqueue(self._owner.drop, transfer)
+            if transfer.is_asked:
+                self._enqueue(self._owner.send, transfer.sender, KEEP, transfer.stream_id)
 
-    def _end(self, way: Way) -> None:
-        way.machine.way = None
-        way.job.release()
+    def _end(self, transfer: NodeTransfer) -> None:
+        transfer.machine.transfer = None
+        transfer.job.unpin()
 
     # -- packing and publishing ---------------------------------------------------------------------------------
 
-    def begin(self, job: Job, receivers: Iterable[Any]) -> bool:
-        """Start sending a payload to these receivers' machines while it is packed. Return False if it is sent to none."""
+    def begin(self, job: RelayJob, receivers: Iterable[Any]) -> bool:
+        """Start sending a payload to these receivers' machines while it is packed. Return False if it goes to none."""
         self.job = job
         if job.may_wait and self._is_chaining():
             return False
         machines = [self._machines[node] for node in self._by_node(receivers)]
         for machine in self._plan(machines, job):
             self._bring(machine, job, [])
-        return any(machine.way is not None and machine.way.job is job for machine in machines)
+        return any(machine.transfer is not None and machine.transfer.job is job for machine in machines)
 
     def _by_node(self, receivers: Iterable[Any]) -> dict[int, list[Any]]:
         found: dict[int, list[Any]] = {}
@@ -343,9 +343,9 @@ class RelayPlan:
                 found.setdefault(receiver.link.node, []).append(receiver)
         return found
 
-    def _plan(self, machines: Iterable[Machine], job: Job) -> list[Machine]:
+    def _plan(self, machines: Iterable[Machine], job: RelayJob) -> list[Machine]:
         """Plan the chain. Return the machines to which the payload can leave now."""
-        able = [each for each in machines if each.receivers and each.way is None]
+        able = [each for each in machines if each.receivers and each.transfer is None]
         chained = [each.node for each in able if each.receivers[0].link.address is not None]
         if job.nbytes < self._chain_from or len(chained) < 2:
             chained = []
@@ -359,25 +359,27 @@ class RelayPlan:
         """Note that so many bytes of a payload that was begun will not change any more."""
         if self.job is not None and self.job.number == number:
             self.job.packed = nbytes
-            for way in self._ways(self.job):
-                self._go_on(way)
+            for transfer in self._transfers(self.job):
+                self._advance(transfer)
 
-    def _ways(self, job: Job) -> list[Way]:
-        return [each.way for each in self._machines.values() if each.way is not None and each.way.job is job]
+    def _transfers(self, job: RelayJob) -> list[NodeTransfer]:
+        return [
+            each.transfer for each in self._machines.values() if each.transfer is not None and each.transfer.job is job
+        ]
 
-    def abandon(self, number: int, latest: Job | None) -> None:
+    def abandon(self, number: int, latest: RelayJob | None) -> None:
         """Roll back a payload that was begun and will not be published."""
         job = self.job
         if job is not None and job.number == number and job.facts is None:
             self.job = None
-            for way in self._ways(job):
-                self._appoint(way.machine)
-                if way.waiting:
-                    self._catch_up(way.machine, way.waiting, latest)
+            for transfer in self._transfers(job):
+                self._appoint(transfer.machine)
+                if transfer.waiting:
+                    self._catch_up(transfer.machine, transfer.waiting, latest)
             self._published = latest
-            self._go_further()
+            self._send_waiting()
 
-    def publish(self, job: Job, receivers: Iterable[Any]) -> None:
+    def publish(self, job: RelayJob, receivers: Iterable[Any]) -> None:
         """Publish a packed payload, and send it to those of these receivers' machines that it was not sent to yet."""
         by_node = self._by_node(receivers)
         is_new, self.job, self._published = job is not self.job, job, job
@@ -385,49 +387,49 @@ class RelayPlan:
             self._plan([self._machines[node] for node in by_node], job)
         for node, waiting in by_node.items():
             machine = self._machines[node]
-            way = machine.way
-            if way is not None and way.job.number == job.number:
+            transfer = machine.transfer
+            if transfer is not None and transfer.job.number == job.number:
                 # Begun when it was packed, or a receiver that has just come has asked for it.
-                _join(way.waiting, waiting)
-                self._go_on(way)
+                _join(transfer.waiting, waiting)
+                self._advance(transfer)
             elif self._is_busy(machine, job):
                 _join(machine.behind, waiting)
             else:
-                if way is not None:  # the host is stopped, perhaps
+                if transfer is not None:  # the host is stopped, perhaps
                     self._next_host(machine)
                 self._bring(machine, job, waiting)
-        for way in self._ways(job):  # also to machines whose receivers have left since, and others have come
-            if way.machine.node not in by_node:
-                self._go_on(way)
+        for transfer in self._transfers(job):  # also to machines whose receivers have left since, and others have come
+            if transfer.machine.node not in by_node:
+                self._advance(transfer)
 
     def _is_chaining(self) -> bool:
         """True if machines pass on a payload that is not overdue. A waiting one takes its place in the chain
         afterwards."""
-        ways = [each.way for each in self._machines.values() if each.way is not None]
-        return any(way.sender is not None and not way.is_overdue for way in ways)
+        transfers = [each.transfer for each in self._machines.values() if each.transfer is not None]
+        return any(transfer.sender is not None and not transfer.is_overdue for transfer in transfers)
 
-    def _is_busy(self, machine: Machine, job: Job) -> bool:
+    def _is_busy(self, machine: Machine, job: RelayJob) -> bool:
         """True if the payload has to wait for an earlier one that is under way to that machine."""
-        way = machine.way
-        is_coming = way is not None and not way.is_overdue
+        transfer = machine.transfer
+        is_coming = transfer is not None and not transfer.is_overdue
         return job.may_wait and (is_coming or (self._is_chaining() and self._chained is not job))
 
-    def _go_further(self) -> None:
+    def _send_waiting(self) -> None:
         """Bring the latest payload to machines for which it has waited."""
         job = self._published
-        waiting = [each for each in self._machines.values() if each.behind and each.way is None]
+        waiting = [each for each in self._machines.values() if each.behind and each.transfer is None]
         if not waiting or job is None or not job.is_current or self._is_chaining():
             return  # it comes once nothing is passed on any more, or the next one comes instead
         self._plan([each for each in waiting if each.number < job.number], job)
         for machine in waiting:
             behind, machine.behind = machine.behind, []
             if machine.number >= job.number:
-                self._do(self._owner.end, behind, machine.number, machine.memory, None)
+                self._enqueue(self._owner.end, behind, machine.number, machine.memory, None)
             self._catch_up(machine, behind, job)
 
     # -- to one machine -----------------------------------------------------------------------------------------
 
-    def _bring(self, machine: Machine, job: Job, waiting: list[Any], *, tried: Sequence[Any] = ()) -> None:
+    def _bring(self, machine: Machine, job: RelayJob, waiting: list[Any], *, failed_hosts: Sequence[Any] = ()) -> None:
         _join(waiting, machine.behind)
         machine.behind = []
         if job.facts is not None and not job.is_current:
@@ -435,128 +437,139 @@ class RelayPlan:
                 machine.behind = waiting
             else:
                 error = TransferFailed(f"version {job.number} is followed by others already")
-                self._do(self._owner.end, waiting, job.number, None, error)
+                self._enqueue(self._owner.end, waiting, job.number, None, error)
             return
         node = self._chain.source(machine.node) if job is self._chained else None
         sender: Any = None if node is None else self._machines[node].receivers[0]
-        job.hold()  # until ``_end``: nothing else comes into that memory
-        machine.way = way = Way(job, machine, machine.line, waiting, sender, tried)
+        job.pin()  # until ``_end``: nothing else comes into that memory
+        machine.transfer = transfer = NodeTransfer(job, machine, machine.stream_id, waiting, sender, failed_hosts)
         job.is_cut = True
-        words = [BRING, job.number, job.sizes]
+        message = [BRING, job.number, job.sizes]
         if node is not None:
-            words += [sender.link.address, self._chain.patience(machine.node, job.seconds)]
-        self._do(self._owner.say, machine.receivers[0], *words)
+            message += [sender.link.address, self._chain.patience(machine.node, job.seconds)]
+        self._enqueue(self._owner.send, machine.receivers[0], *message)
         if node is not None:
-            self._go_on(way)
+            self._advance(transfer)
 
-    def room(self, receiver: Any, number: int, line: int) -> None:
+    def room(self, receiver: Any, number: int, stream_id: int) -> None:
         """Handle ROOM: a host is ready for the pieces."""
-        way = self._expected_by(receiver, number, line)
-        if way is not None:
-            way.has_room = True
-            self._go_on(way)
+        transfer = self._expected_by(receiver, number, stream_id)
+        if transfer is not None:
+            transfer.has_room = True
+            self._advance(transfer)
 
-    def _expected_by(self, receiver: Any, number: int, line: int) -> Way | None:
+    def _expected_by(self, receiver: Any, number: int, stream_id: int) -> NodeTransfer | None:
         """Return the transfer that a host's message is about; None if it is not under way any more."""
         machine = self._machine_of(receiver)
-        way = None if machine is None else machine.way
-        return way if way is not None and way.line == line and way.job.number == number else None
+        transfer = None if machine is None else machine.transfer
+        return (
+            transfer
+            if transfer is not None and transfer.stream_id == stream_id and transfer.job.number == number
+            else None
+        )
 
-    def _go_on(self, way: Way) -> None:
+    def _advance(self, transfer: NodeTransfer) -> None:
         """Send, or have another host send, whatever can be sent now."""
-        job, host = way.job, way.machine.receivers[0]
-        if way.sender is None and not way.has_room:
+        job, host = transfer.job, transfer.machine.receivers[0]
+        if transfer.sender is None and not transfer.has_room:
             return
-        if way.sender is not None and way.has_room and not way.is_asked:
-            way.is_asked = True
-            self._do(self._owner.say, way.sender, PASS, job.number, host.link.address, way.line)
-        while way.sender is None and (piece := way.next_piece()) is not None:
-            job.hold()  # until ``sent``
-            self._do(self._owner.send, way, host, piece)
-        if job.facts is not None and not way.is_told:
-            way.is_told = True
-            self._do(self._owner.say, host, WHOLE, job.number, *job.facts)
+        if transfer.sender is not None and transfer.has_room and not transfer.is_asked:
+            transfer.is_asked = True
+            self._enqueue(self._owner.send, transfer.sender, PASS, job.number, host.link.address, transfer.stream_id)
+        while transfer.sender is None and (piece := transfer.next_piece()) is not None:
+            job.pin()  # until ``sent``
+            self._enqueue(self._owner.send_piece, transfer, host, piece)
+        if job.facts is not None and not transfer.is_told:
+            transfer.is_told = True
+            self._enqueue(self._owner.send, host, WHOLE, job.number, *job.facts)
 
-    def sent(self, way: Way, error: Exception | None) -> None:
+    def sent(self, transfer: NodeTransfer, error: Exception | None) -> None:
         """Note that a piece has left, or has failed."""
-        way.job.release()
-        if error is None or not way.is_wanted:
+        transfer.job.unpin()
+        if error is None or not transfer.is_wanted:
             return
-        behind, tried = self._chain.leave(way.machine.node), [*way.tried, way.machine.receivers[0]]
-        self._next_host(way.machine)
-        if way.machine.receivers[0] not in tried:
-            self._bring(way.machine, way.job, way.waiting, tried=tried)
+        behind, failed_hosts = (
+            self._chain.leave(transfer.machine.node),
+            [*transfer.failed_hosts, transfer.machine.receivers[0]],
+        )
+        self._next_host(transfer.machine)
+        if transfer.machine.receivers[0] not in failed_hosts:
+            self._bring(transfer.machine, transfer.job, transfer.waiting, failed_hosts=failed_hosts)
         else:
-            self._fail(way, error)
-        self._begin_again(behind, way.job)
-        self._go_further()
+            self._fail(transfer, error)
+        self._restart(behind, transfer.job)
+        self._send_waiting()
 
-    def landed(self, receiver: Any, number: int, error: Exception | None, memory: Any, line: int) -> None:
+    def landed(self, receiver: Any, number: int, error: Exception | None, memory: Any, stream_id: int) -> None:
         """Handle LANDED: a host has the payload, or cannot have it."""
-        way = self._expected_by(receiver, number, line)
-        if way is None:
+        transfer = self._expected_by(receiver, number, stream_id)
+        if transfer is None:
             return
-        if error is not None and way.sender is not None:
-            self._cut(way, error)
+        if error is not None and transfer.sender is not None:
+            self._cut(transfer, error)
             return
-        machine = way.machine
+        machine = transfer.machine
         if error is None:
-            self._end(way)
+            self._end(transfer)
             machine.memory, machine.number = memory, number
             self._chain.landed(machine.node)
-            self._do(self._owner.end, way.waiting, number, memory, None)
-            self._go_further()
+            self._enqueue(self._owner.end, transfer.waiting, number, memory, None)
+            self._send_waiting()
             return
-        if way.has_room:
+        if transfer.has_room:
             # Pieces without a receive may still be under way. They pin the memory at the source, and the next payload
             # on that stream would take them for its own.
             # tests/_messaging/test_relay.py::test_what_cannot_land_is_under_way_no_more
             self._appoint(machine)
         else:
-            self._end(way)
+            self._end(transfer)
         behind = self._chain.leave(machine.node)
-        self._fail(way, error)
-        self._begin_again(behind, way.job)
-        self._go_further()
+        self._fail(transfer, error)
+        self._restart(behind, transfer.job)
+        self._send_waiting()
 
-    def _fail(self, way: Way, error: Exception) -> None:
+    def _fail(self, transfer: NodeTransfer, error: Exception) -> None:
         """Report a failure to receivers; those that wait for an unpublished payload get the published one before it."""
-        if way.job.facts is None and self._published is not None:
-            self._catch_up(way.machine, way.waiting, self._published)
+        if transfer.job.facts is None and self._published is not None:
+            self._catch_up(transfer.machine, transfer.waiting, self._published)
         else:
-            self._do(self._owner.end, way.waiting, way.job.number, None, error)
+            self._enqueue(self._owner.end, transfer.waiting, transfer.job.number, None, error)
 
     # -- along the chain ----------------------------------------------------------------------------------------
 
-    def stuck(self, receiver: Any, line: int, error: Exception) -> None:
+    def stuck(self, receiver: Any, stream_id: int, error: Exception) -> None:
         """Handle STUCK: a host cannot pass the payload on."""
         for machine in self._machines.values():
-            if machine.way is not None and machine.way.line == line and machine.way.sender is receiver:
-                self._cut(machine.way, error)
+            if (
+                machine.transfer is not None
+                and machine.transfer.stream_id == stream_id
+                and machine.transfer.sender is receiver
+            ):
+                self._cut(machine.transfer, error)
 
-    def _cut(self, way: Way, error: Exception) -> None:
+    def _cut(self, transfer: NodeTransfer, error: Exception) -> None:
         """Separate a machine from the one that should pass it the payload."""
         if isinstance(error, WorkerDied):
             return  # one of the two, which is heard here too
-        node = way.machine.node
-        there, sender = way.machine.receivers[0].link.label, way.sender.link.label
+        node = transfer.machine.node
+        there, sender = transfer.machine.receivers[0].link.label, transfer.sender.link.label
         text = f"what was to come to {there} by way of {sender} could not, and comes from here"
-        self._do(self._owner.warn, f"{text}; the two are kept apart for {DISTRUST_S:.0f} s: {error}")
-        self._begin_again(self._chain.cut(node, clock.monotonic()), way.job)
-        self._go_further()
+        self._enqueue(self._owner.warn, f"{text}; the two are kept apart for {DISTRUST_S:.0f} s: {error}")
+        self._restart(self._chain.cut(node, clock.monotonic()), transfer.job)
+        self._send_waiting()
 
-    def _begin_again(self, nodes: Iterable[int], job: Job | None) -> None:
+    def _restart(self, nodes: Iterable[int], job: RelayJob | None) -> None:
         """Send these machines the payload once more from its first piece, each from its sender."""
         for node in nodes:
-            way = self._machines[node].way
-            if job is not None and way is not None and way.job is job:
-                self._appoint(way.machine)
-                self._bring(way.machine, job, way.waiting)
+            transfer = self._machines[node].transfer
+            if job is not None and transfer is not None and transfer.job is job:
+                self._appoint(transfer.machine)
+                self._bring(transfer.machine, job, transfer.waiting)
 
     def close(self) -> None:
         """Abandon everything under way."""
         for machine in self._machines.values():
-            self._give_up(machine)
+            self._drop_transfer(machine)
         self._machines.clear()
         self.job = self._published = self._chained = None
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from rlinf_async._messaging.peer_devices import SWITCH
+from rlinf_async._messaging.peers import SWITCH
 from rlinf_async._transports.devices.device_memory import CudaMemory, DeviceRegion, Handle, cuda_runtime, forget_error
 from rlinf_async.weights.memory.gpus import Marks
 from rlinf_async.weights.model.copying import as_integers, copy_tensors
