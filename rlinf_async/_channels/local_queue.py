@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rlinf_async._channels.batching import emptied
 from rlinf_async._channels.queue_errors import error_of
-from rlinf_async._channels.request import Destination, Get, Put, Question, QueueRequest
+from rlinf_async._channels.request import Get, Put, QueueDestination, QueueQuery, QueueRequest
 from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, Step
 from rlinf_async._channels.state.queue import Queue
 from rlinf_async._channels.state.queue_counts import QueueCounts
@@ -20,10 +20,10 @@ from rlinf_async._core import process
 from rlinf_async._core.frames import NOWAIT, demand_of
 
 _ME: Final = 1
-"""The one client of such a queue."""
+"""Number of the only client of such a queue."""
 
 
-class LocalQueue(Destination):
+class LocalQueue(QueueDestination):
     """Queue of a local channel: carries out requests in the caller's thread, and hands items over as they are."""
 
     def __init__(self, token: str, name: str, maxsize: int, max_bytes: int) -> None:
@@ -46,7 +46,7 @@ class LocalQueue(Destination):
         request.destination = self
         queue = self._queue
         with self._lock:
-            if isinstance(request, Question):
+            if isinstance(request, QueueQuery):
                 steps: list[Step] = []
                 if request.word == "size":
                     found: Any = (queue.size(request.key), queue.full(request.key))
@@ -68,7 +68,7 @@ class LocalQueue(Destination):
                 assert isinstance(request, Get)
                 number = self._enter(request)
                 steps = queue.get(_ME, number, request.key, **demand_of(request.target))
-        if isinstance(request, Question):
+        if isinstance(request, QueueQuery):
             request._settle(found)
         self._follow(steps)
 
@@ -101,7 +101,7 @@ class LocalQueue(Destination):
         for number in emptied(self._given_back):
             self._withdraw(number)
 
-    def ask_back(self, put: Put) -> bool:
+    def recall(self, put: Put) -> bool:
         with self._lock:  # another thread may have let it in, and is about to say so
             client = self._queue.clients.get(_ME)
             return client is not None and put.number in self._requests and put.number not in client.puts
@@ -115,7 +115,6 @@ class LocalQueue(Destination):
         return body[0]
 
     def counts(self) -> QueueCounts:
-        """What has become of its items."""
         self._check_process()
         with self._lock:
             return self._queue.counts()
@@ -138,5 +137,5 @@ class LocalQueue(Destination):
                 for item in what.items:
                     request.deliver(item.body, [], item is not what.items[-1], item.redelivered)
             else:
-                request.turn_down(error_of(*refusal(act, what, self.name, self.max_bytes)))
+                request.reject(error_of(*refusal(act, what, self.name, self.max_bytes)))
         self._withdraw_forgotten()

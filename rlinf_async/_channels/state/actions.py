@@ -6,8 +6,8 @@ from enum import IntEnum
 from typing import Any, Final
 
 
-class Act(IntEnum):
-    """Actions of a queue's owner; the comment says with what."""
+class QueueAction(IntEnum):
+    """Codes of actions for a queue's owner; the comment says with which argument."""
 
     ACCEPTED = 0  # an item: it is in the queue, tell its producer
     DELIVER = 1  # a get: hand its items to its consumer
@@ -23,8 +23,8 @@ class Act(IntEnum):
     FAILED = 11  # a client, the number of its request, the name of an error, its text
 
 
-# As plain numbers: this is where every item passes.
-ACCEPTED: Final = int(Act.ACCEPTED)
-DELIVER: Final = int(Act.DELIVER)
+# Plain integers, because every item passes here.
+ACCEPTED: Final = int(QueueAction.ACCEPTED)
+DELIVER: Final = int(QueueAction.DELIVER)
 
 Step = tuple[int, Any]
