@@ -9,7 +9,7 @@ from rlinf_async._core import codec
 from rlinf_async._core.encoded import Encoded
 from rlinf_async._core.payload import pack_body
 from rlinf_async._messaging.message_content import Content, Payload, encode
-from rlinf_async._transports.shared_memory import Segment
+from rlinf_async._transports.shared_memory import SharedSegment
 
 if TYPE_CHECKING:
     import torch
@@ -118,7 +118,7 @@ class DeviceContent(Content):
         self._tensors = tensors
 
     def value(self) -> Any:
-        body = self.body.open() if isinstance(self.body, Segment) else self.body
+        body = self.body.open() if isinstance(self.body, SharedSegment) else self.body
         return codec.decode_among(body, zip(self._places, self._tensors, strict=True))
 
     def memory(self) -> torch.Tensor:  # type: ignore[override]

@@ -24,7 +24,7 @@ from rlinf_async._messaging.state.message_facts import OBJECT, PAIR, POINT_TO_PO
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async._transports.devices.gpu_link_choice import MIN_GPU_LINK_BYTES
-from rlinf_async._transports.memory import Place
+from rlinf_async._transports.memory import GivenMemory
 from rlinf_async.address import WorkerInfo
 from rlinf_async.errors import NodeLost
 from rlinf_async.work import Work
@@ -450,7 +450,7 @@ class _TensorAcceptor:
 
         self._tensor = tensor
         self._used = mark(tensor)
-        self._place = Place(memory_of(tensor)) if at_once else None
+        self._place = GivenMemory(memory_of(tensor)) if at_once else None
 
     def refuses(self, message: Message) -> str | None:
         from rlinf_async._transports.in_place import describe, difference
@@ -460,7 +460,7 @@ class _TensorAcceptor:
         why = difference(message.about, describe(self._tensor))
         return None if why is None else f"the tensor that the peer has sent does not fit: {why}"
 
-    def place(self) -> Place | None:
+    def place(self) -> GivenMemory | None:
         return self._place
 
     def arrived(self, content: Content) -> None:

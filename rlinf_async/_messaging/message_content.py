@@ -11,7 +11,7 @@ from rlinf_async._core.frames import MAX_INLINE_BYTES
 from rlinf_async._core.payload import pack_body
 from rlinf_async._core.pool import pool
 from rlinf_async._messaging.state.message_facts import OBJECT, PAIR, TENSOR
-from rlinf_async._transports.shared_memory import Segment
+from rlinf_async._transports.shared_memory import SharedSegment
 
 
 class Payload:
@@ -112,7 +112,7 @@ class Content:
 
     __slots__ = ("body", "buffers")
 
-    def __init__(self, body: bytes | memoryview | Segment, buffers: Sequence[memoryview] | None = None) -> None:
+    def __init__(self, body: bytes | memoryview | SharedSegment, buffers: Sequence[memoryview] | None = None) -> None:
         self.body = body
         self.buffers = buffers
 
@@ -123,12 +123,12 @@ class Content:
             SerializationError: it cannot be rebuilt here.
         """
         if self.buffers is None:
-            return codec.decode(self.body.open() if isinstance(self.body, Segment) else self.body)
+            return codec.decode(self.body.open() if isinstance(self.body, SharedSegment) else self.body)
         if self.body:
             return codec.decode_parts(self.body, self.buffers)  # type: ignore[arg-type]  # a link's frame has no segment
         return codec.decode_parts(self.buffers[0], self.buffers[1:])
 
-    def memory(self) -> bytes | memoryview | Segment:
+    def memory(self) -> bytes | memoryview | SharedSegment:
         """Return the bytes of a tensor."""
         return self.body if self.buffers is None else self.buffers[0]
 
@@ -141,7 +141,7 @@ def content_of(body: Any, fds: list[int]) -> Content:
     """
     if not fds:
         return Content(body)
-    segment = Segment(fds[0], body)
+    segment = SharedSegment(fds[0], body)
     return Content(segment.open() if segment.is_small else segment)
 
 

@@ -10,7 +10,7 @@ from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._messaging.message_content import Content, Payload
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.state.matching import Message
-from rlinf_async._transports.memory import Place
+from rlinf_async._transports.memory import GivenMemory
 from rlinf_async._waits import slow_waits
 from rlinf_async.errors import ClosedError
 from rlinf_async.work import Returnable, Work
@@ -164,7 +164,7 @@ class Acceptor(Protocol):
     def refuses(self, message: Message) -> str | None:
         """Return the reason why the message is not acceptable, None if it is."""
 
-    def place(self) -> Place | None:
+    def place(self) -> GivenMemory | None:
         """Return memory for the content to be written to while it arrives; the user must not touch it until all of it
         has."""
 

@@ -30,8 +30,8 @@ from rlinf_async._messaging.state.matching import Message
 from rlinf_async._messaging.state.message_facts import TENSOR
 from rlinf_async._messaging.state.relay_plan import RelayJob
 from rlinf_async._transports.lazy_thread import LazyThread
-from rlinf_async._transports.memory import Place, warm
-from rlinf_async._transports.shared_memory import Segment, fits
+from rlinf_async._transports.memory import GivenMemory, warm
+from rlinf_async._transports.shared_memory import SharedSegment, fits
 from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.work import Work
 
@@ -163,12 +163,12 @@ class _PieceAcceptor:
     def refuses(self, message: Message) -> str | None:
         return None if message.kind == TENSOR else "it is no piece"
 
-    def place(self) -> Place:
-        return Place(self._memory)
+    def place(self) -> GivenMemory:
+        return GivenMemory(self._memory)
 
     def arrived(self, content: Content) -> None:
         memory = content.memory()
-        if isinstance(memory, Segment):
+        if isinstance(memory, SharedSegment):
             memory.read_into(self._memory)
         elif memory is not self._memory:
             self._memory[:] = memory
