@@ -40,8 +40,7 @@ from rlinf_async._inspection.state.run_report import Activity
 from rlinf_async._waits import loop_watch
 from rlinf_async._waits.unobserved_errors import UnobservedErrors
 from rlinf_async._wire.direct_sockets import DirectSockets
-from rlinf_async._wire.reading.arbiter import ReadArbiter
-from rlinf_async._wire.reading.idle_reader import IdleReader
+from rlinf_async._wire.reading.idle_reader import IdleReader, ReadArbiter
 from rlinf_async._wire.unix import Connection
 from rlinf_async.errors import ClosedError, ForkedProcessError, NodeLost
 from rlinf_async.work import Work

@@ -1,8 +1,8 @@
 """TLS credentials of a run: a certificate authority per run, a certificate per node; explains refused handshakes.
 
-The near side makes a `RunAuthority` when it starts a run over several machines and hands every daemon its
-`NodeCredentials` over the lifeline.  The authority's key exists in that process's memory only and dies with it,
-so no process can join a run from outside, not even another run of the same user.
+The launching process makes a `RunAuthority` when it starts a run over several machines, and hands every daemon its
+`NodeCredentials` over the lifeline. The authority's key exists in that process's memory only and dies with it, so no
+process can join a run from outside, not even another run of the same user.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _RUN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
 
 
 def node_name(run: str, node: int) -> str:
-    """The DNS name in the certificate of a run's node, and the name under which it is dialled.
+    """Return the DNS name in the certificate of a run's node, under which it is dialled.
 
     Raises:
-        ConfigError: the run's id is no DNS label of at most 32 characters, or the rank is negative.
+        ConfigError: the run's id is not a DNS label of at most 32 characters, or the rank is negative.
     """
     if not _RUN.fullmatch(run):
         raise ConfigError(f"run id {run!r} cannot stand in a certificate: use 1 to 32 lower-case letters, digits, '-'")
@@ -43,7 +43,7 @@ def node_name(run: str, node: int) -> str:
 
 @dataclass(frozen=True, repr=False)
 class NodeCredentials:
-    """What one node needs to prove who it is, and to know the others: PEM texts.
+    """PEM texts with which one node proves its identity and verifies others.
 
     Attributes:
         ca: certificate of the run's authority.
@@ -59,12 +59,12 @@ class NodeCredentials:
         return "<secret>"
 
     def check(self) -> None:
-        """Raises AuthError where the texts are no certificates and key, or do not belong together."""
+        """Raise AuthError if the texts are not certificates and key, or do not belong together."""
         _tls_context(self)
 
 
 class RunAuthority:
-    """Signs the certificates of one run's nodes.  ECDSA P-256, since gRPC takes no Ed25519."""
+    """Signs the certificates of one run's nodes. ECDSA P-256, because gRPC does not accept Ed25519."""
 
     def __init__(self, run_id: str) -> None:
         node_name(run_id, 0)
@@ -77,7 +77,7 @@ class RunAuthority:
         return f"RunAuthority(run={self._run!r}, key=<secret>)"
 
     def issue(self, node: int) -> NodeCredentials:
-        """A new key and certificate for the node of that rank, good for both ends of a connection.
+        """Return a new key and certificate for the node of that rank, for both ends of a connection.
 
         Valid from two days ago (clocks differ) for a year from now.
         """
@@ -95,16 +95,16 @@ class RunAuthority:
 async def explain_refusal(
     host: str, port: int, name: str, credentials: NodeCredentials, timeout: float
 ) -> AuthError | None:
-    """Repeats a TLS handshake that gRPC says only "socket closed" about, to learn why it failed.
+    """Repeat a failed TLS handshake, which gRPC reports only as "socket closed", to find the cause.
 
     Args:
         host: IP address of the server.
-        name: the DNS name that its certificate must bear.
+        name: the DNS name that its certificate must have.
         credentials: this node's own, which pass their `check`.
         timeout: seconds for everything.
 
     Returns:
-        The error to raise; None where authentication is not to blame: nobody listens, or the handshake succeeds.
+        The error to raise; None if authentication is not the cause: nobody listens, or the handshake succeeds.
     """
     where = f"{host}:{port}, which should be {name},"
     try:
@@ -154,7 +154,7 @@ def _tls_context(credentials: NodeCredentials) -> ssl.SSLContext:
 
 
 def _fault(credentials: NodeCredentials) -> str:
-    """What a server may have against this certificate: it does not say."""
+    """Describe why a server may reject this certificate: it does not say."""
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
 
@@ -194,7 +194,7 @@ def _signed(
     *,
     is_authority: bool,
 ) -> x509.Certificate:
-    """A certificate that may sign others and nothing else, or may stand at both ends of a connection."""
+    """Return a certificate that may only sign others, or only stand at either end of a connection."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID

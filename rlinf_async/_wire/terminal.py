@@ -1,8 +1,8 @@
 """Non-blocking writer to this process's stdout and stderr: a bounded buffer that a thread of its own empties.
 
-A reader may stop reading (``| less``, Ctrl-S) for as long as it likes; writing does not wait for it.  From the first
-text that does not fit nothing more is accepted until the buffer is empty, so that the number of lines that are missing
-can be said where they are missing.
+A reader may stop reading (``| less``, Ctrl-S) for any time; writing does not wait for it. From the first text that does
+not fit, nothing more is accepted until the buffer is empty, so that the number of missing lines can be reported at the
+place where they are missing.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from rlinf_async import settings
 _PIPE_BUF_BYTES: Final = 4096
 """Bytes that a pipe takes without blocking once it polls as writable."""
 _MAX_NOTICES: Final = 20
-"""Lines that tell at the end what was not shown."""
+"""Maximum number of final lines about output that was not shown."""
 
 _Source = tuple[Any, str, str]
-"""A stream, who wrote to it, and where all of that can be read."""
+"""Stream, name of the writer, and place where its whole output can be read."""
 
 
 class Terminal:
-    """The writing end.  ``write`` may be called in any thread; the thread starts with the first text."""
+    """Writing end. ``write`` may be called in any thread; the thread starts with the first text."""
 
     def __init__(self) -> None:
         self._limit = int(settings.OUTPUT_BUFFER_BYTES())
@@ -47,11 +47,11 @@ class Terminal:
         self._on_end: list[Callable[[], None]] = []
 
     def write(self, stream: Any, text: str, who: str = "", where: str = "") -> None:
-        """Queues whole lines for a stream; counts them where they do not fit.
+        """Queue whole lines for a stream; count lines that do not fit.
 
         Args:
-            who: what the line that tells how many are missing begins with.
-            where: what it ends with: where they can be read.
+            who: beginning of the line that reports missing lines.
+            where: end of that line: where they can be read.
         """
         data = text.encode("utf-8", "backslashreplace")
         with self._lock:
@@ -68,7 +68,7 @@ class Terminal:
                 os.eventfd_write(self._wake, 1)
 
     def _start(self) -> bool:
-        """Starts the thread; False where this process may have no more threads or descriptors."""
+        """Start the thread. Return False if the process may have no more threads or descriptors."""
         thread = threading.Thread(target=self._run, name="rlinf-output", daemon=True)
         try:
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -86,14 +86,14 @@ class Terminal:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Gives what is queued ``RLINF_OUTPUT_END_S`` seconds to leave, and ends the thread.  Idempotent."""
+        """Give queued text ``RLINF_OUTPUT_END_S`` seconds to leave, and end the thread. Idempotent."""
         seconds = self._end()
         if self._thread is not None:
             # Longer than the thread itself takes: it ends unless a write blocks in spite of poll's promise.
             self._thread.join(seconds + 0.5)
 
     async def aclose(self) -> None:
-        """The same, without blocking the loop."""
+        """Close, as ``close``, without blocking the loop."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
 
@@ -152,7 +152,7 @@ class Terminal:
                 tell()
 
     def _next(self) -> tuple[_Source, bytes] | None:
-        """The next text; waits for it.  None at the end."""
+        """Wait for the next text; None at the end."""
         while True:
             with self._lock:
                 if not self._queue:
@@ -167,7 +167,7 @@ class Terminal:
             self._wait(None)
 
     def _put(self, stream: Any, data: bytes) -> bytes:
-        """Writes the data; returns the rest of it when time is up."""
+        """Write the data. Return the rest of it when time is up."""
         fd = _descriptor(stream)
         if fd is None:
             stream.write(data.decode())
@@ -184,7 +184,7 @@ class Terminal:
         return b""
 
     def _wait(self, fd: int | None) -> bool:
-        """Waits until a descriptor can be written to, or (without one) until there is news; False when time is up."""
+        """Wait until a descriptor is writable or, without one, until there is news. Return False when time is up."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         if fd is not None:
@@ -225,7 +225,7 @@ class TerminalStream(io.TextIOBase):
 
 
 def _descriptor(stream: Any) -> int | None:
-    """What the text of a stream goes to in the end; None for a notebook's or a test's, which goes its own way."""
+    """Return the descriptor that a stream's text goes to; None for the streams of a notebook or a test."""
     if not isinstance(stream, io.TextIOWrapper):
         return None
     try:
@@ -241,7 +241,7 @@ def _notice(source: _Source, count: int) -> bytes:
 
 
 def _note_abandoned(left: Counter[_Source]) -> None:
-    """Tells what never was shown on stderr, where that is read."""
+    """Report on stderr the lines that were never shown, if it accepts them."""
     notices = [_notice(source, count) for source, count in left.items() if count and source[0] is not sys.stderr]
     if len(notices) > _MAX_NOTICES:
         notices[_MAX_NOTICES:] = [f"… and lines of {len(notices) - _MAX_NOTICES} more\n".encode()]
