@@ -15,7 +15,7 @@ from rlinf_async._channels.batching import MIN_BURST, Batching, Large, emptied
 from rlinf_async._channels.queue_errors import QueueEnd, error_of
 from rlinf_async._channels.request import Get, Put, QueueDestination, QueueQuery, QueueRequest
 from rlinf_async._channels.state.put_window import PutWindow, cost
-from rlinf_async._client import far_side
+from rlinf_async._client import peer_activity
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import codec, frames
 from rlinf_async._core.own_logger import own_logger
@@ -269,7 +269,7 @@ class RemoteQueue(QueueDestination):
     # -- as a destination ---------------------------------------------------------------------------------------
 
     def far_side(self, request: QueueRequest[Any]) -> Work[str]:
-        return far_side.queue(self._client, self.node, self.channel, request.key)
+        return peer_activity.queue(self._client, self.node, self.channel, request.key)
 
     @property
     def user_loop(self) -> asyncio.AbstractEventLoop | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from rlinf_async._client import far_side
+from rlinf_async._client import peer_activity
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.reply_handler import NOWHERE
 from rlinf_async._client.tasks import Task
@@ -666,7 +666,7 @@ class Callee:
         targets = self.targets
         if targets:
             who = {targets[slot]: (self.name, self.ranks[slot]) for slot in slots}
-            return far_side.workers(self.client, who)
+            return peer_activity.workers(self.client, who)
         launching = self._members.launching
         return None if launching is None else launching._far_side()
 

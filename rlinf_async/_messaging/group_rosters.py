@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rlinf_async import settings
-from rlinf_async._client import far_side
+from rlinf_async._client import peer_activity
 from rlinf_async._client.client import NodeClient
-from rlinf_async._client.name_lookup import say_late
+from rlinf_async._client.name_lookup import end_lookup
 from rlinf_async._client.requests import Request
 from rlinf_async._core import operations
 from rlinf_async._core.root_cause import fold_ranks
@@ -155,7 +155,7 @@ class GroupRosters:
         Args:
             lookup: number of the lookup's request, which ends with it.
         """
-        late = say_late(self._client, "group", f"group named '{group}' within {seconds:g} s", lookup)
+        late = end_lookup(self._client, "group", f"group named '{group}' within {seconds:g} s", lookup)
 
         def said() -> None:
             on_roster(late._result())
@@ -210,7 +210,7 @@ class GroupSearch(Work[int]):
         return f"a group named '{self._group}'"
 
     def _far_side(self) -> Work[str]:
-        return far_side.name(self._client, self._group)
+        return peer_activity.name(self._client, self._group)
 
     def _needs(self) -> slow_waits.Needs:
         return [Target(TargetKind.NAME, name=self._group)], True

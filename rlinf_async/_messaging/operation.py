@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from rlinf_async._client import far_side, registry
+from rlinf_async._client import peer_activity, registry
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._messaging.message_content import Content, Payload
 from rlinf_async._messaging.peer import Peer
@@ -85,8 +85,8 @@ class MessageOperation(Work[T]):
         if client is None:
             return None
         if self.missing is not None:
-            return far_side.name(client, self.missing.group)
-        return far_side.workers(client, {peer.endpoint: (peer.group, peer.rank) for peer in self._known_peers()})
+            return peer_activity.name(client, self.missing.group)
+        return peer_activity.workers(client, {peer.endpoint: (peer.group, peer.rank) for peer in self._known_peers()})
 
     def _needs(self) -> slow_waits.Needs:
         if (missing := self.missing) is not None:

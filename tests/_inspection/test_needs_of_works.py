@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rlinf_async import settings
-from rlinf_async._client import far_side
+from rlinf_async._client import peer_activity
 from rlinf_async._client.requests import OWN_NODE, Request
 from rlinf_async._client.tasks import Tasks
 from rlinf_async._core import operations
@@ -51,7 +51,7 @@ def test_a_daemon_that_does_not_answer_holds_up_no_words_about_a_wait() -> None:
     silent: Work[Any] = Work()
     timers: list[tuple[float, Any]] = []
     client: Any = SimpleNamespace(request=lambda *_, **__: silent, later=lambda *timer: timers.append(timer))
-    words = far_side.queue(client, 3, 7, b"key")
+    words = peer_activity.queue(client, 3, 7, b"key")
     ((seconds, finish),) = timers
     assert (seconds, words.done()) == (settings.WAIT_ANSWER_S(), False)
     finish()

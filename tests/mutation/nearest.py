@@ -33,7 +33,7 @@ NEAREST: Final = {
     "rlinf_async/_client/client.py": "tests/_core/test_pending_calls.py tests/test_failures.py",
     "rlinf_async/_client/direct_calls.py": "tests/test_open_calls.py",
     "rlinf_async/_client/emulated_links.py": "tests/test_emulated_links.py",
-    "rlinf_async/_client/far_side.py": "tests/_inspection/test_needs_of_works.py",
+    "rlinf_async/_client/peer_activity.py": "tests/_inspection/test_needs_of_works.py",
     "rlinf_async/_client/loop_thread.py": "tests/test_work.py tests/test_forks.py",
     "rlinf_async/_client/name_lookup.py": "tests/channel/test_names.py",
     "rlinf_async/_client/tasks.py": "tests/_inspection/test_needs_of_works.py",
