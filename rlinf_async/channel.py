@@ -217,7 +217,6 @@ class Channel:
         return channel
 
     def _open(self, client: NodeClient, opening: Coroutine[Any, Any, registration.Roster | None]) -> None:
-        """Start to resolve the channel; a result of None means that it is closed already."""
         replicas = Replicas(client)
 
         async def open_replicas() -> None:
@@ -241,7 +240,6 @@ class Channel:
             work.wait()
 
     def _take(self, client: NodeClient, roster: registration.Roster | None, why: str = "") -> None:
-        """Note the channel's roster, or the reason why there is none, and resolve its promise."""
         with _passing_on:
             self._roster, self._is_known, self._why = roster, True, why
             if self._promise is not None and self._promise["maker"] == client.endpoint:
@@ -717,7 +715,6 @@ def _finish(request: QueueRequest[Any], async_op: bool) -> Any:
 def _again(
     name: str, maxsize: int, roster: registration.Roster | None, promise: registration.Promise | None = None
 ) -> Channel:
-    """Rebuild a channel that was passed to this process."""
     channel = Channel(name, maxsize, None)
     channel._roster, channel._promise = roster, promise
     return channel
@@ -743,7 +740,6 @@ _passing_on = threading.RLock()
 
 
 _local_queues: dict[str, LocalQueue] = {}
-"""Local queues that have travelled, by token: copies of one local channel in one process share one queue."""
 
 
 def _local_again(token: str, name: str, maxsize: int, max_bytes: int) -> Channel:

@@ -28,7 +28,6 @@ MIN_BURST: Final = 4
 """Number of requests answered together from which their callers are likely to ask again at once."""
 
 _BURST_WINDOW_S: Final = 200e-6
-"""Seconds after such a burst during which requests are batched."""
 
 _BATCH_SIZE: Final = 16
 _LARGE_BATCH_SIZE: Final = 4
@@ -37,7 +36,6 @@ of its own; several such frames leave together."""
 
 
 Large = tuple[Put, bytes | int, Any]
-"""Put with a frame of its own, its body and its descriptors."""
 
 
 class Batching:
@@ -72,7 +70,6 @@ class Batching:
         return len(self.puts) >= _BATCH_SIZE or len(self.gets) >= _BATCH_SIZE or len(self.large) >= _LARGE_BATCH_SIZE
 
     def burst(self, count: int) -> None:
-        """Note that so many requests have been answered at once."""
         if count >= MIN_BURST:
             self._burst_until = clock.monotonic() + _BURST_WINDOW_S
 
@@ -97,7 +94,6 @@ class Batching:
         return True
 
     def flush(self) -> None:
-        """Send everything at the end of the loop's turn."""
         self._gathering = None
         self._unsent.pop(self.flush, None)
         self.leave()
@@ -106,19 +102,16 @@ class Batching:
         self._send(emptied(self.puts), emptied(self.gets), emptied(self.taken), emptied(self.large))
 
     def flush_from_thread(self) -> None:
-        """Send requests whose callers are about to wait."""
         if self.puts or self.gets or self.large:
             self.leave()
 
     def drop(self) -> None:
-        """Drop everything, as the queue has ended."""
         self.puts.clear()
         for _, _, fds in emptied(self.large):
             close_fds(fds)
 
 
 def emptied(found: deque[T]) -> list[T]:
-    """Take everything out, while other threads may add more."""
     things: list[T] = []
     while found:
         try:

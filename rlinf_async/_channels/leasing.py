@@ -21,7 +21,6 @@ class LeasedItems(list[Any]):
         super().__init__(items)
         self.redelivered = redelivered
         self.unconfirmed = len(items)
-        """Number of items that are not confirmed yet."""
         self._confirm = confirm
 
     def done(self, count: int = 1) -> Any:
@@ -44,7 +43,6 @@ class Lease:
     _use = "a lease is for one block: call channel.lease() for each"
 
     def __init__(self, get: Callable[[], Get[list[Any]]], confirm: Callable[[Get[Any], int], Work[None]]) -> None:
-        """Make a lease: ``get`` requests the items, ``confirm`` removes some of them from the channel."""
         self._start = get
         self._confirm = confirm
         self._get: Get[list[Any]] | None = None

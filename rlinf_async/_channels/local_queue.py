@@ -20,7 +20,6 @@ from rlinf_async._core import process
 from rlinf_async._core.frames import NOWAIT, demand_of
 
 _ME: Final = 1
-"""Number of the only client of such a queue."""
 
 
 class LocalQueue(QueueDestination):

@@ -11,7 +11,6 @@ from rlinf_async.errors import ClosedError, EndOfChannel, LeaseLost, PeerLost
 
 
 def error_of(kind: str, text: str) -> Exception:
-    """Return the exception for a queue's refusal."""
     return _ERRORS[kind](text)
 
 

@@ -73,7 +73,6 @@ class ChannelItems:
                 return found[0]
 
     def _due(self) -> Get[None] | None:
-        """Return the get to wait for if no item is at hand."""
         if self._current is not None and self._current.left:
             return None
         self._current = None

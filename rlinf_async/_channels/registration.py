@@ -116,7 +116,6 @@ def promise(client: NodeClient) -> Promise:
 
 
 _made: Final[weakref.WeakKeyDictionary[NodeClient, int]] = weakref.WeakKeyDictionary()
-"""Number of promises that each client has made."""
 
 
 def keep(client: NodeClient, promise: Promise, roster: Roster | None, why: str) -> None:

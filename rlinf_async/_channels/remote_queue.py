@@ -63,7 +63,6 @@ class RemoteQueue(QueueDestination):
         self._puts_are_answered = bool(maxsize or max_bytes)
         """True for a bounded or closed channel, whose puts wait for their answers."""
         self._is_known_as_producer = False
-        """True once the daemon has accepted a put of this process."""
         self._puts: dict[int, Put] = {}
         """Puts without an answer, and puts that count as done once sent but are not in the kernel yet."""
         self._gets: dict[int, Get[Any]] = {}
@@ -76,13 +75,10 @@ class RemoteQueue(QueueDestination):
         self._unobserved = 0
         """Number of consecutive puts started before the result of the previous one was read: several are under way."""
         self._forgotten: deque[QueueRequest[Any]] = deque()
-        """Gets without a reference, which are withdrawn soon."""
         self._withdrawing = threading.RLock()
         self._leases: weakref.WeakValueDictionary[int, Get[Any]] = weakref.WeakValueDictionary()
         self._reading: weakref.WeakValueDictionary[int, Get[Any]] = weakref.WeakValueDictionary()
-        """Gets of loops that yield to other consumers."""
         self._over: QueueEnd | None = None
-        """End of the queue, or of the connection to it."""
 
     def __repr__(self) -> str:
         puts = len(self._puts) + len(self._window.waiting)
@@ -91,7 +87,6 @@ class RemoteQueue(QueueDestination):
     # -- to the daemon ------------------------------------------------------------------------------------------
 
     def start(self, request: QueueRequest[Any]) -> None:
-        """Send a request, unless it is done already."""
         if request.done():
             return
         request.destination = self
@@ -127,7 +122,6 @@ class RemoteQueue(QueueDestination):
             self._fill_window()
 
     def _fill_window(self) -> None:
-        """Send waiting puts that fit into the window."""
         while (put := self._window.next()) is not None:
             self._leave(put)
 
@@ -192,7 +186,6 @@ class RemoteQueue(QueueDestination):
             batching.leave()
 
     def _skip(self, number: int) -> None:
-        """Report that no request has this number."""
         self._pop_put(number)
         self.tell("skip", [number])
 
@@ -369,7 +362,6 @@ class RemoteQueue(QueueDestination):
             close_fds(fds)  # it was given up, and the daemon has been told
 
     def on_queue_frame(self, what: str, facts: Any) -> None:
-        """Handle any other message of the queue."""
         if what == "replies":
             accepted, given, freed = facts
             self._batching.burst(max(len(accepted), len(given)))
@@ -441,11 +433,9 @@ class RemoteQueue(QueueDestination):
             logger.error("%s", _lost_items(lost, self.name))
 
     def end(self, why: str) -> None:
-        """End all requests because the daemon has closed the queue."""
         self._finish(QueueEnd.of_closed(self.name, why, self._noun))
 
     def fail(self, error: Exception) -> None:
-        """Fail all waiting and future requests with this error."""
         puts = len(self._puts) + len(self._window.waiting)
         if isinstance(error, NodeLost) and (self._gets or puts):
             error = NodeLost.from_facts(

@@ -42,7 +42,6 @@ class Queues:
 
     @classmethod
     def of(cls, client: NodeClient) -> Queues:
-        """Return the client's only instance."""
         with _lock:
             known = client.receivers.get(frames.GIVE)
             return known if isinstance(known, Queues) else cls(client)
@@ -50,7 +49,6 @@ class Queues:
     def queue(
         self, node: int, channel: int, name: str, max_bytes: int = 0, maxsize: int = 0, noun: str = "channel"
     ) -> RemoteQueue:
-        """Return the proxy for a channel on a node, one object for all callers."""
         place = (frames.endpoint(node, 0), channel)
         with self._lock:
             queue = self._queues.get(place)
@@ -108,20 +106,17 @@ class Replicas:
         self._pins: dict[bytes, RemoteQueue] = {}
         self._pinning: dict[bytes, Work[None]] = {}
         self._queues: dict[int, RemoteQueue] = {}
-        """Proxies that have been used, by node."""
         self._held: dict[bytes, list[QueueRequest[Any]]] = {}
         self._end: QueueEnd | None = None
         self._lock = threading.RLock()
 
     def open(self, roster: dict[str, Any]) -> None:
-        """Send the waiting requests to the queues of this roster."""
         with self._lock:
             self._roster = roster
             for key in list(self._held):
                 self._find(key)
 
     def end(self, end: QueueEnd) -> None:
-        """Refuse all waiting and future requests."""
         with self._lock:
             self._end = end
             held, self._held = self._held, {}
@@ -130,7 +125,6 @@ class Replicas:
                 request.refuse(end)
 
     def check(self) -> None:
-        """Raise the error of a channel whose opening has failed."""
         if self._end is not None:
             raise copy_of(self._end.put)
 
@@ -161,7 +155,6 @@ class Replicas:
             queue.flush()
 
     async def pinned(self) -> None:
-        """Return when no request waits for the node of its key."""
         for pinned in list(self._pinning.values()):
             await pinned.async_wait()
 

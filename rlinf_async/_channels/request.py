@@ -48,11 +48,9 @@ class QueueDestination:
         """Return the user's loop that has to run for answers to arrive."""
         return None
 
-    def flush_from_thread(self) -> None:
-        """Send batched requests now, because a thread is about to wait."""
+    def flush_from_thread(self) -> None: ...
 
     def withdraw(self, request: QueueRequest[Any]) -> None:
-        """Withdraw an abandoned request; items that have arrived go back."""
         raise NotImplementedError
 
     def withdraw_later(self, request: QueueRequest[Any]) -> None:
@@ -60,11 +58,9 @@ class QueueDestination:
         raise NotImplementedError
 
     def taken(self, get: Get[Any]) -> None:
-        """Note that the user has the items of this get."""
         raise NotImplementedError
 
     def decode(self, body: Any, fds: list[int]) -> Any:
-        """Decode the value of an item."""
         raise NotImplementedError
 
     def recall(self, put: Put) -> bool:
@@ -159,7 +155,6 @@ class QueueRequest(Work[T]):
         self._settle(error=error)
 
     def refuse(self, end: QueueEnd) -> None:
-        """Fail because the queue has ended."""
         # A copy: a raised error holds the frames that it passes through, and the queue keeps this error for later
         # requests.
         # tests/channel/test_ends.py::test_the_end_of_a_queue_keeps_nothing_of_those_who_were_told
@@ -228,7 +223,6 @@ class Put(QueueRequest[None]):
             self.end_late()
 
     def end_late(self) -> None:
-        """Fail at the deadline; the item is not in the queue."""
         self.abandon(self._late(self._timeout))
 
     def end_unknown(self) -> None:
@@ -471,7 +465,6 @@ class QueueQuery(QueueRequest[Any]):
         self.word = word
         self.facts: list[Any] = [key]
         self.items: list[tuple[int, Callable[[], Any]]] = []
-        """Answers to a peek so far: an item's weight, and a function that decodes it."""
         self._show: Callable[[Any], Any] | None = show
 
     def _needs(self) -> slow_waits.Needs:

@@ -93,7 +93,6 @@ class NodeClient:
         self.direct_sockets = DirectSockets(self._send_resume_of_caller, self._relay_call, self._no_longer_direct)
         self._direct_calls = DirectCalls(self.direct_sockets, self._calls, self._arbiter.lock, self.send, self.later)
         self.own_direct_sockets: DirectSockets | None = None
-        """Sockets that this worker has made for its callers."""
         self.user_loop: asyncio.AbstractEventLoop | None = None
         self._idle: IdleReader | None = None
         self._closed: Exception | None = None
@@ -143,7 +142,6 @@ class NodeClient:
         return self._connection
 
     def listen(self, what: str, listener: Listener) -> None:
-        """Call a bound method for every event of a kind, as long as its object lives."""
         self.events.listen(what, listener)
 
     # -- calls --------------------------------------------------------------------------------------------------
@@ -219,7 +217,6 @@ class NodeClient:
         credit: int = 0,
         held: Sequence[int] = (),
     ) -> None:
-        """Send a call, as ``call``, with a body of its own for every target."""
         call, targets = self._begin(handler, held)
         sockets, rest = self._direct_calls.open(call, targets, method)
         for slot, connection in sockets:
@@ -242,7 +239,6 @@ class NodeClient:
                 self._fail_hopeless(call, handler)
 
     def _fail_hopeless(self, call: int, handler: ReplyHandler) -> None:
-        """Fail a call that was made after the socket or a node had gone."""
         if self._closed is not None:
             self._lose(call, handler, str(self._closed))
         for node, lost in list(self.lost_nodes.copy().items()):
@@ -301,7 +297,6 @@ class NodeClient:
             self.send((kind, 0, self.endpoint, frames.route_to(relayed), call, *facts))
 
     def credit(self, call: int, target: int, count: int) -> None:
-        """Let a stream send ``count`` more items, unless it has ended everywhere."""
         if call not in self._calls:
             return
         direct, relayed = self._direct_calls.split(call, [target])
@@ -329,7 +324,6 @@ class NodeClient:
         self.send((frames.REQUEST, 0, self.endpoint, node, number, type(operation).__name__, vars(operation)))
 
     def _send_operation(self, operation: Operation[Any]) -> None:
-        """Request an operation of this node's daemon and ignore the answer."""
         self._send_request(self.node, next(self._ids), operation)
 
     # -- tasks --------------------------------------------------------------------------------------------------
@@ -351,7 +345,6 @@ class NodeClient:
         return task
 
     async def settle_tasks(self) -> None:
-        """Cancel everything that ``run`` started, and wait for its end."""
         await self._tasks.settle()
 
     def end_loop(self, thread: LoopThread) -> None:
@@ -361,7 +354,6 @@ class NodeClient:
         self._tasks.loop_ended()
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Call back on the client's loop after so many seconds; from any thread."""
         with contextlib.suppress(ClosedError, ForkedProcessError):
             self._on_loop(lambda: self.loop.call_later(seconds, callback))
 
@@ -444,7 +436,6 @@ class NodeClient:
     # -- sockets that workers have made for this process --------------------------------------------------------
 
     def _accept_direct(self, source: int, fds: list[int]) -> None:
-        """Take the socket of a worker, whose identity the daemon vouches for."""
         if not fds:  # no descriptor was free here
             self.direct_sockets.lost(source)
             return
@@ -467,7 +458,6 @@ class NodeClient:
         self.send_resume(worker, worker, received)
 
     def _relay_call(self, worker: int, frame: list[Any], fds: Sequence[int]) -> None:
-        """Relay a CALL, CANCEL or CREDIT by way of the daemon."""
         frame[2], frame[3] = self.endpoint, [[self.node, [frames.number_of(worker), frame[3]]]]
         if frame[0] == frames.CALL:
             self._direct_calls.relays(worker, frame[4])
@@ -572,7 +562,6 @@ class NodeClient:
 
     @property
     def closed(self) -> Exception | None:
-        """Return the reason why nothing can be sent any more, or None."""
         return self._closed
 
     def close(self, reason: str = "the cluster is closed") -> None:
@@ -621,7 +610,6 @@ class NodeClient:
             self._connection.is_behind()
 
     def flush_at_exit(self, timeout: float) -> None:
-        """Write the queued frames before the process ends."""
         if self._connection is not None and self._closed is None:
             self._connection.flush_blocking(timeout)
 

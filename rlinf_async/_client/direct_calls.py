@@ -59,7 +59,6 @@ class DirectCalls:
         self._signalled: dict[int, int] = {}
         """Last open call that was cancelled at a worker by way of the daemon, by worker."""
         self._open: dict[int, tuple[str, Sequence[int]]] = {}
-        """Method and direct targets of each open call."""
         self._unreported: list[int] = []
         self._reported: set[int] = set()
         self._answered: list[int] = []
@@ -163,21 +162,18 @@ class DirectCalls:
             self._signalled.update(dict.fromkeys(workers, call))
 
     def answered(self, call: int, target: int) -> None:
-        """Note that a worker has given its last answer to a call; under the lock."""
         if call in self._reported and target in self._open[call][1]:
             self._answered += (frames.number_of(target), call)
             if not self._armed:
                 self._arm()
 
     def ended(self, call: int) -> None:
-        """Note that all targets have answered a call; under the lock."""
         self._open.pop(call, None)
         self._reported.discard(call)
         if self._signalled:  # of a copy: another thread may be cancelling a call
             self._signalled = {worker: other for worker, other in self._signalled.copy().items() if other != call}
 
     def forget(self, worker: int) -> None:
-        """Forget a worker that has ended."""
         self._relayed.pop(worker, None)
         self._signalled.pop(worker, None)
 

@@ -21,7 +21,6 @@ from rlinf_async.configuration import worker_key
 from rlinf_async.work import Work
 
 _TIMER_SLACK_S: Final = 1e-4
-"""Seconds by which a timer may be early."""
 
 
 class _Delayed:
@@ -74,7 +73,6 @@ class EmulatedLinks:
             self._client.later(crossing.delay, lambda: self._release(link))
 
     def emptied(self, link: Hashable) -> Work[None]:
-        """Return a work that is done when no message of a link is delayed any more."""
         with self._lock:
             if self._kept.get(link):
                 return self._emptied.setdefault(link, Work())
@@ -99,7 +97,6 @@ class EmulatedLinks:
         request._follow(reserved)
 
     def _release(self, link: Hashable) -> None:
-        """Send the messages that are due, on the client's loop."""
         now = clock.monotonic()
         emptied: Work[Any] | None = None
         while True:
@@ -126,6 +123,5 @@ here: EmulatedLinks | None = None
 
 
 def use(links: EmulatedLinks | None) -> None:
-    """Delay this process's messages by these links from now on."""
     global here
     here = links

@@ -11,11 +11,9 @@ from typing import Any, Final
 from rlinf_async._core import clock
 
 Listener = Callable[[dict[str, Any]], None]
-"""Callback with the facts of an event, called where frames are handled."""
 
 
 _MAX_RETURNED: Final = 256
-"""Maximum number of returns that are kept."""
 
 
 class Events:
@@ -36,7 +34,6 @@ class Events:
         self._numbers = itertools.count()
 
     def on(self, what: str, listener: Listener) -> None:
-        """Call it for every event of a kind, as long as the process lives."""
         self._always.setdefault(what, []).append(listener)
 
     def listen(self, what: str, listener: Listener) -> None:

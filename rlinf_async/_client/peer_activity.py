@@ -19,7 +19,6 @@ from rlinf_async._waits import slow_waits
 from rlinf_async.work import Work
 
 Member = tuple[str, int]
-"""Group and rank."""
 
 _Like = tuple[str, str, tuple[str, ...]]
 """Group, state and methods; ranks with equal values share one line."""
@@ -63,12 +62,10 @@ def request(client: RequestSender, operation: Operation[Any], number: int, node:
 
 
 def name(client: RequestSender, group: str) -> Work[str]:
-    """Say that there is no group of that name, and which groups there are."""
     return request(client, operations.Find("group", group, None, 0), -1, 0)
 
 
 def queue(client: RequestSender, node: int, number: int, key: bytes) -> Work[str]:
-    """Describe how much is queued under a key of a channel, and how many requests wait there."""
     return _one(client, operations.QueueState(number, key), node)
 
 
@@ -133,7 +130,6 @@ def _answer_of(request: slow_waits.FarSide, node: int) -> tuple[Any, str]:
 
 
 def _fold(facts: Mapping[Member, ProcessReport | None]) -> list[str]:
-    """Return one line for each set of ranks with the same activity."""
     ranks: dict[_Like, list[int]] = {}
     ages: dict[_Like, list[list[float]]] = {}
     more: dict[_Like, int] = {}

@@ -18,8 +18,6 @@ from rlinf_async._core import process
 
 
 class HasClient(Protocol):
-    """A ``Cluster``."""
-
     _client: NodeClient
 
 
@@ -30,7 +28,6 @@ _inherited: list[NodeClient] = []
 
 
 def activate(client: NodeClient) -> None:
-    """Make a client available as the default, until it has ended."""
     client.on_ended = _deactivate  # first: another thread may end the client at any time
     _active.append(client)
 
@@ -41,12 +38,10 @@ def _deactivate(client: NodeClient) -> None:
 
 
 def any_active() -> bool:
-    """True if this process has an open cluster, or is a worker."""
     return bool(_active)
 
 
 def first_active() -> NodeClient | None:
-    """Return a worker's own client, or that of a driver's first open cluster."""
     return _active[0] if _active else None
 
 

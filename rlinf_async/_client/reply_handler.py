@@ -21,11 +21,9 @@ class ReplyHandler(Protocol):
     def _begin(self, call: int) -> Sequence[int]:
         """Note the number of the call, which is about to be sent. Return its targets."""
 
-    def _mark_departed(self) -> None:
-        """Note that the call has been sent to all targets."""
+    def _mark_departed(self) -> None: ...
 
-    def _unanswered(self) -> Sequence[int]:
-        """Return the slots whose last answer has not arrived."""
+    def _unanswered(self) -> Sequence[int]: ...
 
     def _answer(self, slot: int, status: int, body: Body) -> bool:
         """Take an answer. Return True once no more are expected."""

@@ -81,7 +81,6 @@ class Requests:
             request._settle(error=error_of(value))
 
     def fail(self, error: Exception, *, node: int | None = None) -> None:
-        """Fail all requests, or those to one node."""
         for number, request in list(self._open.copy().items()):
             if node is None or request.node == node:
                 del self._open[number]
@@ -89,7 +88,6 @@ class Requests:
                 request._settle(error=copy_of(error))
 
     def refuse(self, request: Request[Any], error: Exception) -> None:
-        """Fail a request that cannot be sent."""
         self._open.pop(request.number, None)
         request._settle(error=copy_of(error))
 

@@ -49,7 +49,6 @@ class Task(Work[Any]):
         return [work for future in futures if (work := slow_waits.work_on(future)) is not None]
 
     def follow(self, task: asyncio.Task[Any]) -> None:
-        """Follow the asyncio task that runs the coroutine."""
         self._task = task
         task.add_done_callback(self._finished)
         if self._cancelled:
@@ -63,8 +62,6 @@ class Task(Work[Any]):
             self._settle(None if error else task.result(), error)
 
     def cancel(self) -> None:
-        """Cancel the coroutine; the work fails with ``ClosedError`` once it has ended."""
-
         def cancel() -> None:
             self._cancelled = True
             if self._task is not None:

@@ -153,7 +153,6 @@ class Exchange:
         return receiving
 
     def _wait_for_return(self, receiving: ReceiveWork[Any], peer: Peer) -> None:
-        """Repost a receive for the next process of a rank that has died."""
         member = Member(peer.group, peer.rank)
 
         def start(peers: Sequence[Peer]) -> None:
@@ -244,7 +243,6 @@ class Exchange:
         return work
 
     def locate(self, group: str, rank: int | Sequence[int], timeout: float | None) -> Work[tuple[str, int]]:
-        """Return the label of a worker and the number of its node."""
         member = _member(group, rank, None, timeout)
         locating: MessageOperation[tuple[str, int]] = MessageOperation("finding", member, timeout)
 
@@ -259,18 +257,15 @@ class Exchange:
         return locating
 
     def is_alive(self, group: str, rank: int) -> bool:
-        """True if the worker is known and has not ended."""
         peer = self._mailbox.peers.named(group, rank)
         return peer is not None and peer.error is None
 
     def is_restarting(self, group: str, rank: int) -> bool:
-        """True if the worker has died and its rank is being restarted."""
         peer = self._mailbox.peers.named(group, rank)
         return peer is not None and peer.returns
 
     @property
     def known_members(self) -> list[tuple[str, int]]:
-        """Return group and rank of every worker that is known here."""
         return self._mailbox.peers.members
 
     def watch_introductions(self, callback: Callable[[str, int], None]) -> Callable[[], None]:
@@ -283,7 +278,6 @@ class Exchange:
         return lambda: callbacks.remove(callback)
 
     def _stream_to(self, peer: Peer, name: str | None) -> int | bytes:
-        """Return the id that both ends compute for a private stream, or that of the user stream."""
         if name is None:
             return POINT_TO_POINT
         ends = sorted((self._mailbox.peers.me, peer.endpoint))
@@ -300,7 +294,6 @@ class Exchange:
         receives: bool,
         stream: str | None = None,
     ) -> None:
-        """Start the operation once all members are located; until then it waits for their groups."""
         # Private streams always have a receive posted, which would fill the recorder: only a traced run records them,
         # as their own kind of event.
         if (stream is None or recording.log is not None) and recording.admits():
@@ -404,7 +397,6 @@ class Exchange:
         return True
 
     def _known(self, member: Member, receives: bool) -> Peer | None:
-        """Return the peer if no lookup is needed for it."""
         # A peer may introduce itself while earlier operations still wait for the answer about its name. An operation
         # that started now would overtake them and become the first message of the stream, so it joins the lookup.
         # tests/_messaging/test_mailbox.py::

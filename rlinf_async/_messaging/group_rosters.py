@@ -35,12 +35,10 @@ class Roster:
         return 0 <= rank < len(self._entries) and self._entries[rank] is None
 
     def has(self, rank: int, endpoint: int) -> bool:
-        """True if the rank still has the endpoint."""
         entry = self._entries[rank] if 0 <= rank < len(self._entries) else None
         return entry is not None and entry["endpoint"] == endpoint
 
     def is_supervised(self, rank: int) -> bool:
-        """True if the rank is restarted after its end."""
         entry = self._entries[rank]
         return entry is not None and bool(entry.get("supervised"))
 
@@ -60,7 +58,6 @@ class Roster:
 
 
 OnRoster = Callable[[Roster | None, Exception | None], None]
-"""Callback with the roster or the error of a lookup."""
 
 
 _Key = tuple[str, int | None, int]
@@ -132,14 +129,12 @@ class GroupRosters:
         return False
 
     def leave(self, on_roster: OnRoster) -> None:
-        """Cancel a callback, unless it is already running. The answer itself may take long to come."""
         with self._lock:
             for lookup in self._lookups.values():
                 if on_roster in lookup.waiting:
                     lookup.waiting.remove(on_roster)
 
     def is_pending(self, group: str, rank: int) -> bool:
-        """True if a lookup waits for the member."""
         if not self._lookups:
             return False
         return any(name == group and of in (None, rank) for name, of, _ in list(self._lookups))

@@ -70,7 +70,6 @@ class Inbox:
         return stream
 
     def has_message(self, source: Peer, stream_id: Any) -> bool:
-        """True if a complete message of that stream is queued."""
         stream = self._streams.get((source.endpoint, stream_id))
         with self._lock:
             return stream is not None and stream.arrivals.has_message
@@ -110,7 +109,6 @@ class Inbox:
         self._act(stream, stream.arrivals.give_back, message)
 
     def _act(self, stream: _ReceiveStream, decide: Callable[..., list[Action]], *facts: Any) -> None:
-        """Apply an event to the stream's state, and carry out the resulting actions and their follow-ups."""
         with self._lock:
             actions = decide(*facts)
             total = stream.arrivals.due()
@@ -219,7 +217,6 @@ class Inbox:
         self._act(stream, stream.arrivals.withdraw, number)
 
     def _fetch(self, stream: _ReceiveStream, number: int, kind: int, via: Any, body: Any, fds: list[int]) -> None:
-        """Receive the content of a message by a link."""
         name, transfer, sizes, *places = via
         if name == RELAY:
             try:
@@ -312,11 +309,6 @@ class Inbox:
 
 
 def _content(body: Any, fds: list[int]) -> Content:
-    """Return the content of a frame.
-
-    Raises:
-        TransferFailed: a daemon could not pass it on.
-    """
     if isinstance(body, str):
         raise TransferFailed(body)
     return content_of(body, fds)

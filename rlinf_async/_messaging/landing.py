@@ -62,7 +62,6 @@ class RelayHost:
         self._end: Exception | None = None
 
     def on_message(self, what: str, *facts: Any) -> None:
-        """Handle BRING, WHOLE, PASS or KEEP, where the link to the source is read."""
         landing = self._landing
         if what == BRING:
             self._bring(*facts)
@@ -97,7 +96,6 @@ class RelayHost:
         self._send(ROOM, landing.number, self.stream_id)
 
     def arrived(self, landing: _Landing, room: Room, facts: Sequence[Any], error: Exception | None) -> None:
-        """Finish a payload that has landed or failed; called once for each."""
         self._submit(functools.partial(self._finish, landing.number, room, facts, error))
 
     def _finish(self, number: int, room: Room, facts: Sequence[Any], error: Exception | None) -> None:
@@ -115,7 +113,6 @@ class RelayHost:
         self._send(LANDED, number, None if error is None else pack_error(error), memory, self.stream_id)
 
     def stuck(self, stream_id: int, error: Exception) -> None:
-        """Report that a stream to another host is stuck."""
         self._send(STUCK, stream_id, pack_error(error))
 
     def _send(self, *message: Any) -> None:
@@ -151,15 +148,12 @@ class _Landing:
         self._pieces: list[Any] = []
         self._coming: list[Work[None]] = []
         self._arrived = 0
-        """Number of pieces that have arrived."""
         self._facts: Sequence[Any] | None = None
         self._error: Exception | None = None
         self._has_ended = False
         self._passing: dict[int, tuple[Any, list[Work[None]]]] = {}
-        """Receiving machine and sent pieces, by stream."""
 
     def expect(self, room: Room) -> None:
-        """Start receiving the pieces into that memory."""
         with self._lock:
             self._room = room
             if self._error is None:
@@ -172,7 +166,6 @@ class _Landing:
         self._go_on()
 
     def publish(self, facts: Sequence[Any]) -> None:
-        """Note that the payload is published."""
         with self._lock:
             self._facts = facts
             self._watch()
@@ -229,7 +222,6 @@ class _Landing:
                 self._host.stuck(stream_id, error)
 
     def _watch(self) -> None:
-        """Set a deadline for the next piece, if the payload is published."""
         if self._patience is not None and self._facts is not None and self._arrived < len(self._sizes):
             self._host.carrier.later(self._patience, functools.partial(self._miss, self._arrived))
 

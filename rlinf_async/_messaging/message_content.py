@@ -45,7 +45,6 @@ class Payload:
         return encoded.nbytes, (pool.write([encoded], encoded.nbytes),)
 
     def make_plain(self) -> Payload:
-        """Return this payload in CPU memory."""
         return self
 
     @property
@@ -129,7 +128,6 @@ class Content:
         return codec.decode_parts(self.buffers[0], self.buffers[1:])
 
     def memory(self) -> bytes | memoryview | SharedSegment:
-        """Return the bytes of a tensor."""
         return self.body if self.buffers is None else self.buffers[0]
 
 
@@ -146,4 +144,3 @@ def content_of(body: Any, fds: list[int]) -> Content:
 
 
 KINDS = {OBJECT: "send", PAIR: "send", TENSOR: "send_tensor"}
-"""Method that sends a message of this kind, for errors."""

@@ -75,7 +75,6 @@ class SendStream:
         self.id = stream_id
         self.receivers = receivers
         self.is_same_node = all(peer.node == node for peer in receivers)
-        """True if all receivers are on this node."""
         self.other_nodes = len({peer.node for peer in receivers} - {node})
         self.window: SendWindow[InFlight] = SendWindow(peer.endpoint for peer in receivers)
         self.order = threading.RLock()
@@ -261,7 +260,6 @@ class Outbox:
             in_flight.end_transfers(ClosedError(f"{in_flight.sending._describe()} was withdrawn"))
 
     def _sent_by_link(self, stream: SendStream, in_flight: InFlight, peer: Peer, work: Any) -> None:
-        """Retry after a failure, which may be known only here; the receiver reports success."""
         if work._error is not None:  # not raised: its traceback would keep what was sent until the collector comes
             self._retry(stream, in_flight, (peer,), work._error)
 
@@ -276,7 +274,6 @@ class Outbox:
             logger.warning("tensors on the GPU go to %s by way of the CPU from now on: %s", peer.label, error)
 
     def _retry(self, stream: SendStream, in_flight: InFlight, peers: Iterable[Peer], error: Exception) -> None:
-        """Send the content again by another transport, to those of the peers that lack it."""
         sending, number = in_flight.sending, in_flight.number
         with self._lock:
             lacking = in_flight.awaited.keys() - set(in_flight.certain) if number in stream.open else set()
@@ -369,7 +366,6 @@ class Outbox:
             in_flight.end_relay()
 
     def _withdraw(self, stream: SendStream, in_flight: InFlight, error: Exception) -> None:
-        """Withdraw an abandoned message from receivers that do not have it yet."""
         if in_flight.number in stream.open:
             self._rollback(stream, in_flight, error)
 
@@ -388,7 +384,6 @@ class Outbox:
         in_flight.end_relay()
 
     def fail(self, peer: Peer) -> None:
-        """Fail the open messages of every stream to a peer that has ended."""
         for key, stream in list(self._streams.copy().items()):
             if peer in stream.receivers:
                 self._streams.pop(key, None)
@@ -436,7 +431,6 @@ class Outbox:
                 return
 
     def _send_content(self, stream: SendStream, in_flight: InFlight) -> None:
-        """Send the content of a message that was announced."""
         sending = in_flight.sending
         start = (message_facts.CONTENT, stream.id, in_flight.number, in_flight.charge)
         try:

@@ -65,9 +65,7 @@ class Peer:
         self.knows_gpu = False
         self.is_watched = False
         self.is_met = False
-        """True if this worker has introduced itself to the peer."""
         self.transfers = itertools.count(1)
-        """Numbers of transfers by links."""
         self.links: dict[str, Any] = {}
 
     def __str__(self) -> str:

@@ -62,7 +62,6 @@ class Peers:
         self._peers: dict[int, Peer] = {}
         self._named: dict[tuple[str, int], Peer] = {}
         self.introduction_callbacks: list[Callable[[str, int], None]] = []
-        """Callbacks with group and rank of each worker that introduces itself."""
         self.devices = Devices(self._send_gpu)
 
     @property
@@ -72,7 +71,6 @@ class Peers:
     # -- who they are -------------------------------------------------------------------------------------------
 
     def at(self, endpoint: int) -> Peer:
-        """Return the peer with that endpoint, created at the first use."""
         peer = self._peers.get(endpoint)
         if peer is None:
             with self._lock:
@@ -82,7 +80,6 @@ class Peers:
         return peer
 
     def note_names(self, endpoint: int, group: str, rank: int, node: str, pid: int) -> None:
-        """Note the names of a peer."""
         peer = self.at(endpoint)
         peer.group, peer.rank, peer.label = group, rank, label_of(group, rank, node, pid)
         # A roster that was requested before a rank returned still lists the dead process.
@@ -99,7 +96,6 @@ class Peers:
 
     @property
     def members(self) -> list[tuple[str, int]]:
-        """Return group and rank of each known peer."""
         return list(self._named)
 
     def on_introduction(self, endpoint: int, group: str, rank: int, node: str, pid: int) -> None:
@@ -126,7 +122,6 @@ class Peers:
         self._send_to(peer, facts, body, fds)
 
     def _introduce(self, peers: Sequence[Peer]) -> None:
-        """Introduce this worker to the peers that do not know it yet."""
         strangers = [peer for peer in peers if not peer.is_met]
         for peer in strangers:
             peer.is_met = True
@@ -160,7 +155,6 @@ class Peers:
         self.post((peer,), (message_facts.GPU, *facts))
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Call back after so many seconds, from any thread."""
         self._client.later(seconds, callback)
 
     def link(self, peer: Peer, name: str) -> Any:
@@ -187,7 +181,6 @@ class Peers:
     # -- whether they live --------------------------------------------------------------------------------------
 
     def watch(self, peers: Iterable[Peer]) -> None:
-        """Have the peers' daemons report their ends."""
         nodes: dict[int, list[Peer]] = {}
         for peer in peers:
             if not peer.is_watched:
@@ -212,7 +205,6 @@ class Peers:
                 self._end(peer, error)
 
     def on_ended(self, facts: dict[str, Any]) -> None:
-        """Handle a daemon's report that a worker has ended."""
         self._client.drain_direct(facts["endpoint"])
         peer = self._peers.get(facts["endpoint"])
         if peer is not None:
@@ -298,7 +290,6 @@ class Devices:
         self.is_awaited = False
 
     def detect_gpu(self) -> None:
-        """Find out which GPU the calling user thread works on."""
         if self.own is not None or self._is_out_of_order:
             return
         try:
@@ -326,7 +317,6 @@ class Devices:
         self._introduce(peer)
 
     def link_to(self, peer: Peer) -> str | None:
-        """Return the GPU link to a peer; None if there is none, or as long as the peer has not announced its GPU."""
         if self.own is None or not peer.gpu_link.is_good:
             return None
         if peer.gpu is None:

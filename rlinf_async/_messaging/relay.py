@@ -39,7 +39,6 @@ class Relay:
         self._is_acting = False
 
     def act(self, event: Callable[..., T], *facts: Any) -> T:
-        """Apply an event to the plan, and carry out the resulting actions."""
         with self._lock:
             result = event(*facts)
             # A message may fail at once. That failure is another event, and its actions queue behind those that are
@@ -55,7 +54,6 @@ class Relay:
             return result
 
     def on_message(self, receiver: Any, what: str, *facts: Any) -> None:
-        """Handle a host's ROOM, LANDED or STUCK."""
         if what == ROOM:
             self.act(self.plan.room, receiver, *facts)
         elif what == LANDED:

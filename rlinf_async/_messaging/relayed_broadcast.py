@@ -36,7 +36,6 @@ from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.work import Work
 
 RELAY: Final = "relay"
-"""Name of the relay as a transport, in a message's facts."""
 
 HOST: Final = "host"
 END: Final = "end"
@@ -140,7 +139,6 @@ class Carrier:
         return receiving
 
     def _stream_to(self, stream_id: int, third: int | None) -> tuple[Peer, str]:
-        """Return a peer, and the id of the stream that both ends use."""
         peer = self.peer if third is None else self._peers.at(third)
         self._peers.watch([peer])
         return peer, f"relay {stream_id:x}"
@@ -149,7 +147,6 @@ class Carrier:
         self._peers.later(seconds, callback)
 
     def forget(self) -> None:
-        """Drop the streams that it has used."""
         while self._used:
             self._used.pop()()
 
@@ -188,13 +185,11 @@ class RelayedBroadcast:
     def __init__(self, carriers: Sequence[Carrier], told: Callable[[list[Peer], Any, Exception | None], None]) -> None:
         self._carriers = {carrier.address: carrier for carrier in carriers}
         self._told: Callable[[list[Peer], Any, Exception | None], None] | None = told
-        """None after ``close``, as the callback refers to the message."""
         self._hosts: list[Carrier] = []
         self._lock = threading.RLock()
         self._relay = Relay(self, self._lock, 0)
 
     def start(self, memory: memoryview) -> None:
-        """Send the message, unless the broadcast is closed."""
         job = RelayJob(1, memory.nbytes, _SECONDS)
         job.body, job.packed, job.facts = memory, memory.nbytes, ()
         carriers = list(self._carriers.values())
@@ -208,7 +203,6 @@ class RelayedBroadcast:
         carriers[0].later(seconds, functools.partial(_miss, weakref.ref(self), seconds))
 
     def on_message(self, peer: Peer, *message: Any) -> None:
-        """Handle a host's message."""
         self._relay.on_message(self._carriers[peer.endpoint], *message)
 
     def abandon(self, error: Exception) -> None:
@@ -269,7 +263,6 @@ class BroadcastHosts:
         self._thread = LazyThread("broadcasts for this node")
 
     def on_message(self, source: Peer, stream: Any, number: int, what: str, *facts: Any) -> None:
-        """Handle a source's message."""
         key = (source.endpoint, stream, number)
         if what in (HOST, END):
             self._close(key, ClosedError("the broadcast is over, or another one is the host"))
@@ -280,7 +273,6 @@ class BroadcastHosts:
             self._hosts[key].on_message(what, *facts)
 
     def fail(self, source: Peer) -> None:
-        """Release the memory of broadcasts from a peer that has ended."""
         for key in [key for key in list(self._hosts) if key[0] == source.endpoint]:
             self._close(key, source.error or ClosedError(f"{source.label} is gone"))
 

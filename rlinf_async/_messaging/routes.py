@@ -93,7 +93,6 @@ class Routes:
         self._waiting: dict[str, deque[tuple[Work[int], AsyncRouteWork, Callable[[int], None]]]] = {}
         self._order = threading.RLock()
         self._sent: dict[tuple[str, str | None, Any], int] = {}
-        """Numbers of shards sent and not answered, by group, tag and route key."""
 
     # -- out ----------------------------------------------------------------------------------------------------
 
@@ -108,7 +107,6 @@ class Routes:
         return work
 
     def _shards(self, route: Route, data: Any, split: SplitFn, world_size: int) -> list[tuple[Any, int, Any]]:
-        """Return key, receiving rank and content of each shard."""
         worker = self._worker
         if route.decoupled:
             return self._decoupled_shards(route, data, split, world_size)
@@ -153,7 +151,6 @@ class Routes:
         ]
 
     def _rows(self, route: Route, data: Any) -> int:
-        """Return the rows of all sending ranks together."""
         return infer_batch_size(data) * self._worker._world_size if route.batch_size is None else route.batch_size
 
     def _send_part(self, route: Route, key: Any, rank: int, part: Any) -> Work[Any]:
@@ -304,7 +301,6 @@ def _split(split: SplitFn, data: Any, sizes: list[int]) -> Sequence[Any]:
 
 
 def _router(worker: LocalWorker) -> dict[str | None, Any]:
-    """Return the names of shards to be answered, by tag."""
     router = getattr(worker, "batch_router", None)
     if not isinstance(router, dict):
         raise ConfigError(

@@ -42,7 +42,6 @@ def end_connections() -> int:
 
 
 def _polls() -> Iterator[int]:
-    """Yield the epoll descriptor of each of Gloo's threads."""
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # the thread has just ended
             if (task / "comm").read_bytes().strip() == _THREAD and (poll := _poll_of(task)) is not None:

@@ -98,7 +98,6 @@ class _GlooReceive:
         self.works: deque[Any] = deque()
 
     def release(self) -> None:
-        """Release the chunks, which Gloo does not touch any more."""
         self.works.clear()
 
 
@@ -271,7 +270,6 @@ class GlooPair(Pair):
         self.close(error)
 
     def _translate(self, error: RuntimeError) -> TransferFailed:
-        """Return Gloo's message without source files and guesses."""
         text = re.sub(r"\[[^\]]*\.(cc|h):\d+\] ", "", str(error)).partition(" This is typically")[0]
         if self.is_connected:
             return TransferFailed(f"Gloo: {text}")

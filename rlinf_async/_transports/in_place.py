@@ -11,7 +11,6 @@ from rlinf_async._transports.devices.gpu_tensors import settled_after
 from rlinf_async._transports.shared_memory import SharedSegment
 
 TensorFacts = Sequence[Any]
-"""``[dtype, shape, type of device]`` as plain data."""
 
 
 def is_tensor(value: Any) -> bool:
@@ -37,13 +36,11 @@ def difference(sent: TensorFacts, wanted: TensorFacts) -> str | None:
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor: its own memory on the CPU, a copy of other memory."""
     whole = tensor.detach().resolve_conj().resolve_neg()
     return _flat(whole if whole.device.type == "cpu" else whole.cpu())
 
 
 def flatten(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a contiguous tensor on its own device."""
     whole = tensor.detach().resolve_conj().resolve_neg()
     return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
 

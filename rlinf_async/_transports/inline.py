@@ -22,7 +22,6 @@ from rlinf_async.work import Work
 
 PIECE_BYTES: Final = 256 * 1024
 _WINDOW_PIECES: Final = 8
-"""Maximum number of pieces under way."""
 
 
 class _InlineSend(Work[None]):
@@ -77,7 +76,6 @@ class InlineLink(Link):
         self._sendings: dict[int, _InlineSend] = {}
         self._receivings: dict[int, _InlineReceive] = {}
         self._asked: set[int] = set()
-        """Transfers that the peer has requested and this side has not started."""
 
     def __repr__(self) -> str:
         return f"<InlineLink [{len(self._sendings)} to send, {len(self._receivings)} to receive]>"
@@ -166,7 +164,6 @@ class InlineLink(Link):
         receiving._settle(receiving.buffers)
 
     def _fail(self, sent: Sequence[int], received: Sequence[int], error: Exception) -> None:
-        """Fail these transfers, by this side's numbers."""
         works: list[Work[Any] | None] = []
         with self._lock:
             self._asked -= set(sent)

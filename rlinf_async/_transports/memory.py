@@ -57,7 +57,6 @@ class WarmMemory:
 
     @property
     def unused(self) -> int:
-        """Return the number of pooled bytes that are not in use."""
         return sum(map(len, tuple(self._unused)))
 
     def take(self, nbytes: int) -> memoryview:

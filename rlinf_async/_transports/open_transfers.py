@@ -93,11 +93,9 @@ class OpenTransfers(Generic[Buffer]):
         return number in self._abandoned
 
     def forget_requests(self) -> None:
-        """Forget the requests, which belonged to a pair that has ended."""
         self._requests.clear()
 
     def sent(self, number: int) -> SendTransfer | None:
-        """Remove a transfer that the peer has received."""
         self._abandoned.discard(number)
         return self.sendings.pop(number, None)
 
@@ -108,7 +106,6 @@ class OpenTransfers(Generic[Buffer]):
         return received, sent
 
     def exhausted(self) -> tuple[list[int], list[int]]:
-        """Return the numbers of transfers during which too many connections broke."""
         return _exhausted(self.receivings), _exhausted(self.sendings)
 
     def note_abandoned(self, received: Collection[int], sent: Collection[int], error: TransferFailed) -> list[int]:
@@ -125,7 +122,6 @@ class OpenTransfers(Generic[Buffer]):
         return withdrawn
 
     def peer_knows(self, sent: Collection[int]) -> None:
-        """Note that the peer knows which transfers are not sent any more."""
         self._abandoned.difference_update(sent)
 
 

@@ -17,12 +17,10 @@ class Pair(ABC):
 
     @property
     @abstractmethod
-    def is_connected(self) -> bool:
-        """True once the two halves are connected."""
+    def is_connected(self) -> bool: ...
 
     @abstractmethod
-    def on_set(self, key: str, value: bytes) -> None:
-        """Take a key that the peer's store has set."""
+    def on_set(self, key: str, value: bytes) -> None: ...
 
     @abstractmethod
     def admit(self, address: Address) -> None:
@@ -41,8 +39,7 @@ class Pair(ABC):
         """Note that the peer has begun to send a transfer."""
 
     @abstractmethod
-    def forget(self, number: int) -> None:
-        """Note that the peer has received a transfer."""
+    def forget(self, number: int) -> None: ...
 
     @abstractmethod
     def close(self, error: Exception) -> None:
@@ -72,8 +69,7 @@ class PairOwner(Protocol):
     def sends(self, pair: Pair, sending: SendTransfer) -> None:
         """Have the peer call ``expect``."""
 
-    def arrived(self, pair: Pair, receiving: ReceiveTransfer[Any]) -> None:
-        """Note that one more chunk is complete."""
+    def arrived(self, pair: Pair, receiving: ReceiveTransfer[Any]) -> None: ...
 
     def refuses(self, pair: Pair, receiving: ReceiveTransfer[Any], error: Exception) -> None:
         """Fail a transfer without room; the pair goes on."""

@@ -31,7 +31,6 @@ class PeerStore(Store):
         self._is_closed = False
 
     def on_set(self, key: str, value: bytes) -> None:
-        """Store a key that the other side has set."""
         with self._changed:
             self._values[key] = value
             self._changed.notify_all()

@@ -36,7 +36,6 @@ _MAX_ATTEMPTS: Final = 4
 """Number of consecutive pairs that fail to connect after which the waiting transfers fail."""
 
 _MAX_ERROR_CHARS: Final = 500
-"""Maximum number of characters of an error sent to the peer."""
 
 
 class PairedLink(ABC, Generic[Buffer]):
@@ -67,8 +66,7 @@ class PairedLink(ABC, Generic[Buffer]):
         return f"<{type(self).__name__} generation {self._generation}, {state} {self._open_transfers!r}>"
 
     @abstractmethod
-    def _make_pair(self) -> Pair:
-        """Make a new half of a pair, without blocking."""
+    def _make_pair(self) -> Pair: ...
 
     @abstractmethod
     def _make_sending(self, number: int, buffers: Sequence[Buffer]) -> SendTransfer: ...
@@ -245,7 +243,6 @@ class PairedLink(ABC, Generic[Buffer]):
             self._deferred.add(functools.partial(sending.finish, None))
 
     def _on_broken(self, generation: int, received: Sequence[int], sent: Sequence[int], text: str) -> None:
-        """Handle "broken": the peer has ended this generation, and has abandoned these transfers."""
         error = TransferFailed(f"the peer gave it up: {text}")
         withdrawn = self._open_transfers.note_abandoned(received, sent, error)
         if generation >= self._generation:

@@ -54,7 +54,6 @@ class Pending:
 
     @property
     def is_rendezvous(self) -> bool:
-        """True if it creates process groups."""
         return "group" in self.name
 
 
@@ -77,7 +76,6 @@ class Collectives:
         return [*recorded, *self._sampled()]
 
     def sample(self) -> None:
-        """Sample only the operations that are not recorded."""
         if "torch.distributed.distributed_c10d" in sys.modules:
             self._sampled()
 
@@ -91,7 +89,6 @@ class Collectives:
         self.forget()
 
     def forget(self) -> None:
-        """Drop the sampled frame, and the locals that it holds."""
         self._seen = None
 
     def _sampled(self) -> list[Pending]:
@@ -107,7 +104,6 @@ class Collectives:
 
 
 def _main_thread_place() -> FramePosition:
-    """Return the main thread's frame and instruction."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return frame, frame.f_lasti if frame is not None else -1
 
@@ -204,7 +200,6 @@ def _recorded() -> Iterator[Pending]:
 
 
 def _called(frame: FrameType) -> str:
-    """Return the function of torch.distributed that the user's code has called."""
     name, caller = frame.f_code.co_name, frame.f_back
     while caller is not None and caller.f_globals.get("__name__", "").startswith(_PACKAGE):
         if caller.f_globals["__name__"] in _WAITING_MODULES:

@@ -30,7 +30,6 @@ _COPY_MAX_BYTES: Final = 256 * 1024
 """Size in bytes up to which reading is faster than mapping."""
 
 _RESERVED_FRACTION: Final = 0.03
-"""Fraction of the memory that is left to others."""
 
 
 class SharedSegment:
@@ -47,7 +46,6 @@ class SharedSegment:
 
     @property
     def is_small(self) -> bool:
-        """True if it is copied rather than mapped, which frees its descriptor."""
         return self.nbytes <= _COPY_MAX_BYTES
 
     def open(self) -> memoryview:
@@ -126,12 +124,10 @@ def budget() -> int:
 
 
 def available() -> int:
-    """Return the bytes of memory that this machine, or this container, has left."""
     return _usage()[1]
 
 
 def _usage() -> tuple[int, int, int]:
-    """Return the bytes of shared memory in use, of available memory, and of all memory."""
     machine = _machine()
     used, available, total = machine["Shmem"], machine["MemAvailable"], machine["MemTotal"]
     for group in _control_groups():
@@ -149,7 +145,6 @@ def _machine() -> dict[str, int]:
 
 @functools.cache
 def _control_groups() -> tuple[Path, ...]:
-    """Return the directories of this process's control group (version 2) and of its parents, innermost last."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:

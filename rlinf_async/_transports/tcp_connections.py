@@ -64,7 +64,6 @@ class TcpConnection:
 
     @classmethod
     def is_held(cls, connection: socket.socket) -> bool:
-        """True if the connection belongs to one of these objects."""
         try:
             return (connection.getsockname()[:2], connection.getpeername()[:2]) in cls._held
         except OSError:  # it has just ended
@@ -75,7 +74,6 @@ class TcpConnection:
         return self.near, self.far
 
     def end(self) -> None:
-        """End the connection, for its user in this process and for the peer."""
         with contextlib.suppress(OSError):
             self._duplicate.shutdown(socket.SHUT_RDWR)
         self._duplicate.close()
@@ -100,7 +98,6 @@ def connections() -> Iterator[socket.socket]:
 
 
 def connection_at(fd: int) -> socket.socket | None:
-    """Return a duplicate of the TCP connection at this descriptor; None if it is not an established one."""
     try:
         if not str(Path(f"/proc/self/fd/{fd}").readlink()).startswith("socket:"):
             return None

@@ -23,13 +23,10 @@ Buffer = TypeVar("Buffer")
 """Flat bytes: a memoryview of CPU memory, or a tensor in GPU memory."""
 
 _SMALL_BYTES: Final = 64 << 10
-"""Size in bytes from which a buffer has chunks of its own."""
 
 CHUNK_BYTES: Final = 4 << 20
-"""Maximum size of a chunk."""
 
 _ALIGNMENT_BYTES: Final = 64
-"""Alignment of the buffers in a shared chunk, enough for any dtype."""
 
 
 class Transfer(Work[T]):
@@ -65,7 +62,6 @@ class SendTransfer(Transfer[None]):
     """Buffers that the peer may request."""
 
     start = 0
-    """First chunk of the latest start."""
 
     @abstractmethod
     def chunks(self) -> list[torch.Tensor]:
@@ -96,7 +92,6 @@ class ReceiveTransfer(Transfer[list[Buffer]]):
         """
 
     def complete(self) -> None:
-        """Finish the transfer after its last chunk."""
         buffers, self.buffers, self.chunks = self.buffers, [], []
         self.finish(buffers)
 

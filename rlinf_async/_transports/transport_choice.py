@@ -40,7 +40,6 @@ TRANSPORTS: Final = {
     "gloo": Transport(_gloo, 1 << 20, is_authenticated=False),
     PIECES: Transport(InlineLink, math.inf, is_authenticated=True),
 }
-"""Transports by name, preferred ones first."""
 
 
 def choose(nbytes: int, *, same_node: bool, direct: bool) -> str:

@@ -36,7 +36,6 @@ class Acknowledgements:
             self._loop.call_later(settings.DIRECT_ACK_S(), self._late, self._incoming.acknowledged)
 
     def _late(self, acknowledged: int) -> None:
-        """Send an acknowledgement if no frame has carried one since the timer started."""
         self._is_timing = False  # first: what comes from here on sets another one
         if not self._incoming.is_due:
             return

@@ -154,7 +154,6 @@ def _tls_context(credentials: NodeCredentials) -> ssl.SSLContext:
 
 
 def _fault(credentials: NodeCredentials) -> str:
-    """Describe why a server may reject this certificate: it does not say."""
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
 

@@ -33,7 +33,6 @@ MAX_MESSAGE_BYTES = 1 << 20
 CLOSED = "its daemon ended in order: it was stopped, or has lost its launcher"
 """Reason of a link that the other side has closed."""
 CLOSE_TIMEOUT_S = 2.0
-"""Seconds for the peer to answer a goodbye."""
 
 _BATCH_BYTES = 256 << 10  # bytes; the throughput of larger messages is no better, and calls wait behind them
 _MAX_QUEUED_PIECES = 4  # pieces: enough to keep the stream busy
@@ -41,16 +40,13 @@ _MAX_KEPT_BYTES: Final = 32 << 20
 """Bytes of unacknowledged pieces from which the bulk stream waits."""
 _ACK_DELAY_S: Final = 0.05
 _BEATS: Final = 10
-"""Heartbeats per lease."""
 _SILENT_BEATS: Final = 3.5
 """Heartbeats without a message after which a connection is replaced if the peer is reachable: TCP waits longer."""
 _PROBE_S: Final = 1.0
 """Seconds for a silent peer to be reached; TCP retries after one second, and so does another probe."""
 _BREAK_OFF_S: Final = 0.5
-"""Seconds for the reason of an end to reach the other side."""
 _MAX_REASON_BYTES: Final = 1000
 _FIRST_PAUSE_S: Final = 0.1
-"""Pause between the first two attempts to reach the other side, doubled from one to the next."""
 _LONGEST_PAUSE_S: Final = 1.0
 _GOODBYE = b""
 _HEADER: Final = struct.Struct("<QQ")
@@ -452,7 +448,6 @@ class PeerLink:
             self._resumption.set_result(wire)
 
     def end_as(self, reason: str) -> None:
-        """End the link for a reason found by the accepting side."""
         self.peer_has_ended = True
         if self._present is not None:
             self._interrupt(LinkEnded(reason))
@@ -478,7 +473,6 @@ class PeerLink:
         return self.lease / _BEATS
 
     def _on_beat(self) -> None:
-        """Send a heartbeat, and check how long the other side has been silent."""
         now, beat = clock.monotonic(), self._beat_s
         # If this process itself was stopped, messages that arrived meanwhile are read before the peer is judged.
         stood_still, self._last_beat = now - self._last_beat > 2 * beat, now
@@ -506,7 +500,6 @@ class PeerLink:
         return f"no sign of life for {silent:.1f} s, and its lease is {self.lease:g} s ({settings.LEASE_S.variable})"
 
     def _send_acknowledgement(self) -> None:
-        """Send an acknowledgement with the next message, which leaves at once."""
         self._owes_acknowledgement = True
         self._control_wake.set()
 
@@ -614,7 +607,6 @@ class PeerLink:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def _abandon(self, reason: str) -> None:
-        """End the link, and send the other side the reason, if that arrives soon."""
         if not self._verdict:
             self._verdict = reason
             self._control_wake.set()

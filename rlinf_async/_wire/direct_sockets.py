@@ -42,10 +42,8 @@ class DirectSockets:
         self.connections: dict[int, Connection | None] = {}
         """Connections by endpoint; None means that an endpoint must have none."""
         self.find: Callable[[int], Connection | None] = self.connections.get
-        """Function that returns the socket to an endpoint, or None; a broken socket still accepts frames."""
         self._broken: set[int] = set()
         self._replaced: set[int] = set()
-        """Endpoints whose first socket is gone."""
         self._lost: set[int] = set()
         """Endpoints whose socket has not arrived here, and which have not confirmed that they know."""
 
@@ -64,7 +62,6 @@ class DirectSockets:
             connection.link(sibling)
 
     def broke(self, peer: int) -> None:
-        """Note that the socket to an endpoint has ended at either end."""
         connection = self.connections.get(peer)
         if connection is not None and peer not in self._broken:
             self._broken.add(peer)
@@ -118,7 +115,6 @@ class DirectSockets:
         self.connections.clear()
 
     def forget(self) -> None:
-        """Drop the parent's connections in a forked child."""
         for connection in self.connections.values():
             if connection is not None:
                 connection.forget()

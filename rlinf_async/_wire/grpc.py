@@ -194,16 +194,13 @@ _CODES = {
 
 
 BULK_KEY = "rlinf-bulk"
-"""Metadata key by which the side that dialled assigns a bulk stream to a control stream."""
 
 
 def bulk_key(context: Any) -> str:
-    """Return the key that the peer of a call has sent; empty if there is none."""
     return str(dict(context.invocation_metadata() or ()).get(BULK_KEY, ""))
 
 
 UP = (("rlinf-link", "up"),)
-"""Metadata by which the accepting side says that the link is up."""
 
 
 def is_up(metadata: Any) -> bool:
@@ -223,7 +220,6 @@ def _details(text: str) -> str:
 
 
 def identities(context: Any) -> list[str]:
-    """Return the names in the certificate of a call's peer."""
     names = context.auth_context().get("x509_subject_alternative_name", ())
     return [name.decode("ascii", "replace") for name in names]
 

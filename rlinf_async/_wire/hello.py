@@ -24,7 +24,6 @@ _MAX_HELLO_BYTES = 64 << 10  # bytes
 _WARN_CLOCK_SKEW_S = 5.0  # seconds that are worth a warning
 
 INCARNATION: Final = secrets.token_hex(8)
-"""Random id of this process."""
 
 _log = own_logger(__name__)
 

@@ -43,14 +43,12 @@ _STOP_S: Final = 5.0
 """Seconds for the far side to end what it started, once its stdin has ended: a guardian takes four at most."""
 
 _STOP_LOST_S: Final = 0.8
-"""Seconds for the end of a far side that is known to be lost."""
 
 _open_here: weakref.WeakSet[Lifeline] = weakref.WeakSet()
 _fork_hook_set = False
 
 
 def fresh_marker() -> str:
-    """Return 32 random hex digits, which the far side puts before each of its lines for this side."""
     return secrets.token_hex(16)
 
 
@@ -148,7 +146,6 @@ class Lifeline:
 
     @property
     def stderr_tail(self) -> tuple[str, ...]:
-        """Return the last lines of the far side's stderr."""
         return tuple(self._stderr_lines)
 
     @property

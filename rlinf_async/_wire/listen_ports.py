@@ -13,7 +13,6 @@ from typing import Final
 from rlinf_async.errors import LaunchError
 
 _MAX_NAMED: Final = 8
-"""Maximum number of ports whose holders an error names."""
 
 
 def promise(port: int) -> socket.socket | None:
@@ -93,7 +92,6 @@ def _exhausted(address: str, ports: Sequence[int], what: str) -> str:
 
 
 def _holders(ports: Sequence[int]) -> dict[int, str]:
-    """Return the visible listeners on ports of this machine, and the reserved ports."""
     import psutil
 
     found = {}

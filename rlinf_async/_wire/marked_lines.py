@@ -7,9 +7,7 @@ from collections import deque
 from typing import Any, Final
 
 MAX_LINES: Final = 40
-"""Last lines of output that are kept for an error message."""
 MAX_LINE_CHARS: Final = 2000
-"""Characters kept of each line."""
 
 _MAX_LINE_BYTES: Final = 16 * 1024 * 1024
 
@@ -29,7 +27,6 @@ class MarkedLines:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Parse bytes that were read; a line counts once its end has arrived."""
         searched = len(self._rest)
         self._rest += data
         if b"\n" in data:

@@ -57,11 +57,9 @@ class NodeConfig:
 
     @property
     def ports(self) -> Sequence[int] | None:
-        """Return the ports that may be used for listening."""
         return None if self.port_range is None else range(self.port_range[0], self.port_range[1] + 1)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for ``json``."""
         return {"protocol": PROTOCOL, **asdict(self)}
 
     @classmethod

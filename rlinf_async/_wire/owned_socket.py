@@ -43,7 +43,6 @@ class OwnedSocket:
         return self.sock.fileno()
 
     def is_intact(self) -> bool:
-        """True if the descriptor is still this socket's."""
         try:
             return os.fstat(self.sock.fileno()).st_ino == self._inode
         except OSError:
@@ -73,4 +72,3 @@ class OwnedSocket:
 
 
 _by_number: Final[WeakValueDictionary[int, OwnedSocket]] = WeakValueDictionary()
-"""Open sockets, by descriptor number."""

@@ -73,7 +73,6 @@ class PeerServer:
         self._stopping = False
         self._handlers: set[asyncio.Task[Any]] = set()
         self._awaiting_bulk: dict[str, _Handshake] = {}
-        """Handshakes by the key that the bulk stream must send."""
         self._peers: dict[int, tuple[str, PeerLink | None]] = {}
         """Incarnation and link of each peer by rank; the link is None until it is up."""
 
@@ -164,7 +163,6 @@ class PeerServer:
             await _serve_until(handshake.wire_is_over)
 
     async def _greet(self, stream: MessageStream, context: Any) -> Hello:
-        """Read and check the Hello of the node that opened a control stream."""
         try:
             async with asyncio.timeout(self._patience):
                 data = await stream.read()
@@ -200,7 +198,6 @@ class PeerServer:
             raise AuthError(f"node {theirs.node} has a link to node {self._node} already")
 
     async def _attach_bulk(self, theirs: Hello, control: MessageStream, context: Any, received: Received) -> Wire:
-        """Answer the Hello and wait for the bulk stream."""
         handshake = _Handshake(theirs.node)
         key = secrets.token_hex(16)
         self._awaiting_bulk[key] = handshake

@@ -20,7 +20,6 @@ class RemoteExit:
     stderr: tuple[str, ...] = ()
 
     def outcome(self) -> str:
-        """Describe the end, such as ``"ended with exit code 3"``."""
         if self.exit_code is None:
             return "closed its output"
         if self.exit_code < 0:
@@ -28,7 +27,6 @@ class RemoteExit:
         return f"ended with exit code {self.exit_code}"
 
     def last_lines(self) -> list[str]:
-        """Return the last lines, labelled, for the end of an error message."""
         said = [f"stderr | {line}" for line in self.stderr[-15:]]
         return said + [f"stdout | {line}" for line in self.noise[-5:]]
 

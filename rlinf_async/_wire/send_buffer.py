@@ -35,7 +35,6 @@ PASSING: Final = frozenset((errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM))
 """Errors of a socket that will soon accept the same bytes: too many descriptors in transit, no memory."""
 
 RETRY_S: Final = 0.005
-"""Seconds after which such a write is tried again."""
 
 
 class WriteState(Enum):
@@ -164,7 +163,6 @@ class SendBuffer:
         return b"".join(chunks), fds
 
     def take_callbacks(self) -> Sequence[Callable[[], None]]:
-        """Return the callbacks of frames that have been sent."""
         callbacks = self.callbacks
         if not callbacks:
             return ()

@@ -175,7 +175,6 @@ class SocketWriter:
         self._write()
 
     def _add_acknowledgements(self, sibling: SocketWriter | None) -> None:
-        """Add the due acknowledgements ahead of the frame that is about to be sent; under the lock."""
         if self.incoming.is_due:
             self.buffer.add_control(pack(self.incoming.acknowledge()))
         if sibling is not None and sibling.incoming.is_due:
@@ -214,14 +213,12 @@ class SocketWriter:
         return bool(self.buffer)
 
     def flush(self) -> None:
-        """Write the frames that were sent within this turn of the loop."""
         self._is_scheduled = False
         self._sent_at = clock.monotonic()
         if self.buffer and not self._is_blocked:
             self._write()
 
     def _write(self) -> None:
-        """Write until nothing is left or the socket takes no more."""
         with self.lock:
             if self.is_closed or self._is_blocked:
                 return
@@ -230,7 +227,6 @@ class SocketWriter:
         self._follow_up(state, callbacks)
 
     def _written(self, state: WriteState) -> Sequence[Callable[[], None]]:
-        """Return the callbacks that are due after a write; under the lock."""
         # Data for a socket that is gone stays in the queue until its end is handled, so that it counts as behind.
         # tests/_wire/test_breaks.py::test_a_broken_socket_is_behind_from_the_write_on_that_fails
         self._is_blocked = state is not _EMPTY
@@ -281,7 +277,6 @@ class SocketWriter:
     # -- once the socket has ended ------------------------------------------------------------------------------
 
     def _send_closed(self, frame: Frame, fds: Sequence[int]) -> None:
-        """Keep, relay or drop a frame sent after the end; under the lock."""
         if self._relay is not None:
             self._relay(list(frame), fds)
         elif self._is_resumable:

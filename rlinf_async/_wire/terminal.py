@@ -25,10 +25,8 @@ from rlinf_async import settings
 _PIPE_BUF_BYTES: Final = 4096
 """Bytes that a pipe takes without blocking once it polls as writable."""
 _MAX_NOTICES: Final = 20
-"""Maximum number of final lines about output that was not shown."""
 
 _Source = tuple[Any, str, str]
-"""Stream, name of the writer, and place where its whole output can be read."""
 
 
 class Terminal:
@@ -68,7 +66,6 @@ class Terminal:
                 os.eventfd_write(self._wake, 1)
 
     def _start(self) -> bool:
-        """Start the thread. Return False if the process may have no more threads or descriptors."""
         thread = threading.Thread(target=self._run, name="rlinf-output", daemon=True)
         try:
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -93,7 +90,6 @@ class Terminal:
             self._thread.join(seconds + 0.5)
 
     async def aclose(self) -> None:
-        """Close, as ``close``, without blocking the loop."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
 
@@ -152,7 +148,6 @@ class Terminal:
                 tell()
 
     def _next(self) -> tuple[_Source, bytes] | None:
-        """Wait for the next text; None at the end."""
         while True:
             with self._lock:
                 if not self._queue:
@@ -167,7 +162,6 @@ class Terminal:
             self._wait(None)
 
     def _put(self, stream: Any, data: bytes) -> bytes:
-        """Write the data. Return the rest of it when time is up."""
         fd = _descriptor(stream)
         if fd is None:
             stream.write(data.decode())
@@ -241,7 +235,6 @@ def _notice(source: _Source, count: int) -> bytes:
 
 
 def _note_abandoned(left: Counter[_Source]) -> None:
-    """Report on stderr the lines that were never shown, if it accepts them."""
     notices = [_notice(source, count) for source, count in left.items() if count and source[0] is not sys.stderr]
     if len(notices) > _MAX_NOTICES:
         notices[_MAX_NOTICES:] = [f"… and lines of {len(notices) - _MAX_NOTICES} more\n".encode()]

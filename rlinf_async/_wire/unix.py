@@ -118,12 +118,10 @@ class Connection:
 
     @property
     def queued_bytes(self) -> int:
-        """Return the number of sent bytes that have not left yet."""
         return self._writer.buffer.nbytes
 
     @property
     def received(self) -> int:
-        """Return the number of frames that have arrived."""
         return self._incoming.received
 
     def fileno(self) -> int:
@@ -193,7 +191,6 @@ class Connection:
                 self._fail("end of file")
 
     def _readable_here(self) -> None:
-        """Read on this connection's own loop in place of the other thread."""
         with self._arbiter.lock:
             self._read_all()
             self._arbiter.handled()
@@ -221,7 +218,6 @@ class Connection:
                 pass
 
     def drain_if_intact(self) -> None:
-        """Drain, as ``drain``, a socket whose descriptor user code may have closed."""
         with self._arbiter.lock:
             if self._socket.is_intact():
                 self.drain()
@@ -418,7 +414,6 @@ class SocketReader:
         return True if ancillary or size == _READ_BYTES else None
 
     def _take(self, data: memoryview) -> None:
-        """Split the bytes that were read into frames, and attach their descriptors."""
         incoming, arrived = self._incoming, self._arrived
         strict = incoming.is_strict
         for frame in self._frames.feed(data):
@@ -467,7 +462,6 @@ class SocketReader:
 
 
 def _rights(ancillary: list[tuple[int, int, bytes]]) -> Sequence[int]:
-    """Return the descriptors that came with a read."""
     fds = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

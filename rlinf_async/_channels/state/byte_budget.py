@@ -30,7 +30,6 @@ class ByteBudget:
         self.partial: dict[Demand, None] = {}
         self._partial_bytes = 0
         self._overtaken = 0
-        """Bytes admitted past the first blocked key."""
 
     def __repr__(self) -> str:
         return f"<ByteBudget [{self.used} of {self.max_bytes} bytes, {len(self.blocked)} keys blocked]>"
@@ -39,7 +38,6 @@ class ByteBudget:
         return self.used + nbytes <= self.max_bytes
 
     def allows(self, key: bytes, nbytes: int) -> bool:
-        """True if so many bytes fit and it is the key's turn."""
         if not self.max_bytes:
             return True
         if self.used + nbytes > self.max_bytes:

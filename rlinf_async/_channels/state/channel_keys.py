@@ -33,7 +33,6 @@ def canonical_key(key: Any) -> bytes:
 
 
 def key_of(packed: bytes) -> Any:
-    """Return the key that these bytes stand for, or its pickle if it was pickled."""
     if packed[:1] == b"s":
         return packed[1:].decode("utf-8", "surrogatepass")
     return _unplain(msgpack.unpackb(packed[1:], unicode_errors="surrogatepass"))

@@ -28,7 +28,6 @@ class KeyQueue:
     )
 
     def __init__(self, key: bytes, consumers: Set[int]) -> None:
-        """Make a queue; ``consumers`` are the clients that get from any key."""
         self.key = key
         self._consumers = consumers
         self.items: deque[Item] = deque()
@@ -84,7 +83,6 @@ class KeyQueue:
         return None
 
     def serve(self, get: Demand, steps: list[Step]) -> None:
-        """Deliver to a get that never had to wait."""
         if get.partly:
             self._gather_some(get)
         else:
@@ -105,7 +103,6 @@ class KeyQueue:
         steps.append((DELIVER, get))
 
     def remove_get(self, get: Demand, budget: ByteBudget) -> None:
-        """Remove a waiting get."""
         del self.gets[get]
         if get in budget.partial:
             budget.no_longer_partial(get)

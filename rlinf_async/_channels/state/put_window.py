@@ -86,7 +86,6 @@ class PutWindow(Generic[P]):
             self._used -= nbytes
 
     def next(self) -> P | None:
-        """Admit the first waiting put if there is room."""
         with self._lock:
             return self._next() if self.waiting and self._used < self.size else None
 
@@ -97,12 +96,10 @@ class PutWindow(Generic[P]):
         return put
 
     def withdraw(self, put: P) -> bool:
-        """True if the put was waiting, and is removed."""
         with self._lock:
             return self.waiting.pop(put, None) is not None
 
     def end(self) -> list[P]:
-        """Return the waiting puts and forget them."""
         with self._lock:
             waiting, self.waiting = list(self.waiting), {}
             return waiting

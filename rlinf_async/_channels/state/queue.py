@@ -61,7 +61,6 @@ class Queue:
         self._keys: dict[bytes, KeyQueue] = {}
         self._places = itertools.count()
         self._counts = QueueCounts()
-        """Counts of keys that are not used any more."""
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
@@ -69,7 +68,6 @@ class Queue:
 
     @property
     def finished(self) -> bool:
-        """True if it is closed and empty."""
         return self.closed and not self._keys
 
     # -- messages of clients ------------------------------------------------------------------------------------
@@ -85,7 +83,6 @@ class Queue:
         nowait: bool = False,
         sent: bool = False,
     ) -> list[Step]:
-        """Add an item, which waits while there is no room."""
         return self._in_order(producer, number, Item(producer, number, key, weight, nbytes, body, nowait, sent))
 
     def get(self, consumer: int, number: int, key: bytes, *demand: Any, **attributes: Any) -> list[Step]:
@@ -138,7 +135,6 @@ class Queue:
             self._settle(key_queue, steps)
 
     def _lose(self, get: Demand) -> None:
-        """Drop the items of a delivered get."""
         lost, key_queue = len(get.items), self._keys[get.key]
         self._counts.put += lost
         self._counts.drop(NODE_LOST, lost)
@@ -212,7 +208,6 @@ class Queue:
     # -- questions ----------------------------------------------------------------------------------------------
 
     def size(self, key: bytes) -> int:
-        """Return the number of items that can be had at once."""
         key_queue = self._keys.get(key)
         return 0 if key_queue is None else key_queue.size
 
@@ -223,17 +218,14 @@ class Queue:
         return bool(self.maxsize) and self.size(key) >= self.maxsize
 
     def waiting(self, key: bytes) -> tuple[int, int]:
-        """Return the numbers of puts and gets that wait under a key."""
         key_queue = self._keys.get(key)
         return (0, 0) if key_queue is None else (len(key_queue.puts), len(key_queue.gets))
 
     def peek(self, key: bytes) -> list[Item]:
-        """Return the queued items, in order, without removing them."""
         key_queue = self._keys.get(key)
         return [] if key_queue is None else key_queue.peek()
 
     def counts(self) -> QueueCounts:
-        """Return the counts of all items."""
         whole = self._counts
         found = QueueCounts(whole.put, whole.got, dict(whole.dropped))
         for key, key_queue in self._keys.items():
@@ -253,7 +245,6 @@ class Queue:
     # -- clients and their order --------------------------------------------------------------------------------
 
     def client(self, who: int) -> QueueClient | None:
-        """Return the record of a client, None if it is dead."""
         client = self.clients.get(who)
         if client is None and who not in self._gone:
             client = self.clients[who] = QueueClient()
@@ -367,7 +358,6 @@ class Queue:
     # -- bytes --------------------------------------------------------------------------------------------------
 
     def _unblock(self, steps: list[Step]) -> None:
-        """Give freed bytes to blocked keys, in order."""
         budget = self.budget
         while budget.blocked:
             key = next(iter(budget.blocked))
@@ -392,7 +382,6 @@ class Queue:
     # -- gets ---------------------------------------------------------------------------------------------------
 
     def _enter(self, get: Demand, steps: list[Step]) -> None:
-        """Serve a get, or let it wait."""
         if get.consumer not in self.consumers:
             if len(self.consumers) == 1:
                 (only,) = self.consumers
@@ -414,7 +403,6 @@ class Queue:
             self._unblock(steps)
 
     def _withdraw(self, puts: Iterable[Item], gets: Iterable[Demand], steps: list[Step]) -> None:
-        """Remove waiting requests and return leased items, before others may have any of them."""
         touched: dict[KeyQueue, None] = {}
         for item in puts:
             key_queue = self._keys[item.key]

@@ -52,7 +52,6 @@ class QueueCounts:
         return whole
 
     def by(self, names: Mapping[Any, Any]) -> QueueCounts:
-        """Return the counts with other names for the keys."""
         return QueueCounts(
             self.put, self.got, self.dropped, self.present, {names[key]: each for key, each in self.keys.items()}
         )

@@ -38,8 +38,6 @@ class Drop:
 
 @dataclass(eq=False)
 class Advance:
-    """New version of the trainer."""
-
     version: int
 
 

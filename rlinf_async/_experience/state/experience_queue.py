@@ -27,7 +27,6 @@ WISH: Final = 2
 """Kinds of gets: fresh groups, stale ones too, and a wait until samples are wanted."""
 
 Name = tuple[bytes | None, bytes]
-"""Key and name of a group."""
 
 
 def pack_name(key: bytes | None, group: bytes) -> bytes:
@@ -39,13 +38,11 @@ def pack_kind(kind: int, key: bytes | None) -> bytes:
 
 
 def _name_of(packed: bytes) -> Name | None:
-    """Return the key and the name of a group; None if the bytes are not a valid pair."""
     key, group = _parts(packed)
     return (key, group) if _is_key(key) and type(group) is bytes else None
 
 
 def _kind_of(packed: bytes) -> tuple[int, bytes | None] | None:
-    """Return the kind and the key of a get; None if the bytes are not a valid pair."""
     kind, key = _parts(packed)
     return (kind, key) if kind in (TAKE, TAKE_STALE_TOO, WISH) and _is_key(key) else None
 
@@ -100,10 +97,8 @@ class ExperienceQueue(Queue):
         self._leases: dict[Demand, list[SampleGroup]] = {}
         self._unwritten = 0
         self._inserts: dict[tuple[int, int], Insert] = {}
-        """Puts that are being written, by producer and number."""
         self._producers: set[int] = set()
         self._stale_before = 0
-        """Number of stale samples when a take was last served."""
 
     def __repr__(self) -> str:
         return f"<ExperienceQueue {self._name} [{self.pool!r}, {len(self._leases)} leases]>"
@@ -248,7 +243,6 @@ class ExperienceQueue(Queue):
                 return
 
     def _end_requests(self, steps: list[Step]) -> None:
-        """Refuse requests that a closed experience will never answer."""
         for get in list(self._wishes):
             self._refuse(get, "ClosedError", self._closed_text(), steps)
         if (self._leases or self._unwritten) and not self.pool.is_discarded:
@@ -429,7 +423,6 @@ class ExperienceQueue(Queue):
         return steps
 
     def expire(self) -> list[Step]:
-        """Close incomplete groups whose deadlines have come."""
         steps: list[Step] = []
         self._serve(steps)
         return steps

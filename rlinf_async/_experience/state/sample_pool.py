@@ -71,7 +71,6 @@ class SampleGroup:
 
 
 Removal = tuple[list[int], str]
-"""Places of dropped samples, and the reason."""
 
 
 class SamplePool:
@@ -100,9 +99,7 @@ class SamplePool:
         self._places = itertools.count(1)
         self._open: dict[tuple[bytes | None, bytes], SampleGroup] = {}
         self._unsettled: dict[SampleGroup, None] = {}
-        """Groups that are over and wait for samples to be accepted."""
         self._ready: dict[bytes | None, list[SampleGroup]] = {}
-        """Ready groups by key, in the order of ranks."""
         self._deadlines: list[tuple[float, int, tuple[bytes | None, bytes]]] = []
         """Heap with the names of open groups, not the groups: those would live on, with their samples, after a take."""
         self._entries = itertools.count()
@@ -124,7 +121,6 @@ class SamplePool:
         return (key, name) in self._open
 
     def has_room(self, nbytes: int) -> bool:
-        """True if there is room for a group of such samples."""
         options = self.options
         samples, size = self._samples + options.group, self._bytes + options.group * nbytes
         return (not options.maxsize or samples <= options.maxsize) and (
@@ -200,7 +196,6 @@ class SamplePool:
         self._unsettled[group] = None
 
     def _settle(self, group: SampleGroup) -> None:
-        """Make a group ready if it is over and all its samples are safe."""
         if not group.is_over or group.waits:
             return
         del self._unsettled[group]
@@ -217,7 +212,6 @@ class SamplePool:
         bisect.insort(self._ready.setdefault(group.key, []), group, key=_rank_of)
 
     def _forget(self, group: SampleGroup) -> None:
-        """Free the room of a group that never became ready."""
         self._unsettled.pop(group, None)
         self._samples -= self.options.group
         self._bytes -= group.room_bytes
@@ -262,7 +256,6 @@ class SamplePool:
         self._settle(group)
 
     def set_version(self, version: int) -> None:
-        """Note the trainer's current version."""
         if version != self.version:
             if self._taken_now:
                 self._taken_before, self._taken_now = self._taken_now, 0
@@ -270,7 +263,6 @@ class SamplePool:
 
     @property
     def _oldest(self) -> int | None:
-        """Return the oldest version that is not too stale."""
         return None if self.version is None else self.version - self.options.max_staleness
 
     def drop_stale(self) -> None:
@@ -289,7 +281,6 @@ class SamplePool:
             self._forget(group)
 
     def _drop_ready(self, groups: list[SampleGroup], count: int, reason: str) -> None:
-        """Drop the first groups of a key."""
         for group in groups[:count]:
             self._samples -= len(group.samples)
             self._bytes -= group.nbytes
@@ -372,7 +363,6 @@ class SamplePool:
 
     @property
     def ready(self) -> int:
-        """Return the number of groups that can be taken."""
         return sum(map(len, self._ready.values()))
 
     @property
@@ -385,7 +375,6 @@ class SamplePool:
 
     @property
     def nbytes(self) -> int:
-        """Return the number of bytes that are used or reserved."""
         return self._bytes
 
     def lacking(self) -> tuple[int, int]:
@@ -394,7 +383,6 @@ class SamplePool:
         return len(self._open), lack
 
     def samples(self) -> Iterator[tuple[SampleGroup, Sample]]:
-        """Yield the accepted samples, group after group in the order in which the groups began."""
         groups = [*self._all_ready(), *self._unsettled, *self._open.values()]
         for group in sorted(groups, key=lambda each: each.serial):
             for sample in group.samples:
@@ -402,7 +390,6 @@ class SamplePool:
                     yield group, sample
 
     def ledger(self) -> SampleLedger:
-        """Return the counts of all samples."""
         ledger = self._ledger
         return SampleLedger(
             ledger.put, ledger.taken, ledger.present, ledger.leased, dict(ledger.dropped), len(self._open), self.version
@@ -447,5 +434,4 @@ def _rank_of(group: SampleGroup) -> tuple[int, int]:
 
 
 def _stale(groups: list[SampleGroup], oldest: int) -> int:
-    """Return the number of groups, in the order of ranks, that are too stale."""
     return bisect.bisect_left(groups, (oldest, 0), key=_rank_of)

@@ -43,7 +43,6 @@ class Chain:
     def __init__(self) -> None:
         self._sources: dict[int, int] = {}
         self._distrusted: dict[tuple[int, int], float] = {}
-        """Times from which two machines may be neighbours again."""
 
     def __repr__(self) -> str:
         return f"<Chain {', '.join(f'{source} -> {node}' for node, source in self._sources.items()) or 'of none'}>"
@@ -89,7 +88,6 @@ class Chain:
         return found
 
     def landed(self, node: int) -> None:
-        """Note that a machine has the whole payload and depends on no other; the next one still depends on it."""
         self._sources.pop(node, None)
 
     def leave(self, node: int) -> list[int]:

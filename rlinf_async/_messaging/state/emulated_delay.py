@@ -148,7 +148,6 @@ class NetEmulation:
         return None
 
     def _crossing(self, src: str, dsts: tuple[str, ...]) -> Crossing | None:
-        """Return the path of a message from one worker to others; None if no pair applies."""
         delays = {dst: delay for dst in dsts if (delay := self.delay(src, dst)) is not None}
         if not delays:
             return None

@@ -60,7 +60,6 @@ class SendWindow(Generic[Entry]):
         self._numbers = 0
         self._announced: dict[int, Entry] = {}
         self._in_line: dict[int, Entry] = {}
-        """Announced messages that would fit into an empty window, in order."""
 
     def __repr__(self) -> str:
         return f"<SendWindow {self.outstanding} bytes outstanding [{len(self._announced)} announced]>"
@@ -71,7 +70,6 @@ class SendWindow(Generic[Entry]):
         return self._sent - min(self._received.values())
 
     def has_room(self, entry: WindowEntry) -> bool:
-        """True if a message would leave at once."""
         return not self._in_line and self.outstanding + entry.cost <= self._room
 
     def add(self, entry: Entry) -> Entry:
@@ -117,7 +115,6 @@ class SendWindow(Generic[Entry]):
         return entry
 
     def undo(self, entry: Entry) -> None:
-        """Return the charge of a message whose content could not be sent."""
         self._sent -= entry.charge
         entry.charge = 0
 

@@ -60,7 +60,6 @@ class ActionKind(Enum):
     DELIVER = auto()
     """Hand the message to the receive; call ``give_back`` if it does not take it."""
     GRANT = auto()
-    """Ask the sender for the content."""
     REFUSE = auto()
     """Fail the receive and the send, because the message does not suit the receive or has no content."""
     FAIL = auto()
@@ -77,7 +76,6 @@ class Action(NamedTuple):
 
 
 Refuses = Callable[[Any, Message], str | None]
-"""Reason why a receive does not accept a message; None if it does."""
 
 
 class _PostedReceive:
@@ -108,14 +106,12 @@ class Arrivals:
         self._last_order = 0
         self._next = 1
         self._open: dict[int, Message] = {}
-        """Undelivered messages, by number."""
         self._queue: deque[Message] = deque()
         self._posted: deque[_PostedReceive] = deque()
         self._wanted: dict[Any, _PostedReceive] = {}
         self._cancelled = 0
         """Cancelled receives that only take up room in ``_posted``."""
         self._paired: dict[int, _PostedReceive] = {}
-        """Receives of messages whose content is under way, by number of the message."""
         self._total = 0
         self._reported_total = 0
         self._waiting_for_room = 0
@@ -144,7 +140,6 @@ class Arrivals:
         return self._match()
 
     def cancel(self, receive: Any) -> list[Action]:
-        """Cancel a receive; its message goes to the next receive."""
         wanted = self._wanted.pop(receive, None)
         if wanted is None:
             return []  # it has been delivered to, or has failed
@@ -329,7 +324,6 @@ class Arrivals:
         return Action(ActionKind.REFUSE, wanted.receive, message, why)
 
     def _undo_pairs(self) -> None:
-        """Undo the pairs without content; messages and receives go back to their places."""
         if not self._paired:
             return
         paired, self._paired = self._paired, {}

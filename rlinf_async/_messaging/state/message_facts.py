@@ -49,9 +49,7 @@ RELAY: Final = 12
 
 OBJECT: Final = 0
 PAIR: Final = 1
-"""Object with a piggyback."""
 TENSOR: Final = 2
 """Bytes of one tensor, received in place; ``about`` has its dtype, shape and type of device."""
 
 POINT_TO_POINT: Final = 0
-"""User messages from one worker to another."""

@@ -55,7 +55,6 @@ FIRST_PIECE_BYTES: Final = 16 << 20
 large."""
 
 MAX_PIECE_BYTES: Final = 256 << 20
-"""Upper bound of doubled piece sizes."""
 
 
 def piece_sizes(nbytes: int) -> list[int]:
@@ -160,7 +159,6 @@ class NodeTransfer:
         return self.machine.transfer is self
 
     def next_piece(self) -> Any:
-        """Return the next piece if it is packed, else None."""
         start, end = sum(self.job.sizes[: self._sent]), sum(self.job.sizes[: self._sent + 1])
         if start == end or end > self.job.packed:
             return None
@@ -189,8 +187,7 @@ class RelayActions(RelaySource, Protocol):
     def send_piece(self, transfer: NodeTransfer, receiver: Any, piece: Any) -> None:
         """Send a piece on the transfer's stream, if the transfer is still wanted, and call ``sent``."""
 
-    def drop(self, transfer: NodeTransfer) -> None:
-        """Abandon the sends under way."""
+    def drop(self, transfer: NodeTransfer) -> None: ...
 
     def warn(self, text: str) -> None: ...
 
@@ -213,7 +210,6 @@ class RelayPlan:
         self.job: RelayJob | None = None
         self._published: RelayJob | None = None
         self._chained: RelayJob | None = None
-        """Payload for which the chain was planned."""
         self._chain_from = chain_from
         self._chain = Chain()
         self._machines: dict[int, Machine] = {}
@@ -227,7 +223,6 @@ class RelayPlan:
     # -- receivers ----------------------------------------------------------------------------------------------
 
     def join(self, receiver: Any, latest: RelayJob | None) -> None:
-        """Add a receiver, and bring it the latest published payload."""
         machine = self._machines.setdefault(receiver.link.node, Machine(receiver.link.node))
         machine.receivers.append(receiver)
         if machine.receivers[0] is receiver:
@@ -344,7 +339,6 @@ class RelayPlan:
         return found
 
     def _plan(self, machines: Iterable[Machine], job: RelayJob) -> list[Machine]:
-        """Plan the chain. Return the machines to which the payload can leave now."""
         able = [each for each in machines if each.receivers and each.transfer is None]
         chained = [each.node for each in able if each.receivers[0].link.address is not None]
         if job.nbytes < self._chain_from or len(chained) < 2:
@@ -415,7 +409,6 @@ class RelayPlan:
         return job.may_wait and (is_coming or (self._is_chaining() and self._chained is not job))
 
     def _send_waiting(self) -> None:
-        """Bring the latest payload to machines for which it has waited."""
         job = self._published
         waiting = [each for each in self._machines.values() if each.behind and each.transfer is None]
         if not waiting or job is None or not job.is_current or self._is_chaining():
@@ -452,7 +445,6 @@ class RelayPlan:
             self._advance(transfer)
 
     def room(self, receiver: Any, number: int, stream_id: int) -> None:
-        """Handle ROOM: a host is ready for the pieces."""
         transfer = self._expected_by(receiver, number, stream_id)
         if transfer is not None:
             transfer.has_room = True
@@ -469,7 +461,6 @@ class RelayPlan:
         )
 
     def _advance(self, transfer: NodeTransfer) -> None:
-        """Send, or have another host send, whatever can be sent now."""
         job, host = transfer.job, transfer.machine.receivers[0]
         if transfer.sender is None and not transfer.has_room:
             return
@@ -501,7 +492,6 @@ class RelayPlan:
         self._send_waiting()
 
     def landed(self, receiver: Any, number: int, error: Exception | None, memory: Any, stream_id: int) -> None:
-        """Handle LANDED: a host has the payload, or cannot have it."""
         transfer = self._expected_by(receiver, number, stream_id)
         if transfer is None:
             return
@@ -548,7 +538,6 @@ class RelayPlan:
                 self._cut(machine.transfer, error)
 
     def _cut(self, transfer: NodeTransfer, error: Exception) -> None:
-        """Separate a machine from the one that should pass it the payload."""
         if isinstance(error, WorkerDied):
             return  # one of the two, which is heard here too
         node = transfer.machine.node
@@ -559,7 +548,6 @@ class RelayPlan:
         self._send_waiting()
 
     def _restart(self, nodes: Iterable[int], job: RelayJob | None) -> None:
-        """Send these machines the payload once more from its first piece, each from its sender."""
         for node in nodes:
             transfer = self._machines[node].transfer
             if job is not None and transfer is not None and transfer.job is job:

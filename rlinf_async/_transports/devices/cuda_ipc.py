@@ -21,7 +21,6 @@ from rlinf_async.work import Work
 logger = own_logger(__name__)
 
 _LINGER_S: Final = 0.2
-"""Seconds that a link's idle thread waits for the next transfer: starting a thread would double the latency."""
 
 
 class _Offer(Transfer[None]):
@@ -205,7 +204,6 @@ class CudaIpcLink(DeviceLink):
         return tensors
 
     def _close(self) -> None:
-        """Close the peer's memory. The copy counts even if CUDA fails to close it."""
         try:
             self._memory.close()
         except Exception as error:

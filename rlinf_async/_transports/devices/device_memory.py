@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 
 _PEER_ACCESS: Final = 1
-"""``cudaIpcMemLazyEnablePeerAccess``."""
 
 
 _Event: Any = torch.cuda.Event  # which has no annotations
@@ -32,11 +31,9 @@ class IpcHandle(NamedTuple):
 class Mark(Protocol):
     """Point in a stream's work, as ``torch.cuda.Event``."""
 
-    def query(self) -> bool:
-        """True if the stream has reached it."""
+    def query(self) -> bool: ...
 
-    def synchronize(self) -> None:
-        """Wait until the stream has reached it."""
+    def synchronize(self) -> None: ...
 
 
 class DeviceMemory(Protocol):
@@ -48,11 +45,9 @@ class DeviceMemory(Protocol):
     def open(self, handle: IpcHandle, device: torch.device) -> torch.Tensor:
         """Return the exported memory as a flat tensor, which must not be written to."""
 
-    def mark(self, device: torch.device) -> Mark:
-        """Record a point in the current stream's work."""
+    def mark(self, device: torch.device) -> Mark: ...
 
-    def close(self) -> None:
-        """Close everything that was opened; all of it has been copied."""
+    def close(self) -> None: ...
 
 
 class CudaMemory:

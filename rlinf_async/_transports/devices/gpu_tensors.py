@@ -60,7 +60,6 @@ class SideStream:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Context manager: makes it the thread's current stream."""
         if self._device.type != "cuda":
             yield
             return

@@ -22,10 +22,8 @@ from rlinf_async._transports.transfer import ReceiveTransfer, SendTransfer
 from rlinf_async.errors import TransferFailed
 
 MakeGroup = Callable[[Store, int], Any]
-"""Function that makes a process group of two, with ``send``, ``recv`` and ``abort``, from a store and a rank."""
 
 _FOR_EVER: Final = timedelta(days=365)
-"""No deadline: the mailbox has its own."""
 
 _QUIET: Final = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # torch would end the whole process when a peer dies
@@ -122,7 +120,6 @@ class NcclPair(Pair):
             self.close(error)
 
     def _join(self, sender: int) -> Any:
-        """Make the group of the direction in which this rank sends."""
         return self._make_group(PrefixStore(f"from {sender}", self._store), self._rank)
 
     def _receive(self) -> None:
@@ -177,7 +174,6 @@ class NcclPair(Pair):
         self._synchronize()
 
     def _synchronize(self) -> None:
-        """Wait until the GPU has finished; torch's own wait orders streams only."""
         if self._device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 

@@ -35,7 +35,6 @@ _MAX_POLL_S: Final = 24 * 3600.0
 """Maximum seconds of one wait: the kernel counts milliseconds in 32 bits."""
 
 OnReadable = Callable[[bool], None]
-"""Function that reads a socket; its argument is True if the loop runs."""
 
 
 class ReadArbiter:
@@ -130,11 +129,9 @@ class IdleReader:
         return _Gate(self)
 
     def has_just_polled(self) -> bool:
-        """True if this thread has just polled its sockets; from any thread."""
         return clock.monotonic() - self._selector.polled_at < RECENT_POLL_S
 
     def read_for(self, seconds: float) -> None:
-        """Wait until data arrives or ``wake`` is called, and read it."""
         arrived = self._epoll.poll(seconds, len(self._readers) + 1)
         self._selector.polled_at = clock.monotonic()
         for fd, _ in arrived:
@@ -145,7 +142,6 @@ class IdleReader:
                 os.eventfd_read(fd)
 
     def wake(self) -> None:
-        """Wake a waiting thread, from any other thread."""
         if threading.get_ident() != self._thread:
             os.eventfd_write(self._wakeup, 1)
 

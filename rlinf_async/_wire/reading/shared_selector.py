@@ -60,7 +60,6 @@ class SharedSelector(selectors.BaseSelector):
                 self._epoll.unregister(fd)
 
     def share(self, fd: int) -> None:
-        """Share the next registration under this number with other loops."""
         self._shared.add(fd)
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
