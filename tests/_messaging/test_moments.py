@@ -13,7 +13,7 @@ import torch
 
 from rlinf_async._core import frames
 from rlinf_async._core.failures import pack_error
-from rlinf_async._core.operations import Find, MessageOperation
+from rlinf_async._core.operations import Find, Operation
 from rlinf_async._messaging import peers
 from rlinf_async._messaging.message_content import Payload, encode
 from rlinf_async._messaging.operation import SendWork
@@ -135,7 +135,7 @@ def test_those_who_wait_for_a_rank_keep_their_order_when_it_speaks_before_its_re
     network.supervised = {"b"}
     answer, waiting = network.answer, []
 
-    def answer_once_back(work: Any, operation: MessageOperation[Any]) -> None:
+    def answer_once_back(work: Any, operation: Operation[Any]) -> None:
         if isinstance(operation, Find) and operation.after == network.endpoints["b"]:
             waiting.append(work)
         else:
