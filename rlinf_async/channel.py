@@ -85,7 +85,7 @@ class Channel:
                 train(random.sample(replay, 256))
     """
 
-    __contains__ = None  # it would take items out in search of one
+    __contains__ = None  # a membership test would consume items
     _noun = "channel"
 
     def __init__(self, name: str, maxsize: int, client: NodeClient | None, local: LocalQueue | None = None) -> None:
@@ -123,7 +123,7 @@ class Channel:
         ``repr``."""
         return repr(self) if must_await() else str(self.peek_all())
 
-    # -- making -------------------------------------------------------------------------------------------------
+    # -- creation -----------------------------------------------------------------------------------------------
 
     @classmethod
     def create(
@@ -269,7 +269,7 @@ class Channel:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    # -- facts --------------------------------------------------------------------------------------------------
+    # -- properties ---------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -521,7 +521,7 @@ class Channel:
         get = self._arguments.lease(n, key, timeout)
         return Lease(lambda: self._start(get), lambda lease, count: self._start(Confirmation(lease, count)))
 
-    # -- questions ----------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------
 
     def qsize(self, key: Any = _DEFAULT_KEY) -> IntOrWork:
         """Return the number of items queued under a key; in a coroutine a ``Work`` of it, as do ``empty`` and
@@ -605,7 +605,7 @@ class Channel:
                 self._local.close(discard)
                 self._closing = _done()
             elif (client := self._bound()).closed is not None:
-                self._closing = _done()  # and it has ended with its cluster
+                self._closing = _done()  # the channel has ended with its cluster
             else:
                 assert self._replicas is not None
                 self._replicas.flush()
@@ -619,7 +619,7 @@ class Channel:
             try:
                 await self._opening.async_wait()
             except Exception:
-                return  # there never was one
+                return  # the channel was never created
         if self._roster is None:
             return
         assert self._replicas is not None
@@ -629,7 +629,7 @@ class Channel:
         self._replicas.flush()
         await registration.close(client, self._roster, discard=discard)
 
-    # -- travelling ---------------------------------------------------------------------------------------------
+    # -- pickling -----------------------------------------------------------------------------------------------
 
     def __reduce__(self) -> Any:
         if self._local is not None:
@@ -662,10 +662,10 @@ class Channel:
                 self._open(client, registration.redeem(client, self._promise, self._name, self._noun))
         return client
 
-    # -- inside -------------------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------------------
 
     def _start(self, request: Any) -> Any:
-        if recording.admits():  # not isinstance(): of an abstract base class that takes a microsecond
+        if recording.admits():  # not isinstance(): for an abstract base class it takes a microsecond
             if type(request) is Put:
                 request._event = recording.begin(_PUT, self._name, request.nbytes)
             elif type(request) is Get:
@@ -707,7 +707,7 @@ def _finish(request: QueueRequest[Any], async_op: bool) -> Any:
     try:
         return request.wait()
     except BaseException:
-        if not request.done():  # interrupted
+        if not request.done():  # the wait was interrupted
             request._abandon()
         raise
 

@@ -59,7 +59,7 @@ class Experience:
     def __repr__(self) -> str:
         return repr(self._channel)
 
-    # -- making -------------------------------------------------------------------------------------------------
+    # -- creation -----------------------------------------------------------------------------------------------
 
     @classmethod
     def create(
@@ -251,7 +251,7 @@ class Experience:
         told: NoneOrWork = blocking(client.run(tell(), what=f"set_version() of experience '{self.name}'"))
         return told
 
-    # -- questions ----------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------
 
     def stats(self) -> Any:
         """Return the counts of the samples: put = taken + present + leased + dropped by reason.
@@ -300,7 +300,7 @@ class Experience:
         roster = await self._opened()
         maxsize, size = roster["experience"]["maxsize"], roster["experience"]["group"]
         groups = Counter((key, group) for key, group, _, _ in state["samples"]).values()
-        room = sum(math.ceil(count / size) * size for count in groups)  # an incomplete group has room for the whole
+        room = sum(math.ceil(count / size) * size for count in groups)  # each group reserves room for all of it
         if 0 < maxsize < room:
             raise ValueError(
                 f"load_state_dict() of experience '{self.name}': {len(state['samples'])} samples and what their groups "
@@ -314,7 +314,7 @@ class Experience:
     async def _opened(self) -> registration.Roster:
         await self._channel
         assert self._channel._replicas is not None
-        self._channel._replicas.check()  # one that was passed on before it existed may be closed
+        self._channel._replicas.check()  # a channel passed on before it existed may be closed
         return self._known()
 
     def _known(self) -> registration.Roster:
@@ -351,7 +351,7 @@ async def _create(client: NodeClient, name: str, options: ExperienceOptions, nod
         return await registration.create(
             client,
             name,
-            maxsize=options.maxsize or MAX_INTEGER,  # with a bound, a put is done when it is accepted
+            maxsize=options.maxsize or MAX_INTEGER,  # with a bound, puts wait for acceptance
             # No byte bound here, as the experience has it: puts that wait for room must not hold back, in this process,
             # the puts that complete the groups and so make room.
             # tests/experience/test_experiences.py::test_puts_that_wait_for_room_do_not_keep_back_those_that_make_it

@@ -93,7 +93,7 @@ class RequestArguments:
         if window is not None:
             window = whole_number(window, "window", f"items() of channel '{self._channel}'", 1)
         elif self._max_bytes is not None:
-            window = 1  # nothing is on its way
+            window = 1  # a local queue has no latency to hide
         return key, self._key(key), [WINDOW, READ_SHARED] if window is None else [window, READ]
 
     def next_of(self, reading: tuple[Any, bytes, list[int]], reader: ChannelItems) -> Get[None]:

@@ -41,7 +41,7 @@ class LocalQueue(QueueDestination):
 
     def start(self, request: QueueRequest[Any]) -> None:
         self._check_process()
-        self._withdraw_forgotten()  # what this process has let go of is there for its next request
+        self._withdraw_forgotten()  # dropped items must be back before the next request
         request.destination = self
         queue = self._queue
         with self._lock:
@@ -72,7 +72,7 @@ class LocalQueue(QueueDestination):
         self._follow(steps)
 
     def _check_process(self) -> None:
-        if self._pid != process.pid:  # a copy of the parent's queue would pass for one that both processes have
+        if self._pid != process.pid:  # a copy of the parent's queue would look like a shared one
             raise process.forked(f"channel '{self.name}'", self._pid)
 
     def _enter(self, request: QueueRequest[Any]) -> int:
@@ -88,7 +88,7 @@ class LocalQueue(QueueDestination):
         try:
             asyncio.get_running_loop().call_soon(self._withdraw_forgotten)
         except RuntimeError:
-            pass  # the next request does it
+            pass  # the next request withdraws them
 
     def _withdraw(self, number: int) -> None:
         with self._lock:
@@ -101,7 +101,7 @@ class LocalQueue(QueueDestination):
             self._withdraw(number)
 
     def recall(self, put: Put) -> bool:
-        with self._lock:  # another thread may have let it in, and is about to say so
+        with self._lock:  # another thread may just have admitted it
             client = self._queue.clients.get(_ME)
             return client is not None and put.number in self._requests and put.number not in client.puts
 

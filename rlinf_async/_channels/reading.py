@@ -48,7 +48,7 @@ class ChannelItems:
                 except EndOfChannel:
                     raise StopAsyncIteration from None
                 except BaseException:
-                    self._ahead = None  # a request that nobody awaits is withdrawn; the next wait makes another
+                    self._ahead = None  # the unawaited request is withdrawn; the next wait makes another
                     raise
             found = self._take()
             if found:
@@ -95,7 +95,7 @@ class ChannelItems:
             self._ahead = self._ask(self)
         return found
 
-    # -- what it has not begun with -----------------------------------------------------------------------------
+    # -- unread items -------------------------------------------------------------------------------------------
 
     def __del__(self) -> None:
         # The gets' own finalizers would be too late: the thread that has just handed one over may still refer to it,

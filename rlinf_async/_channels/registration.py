@@ -69,7 +69,7 @@ async def create(
             await request.async_wait()
         known = await client.request(operations.Publish("channel", name, roster["number"], roster), node=0)
     except RLinfAsyncError:
-        await close(client, roster)  # no process will ever be told of it
+        await close(client, roster)  # no process will ever learn its number
         raise
     if known is None:
         return roster

@@ -91,7 +91,7 @@ class RemoteQueue(QueueDestination):
             return
         request.destination = self
         if self._forgotten and self._client.closed is None:
-            self._withdraw_forgotten()  # what this process has let go of is there for its next request
+            self._withdraw_forgotten()  # dropped items must be back before the next request
         over = self._over
         if over is not None or self._lost:
             request.refuse(over or self._tell_loss())
@@ -107,7 +107,7 @@ class RemoteQueue(QueueDestination):
             request.number = next(self._query_numbers)
             self._queries[request.number] = request
             self.tell(request.word, [request.number, *request.facts])
-        if self._over is not None:  # meanwhile: whoever ended the queue may not have seen this request
+        if self._over is not None:  # ended meanwhile: this request may have been missed
             request.refuse(self._over)
 
     def _start_put(self, put: Put) -> None:
@@ -128,7 +128,7 @@ class RemoteQueue(QueueDestination):
     def _leave(self, put: Put, has_room: bool = True) -> bool:
         """Send a put that has entered the window. Return False if that fails, or the put was withdrawn meanwhile."""
         number = put.number
-        self._puts[number] = put  # before it is packed: another thread that withdraws it frees its part of the window
+        self._puts[number] = put  # before packing: a withdrawal by another thread must find it
         try:
             body, fds = pack_body(put.carried)
         except Exception as error:
@@ -145,7 +145,7 @@ class RemoteQueue(QueueDestination):
             is_over = put._done
             if not is_over and is_sent and has_room and cost(put.nbytes) <= self._window.size:
                 put.mode = frames.SENT
-                put.carried = None  # which may be large, and whoever keeps the put need not keep it
+                put.carried = None  # the item may be large, and must not live as long as the put
         if is_over:
             close_fds(fds)
             self._skip(number)
@@ -284,36 +284,36 @@ class RemoteQueue(QueueDestination):
             self._note_return(request)
             request._drop_bodies()  # type: ignore[attr-defined]
             if had := request.had:  # type: ignore[attr-defined]
-                self.tell("taken", [(request.number, had)])  # another thread may be about to: it must not come later
+                self.tell("taken", [(request.number, had)])  # now: another thread's report must not follow the cancel
             self._cancel(request.number)
 
     def _cancel(self, number: int) -> None:
-        self._batching.leave()  # the request that is given up may be among those that wait
+        self._batching.leave()  # the abandoned request may be batched
         self.tell("cancel", [number])
 
     def withdraw_later(self, request: QueueRequest[Any]) -> None:
         if self._client.closed is not None:
-            return  # in a forked child, for one: the item is the parent's
+            return  # for example in a forked child: the item is the parent's
         self._note_return(request)
         self._forgotten.append(request)
         try:
             self._client.loop.call_soon_threadsafe(self._withdraw_forgotten)
         except RuntimeError:
-            pass  # that loop is closed, and with it this process's connection: the daemon takes back everything
+            pass  # the connection is closed with its loop, so the daemon takes everything back
 
     def _note_return(self, request: QueueRequest[Any]) -> None:
         giving_back = self._client.giving_back
         if self._over is None:
             giving_back.open[self, request.number] = None
-            if self._over is not None:  # meanwhile: it confirms nothing any more
+            if self._over is not None:  # ended meanwhile: the queue confirms nothing any more
                 self._client.later(0.0, functools.partial(giving_back.confirmed, self, request.number))
 
     def _withdraw_forgotten(self) -> None:
-        with self._withdrawing:  # a request of this thread waits until another one has said it
+        with self._withdrawing:  # later requests wait until the withdrawals are sent
             while self._forgotten:
                 request = self._forgotten[0]
                 self.withdraw(request)
-                if self._forgotten and self._forgotten[0] is request:  # else a finalizer's request has come in between
+                if self._forgotten and self._forgotten[0] is request:  # a finalizer may have added one
                     self._forgotten.popleft()
 
     def recall(self, put: Put) -> bool:
@@ -359,7 +359,7 @@ class RemoteQueue(QueueDestination):
         if get is not None:
             get.deliver(body, fds, more, redelivered)
         elif fds:
-            close_fds(fds)  # it was given up, and the daemon has been told
+            close_fds(fds)  # it was abandoned, and the daemon has been told
 
     def on_queue_frame(self, what: str, facts: Any) -> None:
         if what == "replies":
@@ -387,7 +387,7 @@ class RemoteQueue(QueueDestination):
             self._fill_window()
         elif what == "cancelled":
             put = self._pop_put(facts[0])
-            if put is not None:  # it was asked back, and had no answer before this
+            if put is not None:  # it was recalled, and had no earlier answer
                 put.end_late()
             self._fill_window()
             self._client.giving_back.confirmed(self, facts[0])
@@ -447,7 +447,7 @@ class RemoteQueue(QueueDestination):
         self._finish(QueueEnd.of_lost(error))
 
     def _finish(self, end: QueueEnd) -> None:
-        self._over = end  # first: what is started meanwhile is refused by its starter
+        self._over = end  # first: requests that start meanwhile refuse themselves
         self._client.giving_back.forget(self)
         self._batching.drop()
         self._log_loss()

@@ -134,7 +134,7 @@ class Replicas:
         if queue is not None:
             queue.start(request)
             return
-        request._loop = self._client.user_loop  # as long as it has no destination
+        request._loop = self._client.user_loop  # until it has a destination
         with self._lock:
             queue = self._only or self._pins.get(request.key)
             if queue is not None:
@@ -171,7 +171,7 @@ class Replicas:
         only = self._queue(nodes[0])
         self._send_held(key, only)
         if not self._held:
-            self._only = only  # last: nothing overtakes what was held
+            self._only = only  # last: no request may overtake the waiting ones
 
     def _pin(self, key: bytes, answer: Work[int | None]) -> None:
         """Use the node that node 0 has chosen for a key: that of the process which used the key first."""
@@ -184,14 +184,14 @@ class Replicas:
             if node is not None:
                 queue = self._queue(node)
                 self._send_held(key, queue)
-                self._pins[key] = queue  # last: nothing overtakes what was held
+                self._pins[key] = queue  # last: no request may overtake the waiting ones
             self._pinning.pop(key)._settle()
             for request in self._held.pop(key, ()):
                 request.refuse(end)
 
     def _send_held(self, key: bytes, queue: RemoteQueue) -> None:
         held = self._held[key]
-        while held:  # one that is done at once may have its callback ask for more, behind the others
+        while held:  # a request done at once may start another, which queues last
             queue.start(held.pop(0))
         del self._held[key]
 

@@ -106,7 +106,7 @@ class QueueRequest(Work[T]):
     def __bool__(self) -> bool:
         if dialect.is_rlinf:
             return True
-        raise self._unawaited("asking for its truth")  # even if it is done: that may be a matter of microseconds
+        raise self._unawaited("asking for its truth")  # even if it is done, as that depends on timing
 
     def _whom(self) -> str:
         return f"{self.noun} '{self._said[1]}'"
@@ -130,7 +130,7 @@ class QueueRequest(Work[T]):
     # -- deadlines ----------------------------------------------------------------------------------------------
 
     def _remaining(self) -> float | None:
-        if self._timeout == 0:  # the queue is told not to let it wait, and has some time to answer
+        if self._timeout == 0:  # the queue answers at once, but needs time for that
             return max(0.0, self._since + settings.CHANNEL_ANSWER_TIMEOUT_S() - clock.monotonic())
         return super()._remaining()
 
@@ -141,7 +141,7 @@ class QueueRequest(Work[T]):
 
     def _wait_for_thread(self, timeout: float | None) -> None:
         if self.destination is not None:
-            self.destination.flush_from_thread()  # the loop at the end of whose turn it would go may have been stopped
+            self.destination.flush_from_thread()  # the loop that would flush it may be stopped
         super()._wait_for_thread(timeout)
 
     def _expire(self) -> None:
@@ -315,7 +315,7 @@ class Get(QueueRequest[T]):
 
     def reject(self, error: Exception) -> None:
         if isinstance(error, asyncio.QueueEmpty) and isinstance(self.target, list) and self.target[1:] == [frames.SOME]:
-            self._is_opened = True  # there is no lease that could end or go back
+            self._is_opened = True  # there is no lease to end or return
             self._settle([])
         else:
             super().reject(error)
@@ -326,7 +326,7 @@ class Get(QueueRequest[T]):
         self._bodies.append((body, fds))
         self.brought += 1
         if not more and not self._settle():
-            self._drop_bodies()  # it was given up meanwhile, perhaps before its queue could be told
+            self._drop_bodies()  # it was abandoned, perhaps before its queue was told
             if self.destination is not None:
                 self.destination.withdraw(self)
 
@@ -335,7 +335,7 @@ class Get(QueueRequest[T]):
         for _, fds in bodies:
             close_fds(fds)
 
-    # -- the user has it ----------------------------------------------------------------------------------------
+    # -- the result ---------------------------------------------------------------------------------------------
 
     def _result(self) -> T:
         if not self._is_opened and self._error is None:
@@ -349,7 +349,7 @@ class Get(QueueRequest[T]):
                 assert self.destination is not None
                 if not self.is_lease:
                     self.destination.taken(self)
-                elif self._error is not None:  # its block does not begin
+                elif self._error is not None:  # the lease's block does not begin
                     self.destination.withdraw(self)
         return super()._result()
 
@@ -380,7 +380,7 @@ class Get(QueueRequest[T]):
         else:
             self._value = values if self.is_batch else values[0]
 
-    # -- of one that a reader takes item by item ----------------------------------------------------------------
+    # -- taking items one by one --------------------------------------------------------------------------------
 
     @property
     def left(self) -> int:
@@ -404,11 +404,11 @@ class Get(QueueRequest[T]):
         """Return the items that the loop has not begun with, because the channel has other consumers too."""
         with self._lock:
             if (self._bodies or not self._done) and self.destination is not None:
-                self.destination.withdraw_later(self)  # first: a loop that finds nothing left may ask again at once
+                self.destination.withdraw_later(self)  # first: a loop without items may request more at once
                 self._drop_bodies()
         self._settle()
 
-    # -- the user has it not ------------------------------------------------------------------------------------
+    # -- cancelled waits ----------------------------------------------------------------------------------------
 
     def __await__(self) -> Generator[Any, Any, T]:
         if not self._done:
@@ -498,4 +498,4 @@ class Confirmation(QueueQuery):
         elif self._lease.is_lost:
             self._settle(error=LeaseLost(lease_lost(self._said[1])))
         else:
-            self._settle()  # its items went with the channel, and no other consumer gets them
+            self._settle()  # its items are gone with the channel: no other consumer gets them

@@ -177,7 +177,7 @@ class NodeClient:
             elif fds:
                 close_fds(fds)
         except BaseException:
-            self._calls.pop(call, None)  # the end of the client may have come first
+            self._calls.pop(call, None)  # the client may have ended first
             self._direct_calls.ended(call)
             raise
         self._departed(call, handler)
@@ -235,7 +235,7 @@ class NodeClient:
         if self._closed is not None or self.lost_nodes:
             try:
                 self._on_loop(lambda: self._fail_hopeless(call, handler))
-            except ClosedError:  # the loop is closed: no answer is handled any more
+            except ClosedError:  # the loop is closed, so no answer will be handled
                 self._fail_hopeless(call, handler)
 
     def _fail_hopeless(self, call: int, handler: ReplyHandler) -> None:
@@ -379,7 +379,7 @@ class NodeClient:
         if self._connection is None or self._closed is not None:
             close_fds(fds)
             if fds and _all_closed():
-                pool.close()  # this was written by a thread that had still found the client open
+                pool.close()  # another thread wrote this when the client was still open
             return
         self._connection.send(frame, fds, later=later, hold=hold, now=now, on_sent=on_sent)
 
@@ -433,7 +433,7 @@ class NodeClient:
         else:
             close_fds(fds)
 
-    # -- sockets that workers have made for this process --------------------------------------------------------
+    # -- direct sockets of workers ------------------------------------------------------------------------------
 
     def _accept_direct(self, source: int, fds: list[int]) -> None:
         if not fds:  # no descriptor was free here
@@ -485,7 +485,7 @@ class NodeClient:
         try:
             if fds or type(body) is not bytes:
                 body = open_body(body, fds)
-        except Exception as error:  # it cannot be mapped: no memory, no descriptors
+        except Exception as error:  # mapping may fail for lack of memory or descriptors
             status, body = int(Status.ERROR), failures.pack(failures.capture(error, {"node": "this process"}))
         if handler is not None:
             self._answer_by(handler, call, slot, status, body)
@@ -566,7 +566,7 @@ class NodeClient:
 
     def close(self, reason: str = "the cluster is closed") -> None:
         """Close the socket; all waits fail with ``ClosedError``. On the loop's own thread."""
-        self.unobserved.close()  # what fails from here on, fails because of this
+        self.unobserved.close()  # later failures are caused by the close
         # Answers first, then sockets: waiters are woken while there is a reason to give, and a call that another thread
         # makes meanwhile finds ``_closed`` rather than a socket that accepts frames and never answers.
         # tests/test_embedding.py::test_calls_that_are_open_when_the_cluster_closes_fail_with_closed
@@ -575,7 +575,7 @@ class NodeClient:
         if self._connection is not None:
             self._connection.close()
         if _all_closed():
-            pool.close()  # again: another thread may have been making a call when the daemon went
+            pool.close()  # again: another thread may have been sending a call meanwhile
 
     def end_without_loop(self, error: Exception) -> None:
         """Close from a thread other than the loop's, if the loop is closed or not run any more.
@@ -595,7 +595,7 @@ class NodeClient:
     def leave_to_parent(self) -> None:
         """Detach in a forked child: the socket and all its state are the parent's."""
         self._closed = process.forked("this cluster", self.pid)
-        self.takings.page = None  # its notes are the parent's
+        self.takings.page = None  # the page belongs to the parent
         self.giving_back = GivingBack()
         self._calls.clear()
         self._requests.forget()

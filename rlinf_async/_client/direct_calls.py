@@ -170,7 +170,7 @@ class DirectCalls:
     def ended(self, call: int) -> None:
         self._open.pop(call, None)
         self._reported.discard(call)
-        if self._signalled:  # of a copy: another thread may be cancelling a call
+        if self._signalled:  # a copy: another thread may be cancelling a call
             self._signalled = {worker: other for worker, other in self._signalled.copy().items() if other != call}
 
     def forget(self, worker: int) -> None:
@@ -212,7 +212,7 @@ class DirectCalls:
         method, sockets = self._open[call]
         self._reported.add(call)
         handler = self._calls.get(call)
-        if handler is None:  # it has just been given up
+        if handler is None:  # it has just been abandoned
             return []
         waiting = [(handler._targets[slot], slot) for slot in handler._unanswered()]
         return [(frames.number_of(target), slot, call, method) for target, slot in waiting if target in sockets]

@@ -87,7 +87,7 @@ class EmulatedLinks:
         def reserved() -> None:
             try:
                 through = request._result()
-            except Exception:  # node 0 is lost, which keeps the book of the shared links
+            except Exception:  # node 0, which keeps the reservations, is lost
                 through = 0.0
             alone = max(nbytes / link.rate for link in crossing.links)
             since = now if through <= alone + _TIMER_SLACK_S else clock.monotonic()
@@ -106,7 +106,7 @@ class EmulatedLinks:
                     break
                 due = queue[0].due
                 if due is None or due > now + _TIMER_SLACK_S:
-                    return  # and when it is due, those behind it come along
+                    return  # messages behind it leave when it does
                 delayed = queue.popleft()
             # No other task takes messages off, so that what was first also leaves first.
             delayed.go()

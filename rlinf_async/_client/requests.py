@@ -74,7 +74,7 @@ class Requests:
         if request is None:
             return
         if isinstance(request.operation, CancelFind | UnlockDevices):
-            self._open.pop(request.operation.number, None)  # what the daemon has forgotten it does not answer
+            self._open.pop(request.operation.number, None)  # the daemon does not answer a cancelled request
         if ok:
             request._settle(value)
         else:
@@ -101,6 +101,6 @@ def error_of(value: Sequence[str]) -> Exception:
     name, message = value
     kind = getattr(errors, name, None) or getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):
-        with contextlib.suppress(TypeError):  # a type that takes more than a message
+        with contextlib.suppress(TypeError):  # its constructor may need more than a message
             return kind(message)
     return RuntimeError(f"{name}: {message}")

@@ -100,7 +100,7 @@ class Tasks:
         work = Task(self._on_loop, what, abandonable)
 
         def start() -> None:
-            if self._is_over:  # it would not come to its first step
+            if self._is_over:  # it would never reach its first step
                 return
             self._unstarted.pop(work, None)
             task = self._loop.create_task(coroutine)

@@ -31,7 +31,7 @@ class WantedRequest(Get[Any]):
         return [Target(TargetKind.DAEMON, name=self._describe())], True
 
     def refuse(self, end: QueueEnd) -> None:
-        self._settle(error=copy_of(end.put))  # a ClosedError: it asks for nothing that a closed one may still have
+        self._settle(error=copy_of(end.put))  # a ClosedError, because the wait is not for items left
 
 
 def options_of(name: str, *, durable: Any, of: Any, order: Any, short_groups: Any, **numbers: Any) -> ExperienceOptions:

@@ -72,7 +72,7 @@ class Take(Lease):
         assert get is not None
         try:
             self._items = batch = Batch(items, get.redelivered, lambda count: self._confirm(get, count), self._on_stale)
-        except BaseException:  # of on_stale: the block does not begin
+        except BaseException:  # on_stale may raise: then the block does not begin
             assert get.destination is not None
             get.destination.withdraw(get)
             raise

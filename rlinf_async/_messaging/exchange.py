@@ -214,7 +214,7 @@ class Exchange:
         link = ("worker", receivers[0].endpoint) if stream == POINT_TO_POINT else stream
 
         def go() -> None:
-            if not sending.done():  # nothing of it has left: given up meanwhile, it needs no WITHDRAW
+            if not sending.done():  # nothing has left: if it was abandoned, no WITHDRAW is needed
                 outbox.send(sending, receivers, stream)
 
         emulated_links.here.send(link, names, sending.payload.nbytes, go)
@@ -283,7 +283,7 @@ class Exchange:
         ends = sorted((self._mailbox.peers.me, peer.endpoint))
         return hashlib.blake2b(struct.pack("<2Q", *ends) + name.encode(), digest_size=16).digest()
 
-    # -- who is meant -------------------------------------------------------------------------------------------
+    # -- resolving members --------------------------------------------------------------------------------------
 
     def _start(
         self,
@@ -345,7 +345,7 @@ class Exchange:
 
                 operation.withdraw = lambda error: names.leave(on_roster)
                 names.find(member.group, on_roster, member.rank, after)
-                if operation.done():  # given up meanwhile, by another thread
+                if operation.done():  # another thread abandoned it meanwhile
                     names.leave(on_roster)
                 return
             found.append(peer)
@@ -372,7 +372,7 @@ class Exchange:
         member = missing.pop(0)
         if roster is None:
             before = self._mailbox.peers.named(*member)
-            if before is not None and isinstance(before.error, NodeLost):  # and its group's owner may have been there
+            if before is not None and isinstance(before.error, NodeLost):  # perhaps of the group's owner too
                 error = copy_of(before.error)
             operation.fail(error or RuntimeError(f"group '{member.group}' was not found"))
             return False
@@ -383,7 +383,7 @@ class Exchange:
             return False
         peers = self._mailbox.peers
         peers.note_names(endpoint, member.group, member.rank, node, pid)
-        peer = peers.named(*member) or peers.at(endpoint)  # the rank may be back under another one already
+        peer = peers.named(*member) or peers.at(endpoint)  # the rank may already have another endpoint
         peer.is_supervised = roster.is_supervised(member.rank)
         if peer.returns and peer.endpoint != after:
             # The rank died after the roster was requested, so the roster cannot tell whether the rank returns.
@@ -391,7 +391,7 @@ class Exchange:
             # test_who_waits_for_a_rank_to_return_is_not_told_of_its_end_by_an_earlier_lookup
             missing.insert(0, member)
             return True
-        if peer.returns:  # the same as before: it does not come back
+        if peer.returns:  # the same process as before: the rank does not return
             peers.mark_lost(peer)
         found.append(peer)
         return True
@@ -407,7 +407,7 @@ class Exchange:
         peer = mailbox.peers.named(member.group, member.rank)
         if peer is None:
             return None
-        if peer.error is not None:  # those who wait for the name wait for the next process of that rank
+        if peer.error is not None:  # otherwise wait for the next process of that rank
             return peer if receives and mailbox.inbox.has_message(peer, POINT_TO_POINT) else None
         return None if mailbox.names.is_pending(*member) else peer
 

@@ -124,7 +124,7 @@ class GroupRosters:
             request = self._client.request(operation, node=0, what=f"a group named '{group}'")
             lookup.number = request.number
             request._follow(lambda: self._found(key, lookup, request))
-            if not after:  # else the group's owner says in any case what becomes of the rank
+            if not after:  # otherwise the group's owner always reports the rank's fate
                 self._client.later(self._patience, lambda: self._time_out(key, lookup))
         return False
 

@@ -90,7 +90,7 @@ class Inbox:
             with self._lock:
                 stream.others.update(others)
         self._act(stream, arrivals.post, receiving)
-        if receiving.done():  # given up before it was posted
+        if receiving.done():  # abandoned before it was posted
             self._act(stream, arrivals.cancel, receiving)
             receiving.withdraw = None
         gone = next((peer for peer in stream.others if peer.error is not None), None) if stream.others else None
@@ -127,7 +127,7 @@ class Inbox:
                 receive.withdraw = None
                 self.wait_for_return(receive, stream.source)
             else:
-                receive.fail(copy_of(action.why))  # which comes to hold on to the frames that it is raised through
+                receive.fail(copy_of(action.why))  # a copy: a raised error holds the frames that it passes through
             return []
         assert message is not None
         if action.kind is ActionKind.GRANT:
@@ -158,7 +158,7 @@ class Inbox:
     def _reply(self, stream: _ReceiveStream, what: int, *facts: Any) -> None:
         self._peers.post((stream.source,), (what, stream.id, *facts))
 
-    # -- what senders say ---------------------------------------------------------------------------------------
+    # -- messages of senders ------------------------------------------------------------------------------------
 
     def on_data(
         self,
@@ -198,7 +198,7 @@ class Inbox:
         if via is not None:
             with self._lock:
                 message = arrivals.expect(number, charge)
-            if message is None:  # it was here, or is not wanted
+            if message is None:  # a duplicate, or withdrawn
                 close_fds(fds)
                 self._reply(stream, message_facts.TAKEN, number)
                 self._act(stream, list)

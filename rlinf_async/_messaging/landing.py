@@ -82,7 +82,7 @@ class RelayHost:
         if self._landing is not None:
             self._landing.keep_all()
         self._landing = landing = _Landing(self, number, sizes, source, patience)
-        if self._end is not None:  # closed by another thread meanwhile, which may not have seen this one
+        if self._end is not None:  # another thread may have closed the host without seeing this one
             landing.fail(self._end)
         self._submit(functools.partial(self._expect, landing, sum(sizes)))
 
@@ -105,7 +105,7 @@ class RelayHost:
                 return
             except Exception as failure:
                 self._send_landed(number, failure)
-        else:  # not raised: others have it, and its traceback would keep the room
+        else:  # not raised: the error is shared, and its traceback would keep the room
             self._send_landed(number, error)
         room.abandon()
 
@@ -186,7 +186,7 @@ class _Landing:
                 while self._arrived < len(self._coming) and self._coming[self._arrived].done():
                     self._coming[self._arrived]._result()
                     self._arrived += 1
-            except Exception as error:  # whose traceback would keep the memory
+            except Exception as error:  # a copy: the traceback would keep the memory
                 self._error = self._error or copy_of(error)
             if self._arrived > arrived:
                 self._watch()

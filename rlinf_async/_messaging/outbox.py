@@ -134,10 +134,10 @@ class Outbox:
         self._settle(stream, in_flight)
         if sending.done():
             sending.forget()
-            if sending.has_failed:  # given up while it left
+            if sending.has_failed:  # abandoned while it left
                 self._rollback(stream, in_flight, ClosedError(f"{sending._describe()} was given up"))
         for peer in receivers:
-            if peer.error is not None:  # meanwhile
+            if peer.error is not None:  # it ended meanwhile
                 self._fail(stream)
                 return
 
@@ -146,7 +146,7 @@ class Outbox:
         try:
             transport = self._choose_transport(stream, payload)
             if payload.is_on_gpu and transport not in GPU_LINKS:
-                payload.make_plain()  # here, and not in the thread that reads the socket
+                payload.make_plain()  # in this thread, because the copy would delay the thread that reads
         except Exception as error:
             sending.fail(error)
             return False
@@ -226,9 +226,7 @@ class Outbox:
             for peer in receivers:
                 in_flight.awaited.pop(peer.endpoint, None)
             if not in_flight.awaited:
-                self._drop(
-                    stream, in_flight
-                )  # it is sent: what its receiver makes of it comes too late to be its error
+                self._drop(stream, in_flight)  # done: an error of the receiver comes too late
         self._peers.post(receivers, (*start, None), body, fds)
 
     def _by_link(
@@ -239,7 +237,7 @@ class Outbox:
         links = [self._peers.link(peer, transport) for peer in receivers]
         body: bytes | int
         buffers: Sequence[Any]
-        if in_flight.by_gpu:  # and there is one receiver
+        if in_flight.by_gpu:  # then there is one receiver
             assert isinstance(payload, DevicePayload)
             buffers, places = payload.tensors(), [payload.places]
             body, fds = payload.pack_rest()
@@ -248,7 +246,7 @@ class Outbox:
         sizes = [buffer.nbytes for buffer in buffers]
         for peer, link in zip(receivers, links, strict=True):
             if in_flight.by_gpu and not peer.gpu_link.is_proven:
-                timeout = settings.GPU_LINK_TIMEOUT_S()  # libraries that find no way have been seen to search on
+                timeout = settings.GPU_LINK_TIMEOUT_S()  # libraries may search for a connection for ever
                 self._peers.later(timeout, functools.partial(self._abandon_gpu_link, stream, number, peer, link))
             in_flight.attempts += 1
             transfer = next(peer.transfers)
@@ -256,11 +254,11 @@ class Outbox:
             self._peers.post((peer,), (*start, [transport, transfer, sizes, *places]), body, fds)
             work = link.send(transfer, buffers)
             work._follow(functools.partial(self._sent_by_link, stream, in_flight, peer, work))
-        if in_flight.awaited and number not in stream.open:  # withdrawn meanwhile: no receiver will fetch it
+        if in_flight.awaited and number not in stream.open:  # withdrawn meanwhile: no receiver will request it
             in_flight.end_transfers(ClosedError(f"{in_flight.sending._describe()} was withdrawn"))
 
     def _sent_by_link(self, stream: SendStream, in_flight: InFlight, peer: Peer, work: Any) -> None:
-        if work._error is not None:  # not raised: its traceback would keep what was sent until the collector comes
+        if work._error is not None:  # not raised: its traceback would keep the payload until a collection
             self._retry(stream, in_flight, (peer,), work._error)
 
     def _abandon_gpu_link(self, stream: SendStream, number: int, peer: Peer, link: Any) -> None:
@@ -303,7 +301,7 @@ class Outbox:
         self._by_frame(stream, peers, in_flight, start, *packed)
         self._settle(stream, in_flight)
 
-    # -- by the relay -------------------------------------------------------------------------------------------
+    # -- relayed broadcasts -------------------------------------------------------------------------------------
 
     def _is_relayed(self, stream: SendStream, in_flight: InFlight) -> bool:
         """True for a large message to two or more other nodes, whose receivers all wait for it."""
@@ -332,13 +330,13 @@ class Outbox:
         carriers = [Carrier(self._peers, self, None, peer, stream.id, in_flight.number) for peer in far]
         in_flight.relay = RelayedBroadcast(carriers, told)
         in_flight.relay.start(memory)
-        if in_flight.number not in stream.open:  # withdrawn meanwhile, by a thread that has not seen the relay
+        if in_flight.number not in stream.open:  # withdrawn meanwhile by a thread that did not see the relay
             in_flight.end_relay()
 
     def on_relay(self, source: Peer, stream_id: Any, number: int, *message: Any) -> None:
         stream = self._find(source.endpoint, stream_id)
         in_flight = None if stream is None else stream.open.get(number)
-        relay = None if in_flight is None else in_flight.relay  # looked at once: another thread may end it
+        relay = None if in_flight is None else in_flight.relay  # read once: another thread may end it
         if relay is not None:
             relay.on_message(source, *message)
 
@@ -397,10 +395,10 @@ class Outbox:
             stream.open.clear()
         for in_flight in messages:
             in_flight.end_relay()
-            in_flight.end_transfers(error)  # also to those who live: what is sent may change from now on
+            in_flight.end_transfers(error)  # also to live receivers: the value may change from now on
             in_flight.sending.fail(copy_of(error))
 
-    # -- what receivers say -------------------------------------------------------------------------------------
+    # -- messages of receivers ----------------------------------------------------------------------------------
 
     def on_room(self, source: Peer, stream_id: Any, total: int) -> None:
         stream = self._find(source.endpoint, stream_id)
@@ -466,7 +464,7 @@ class Outbox:
             return
         in_flight = stream.open.get(number)
         relay = None if in_flight is None else in_flight.relay
-        if relay is not None:  # the others are to have it all the same
+        if relay is not None:  # the other receivers still get it
             relay.abandon(TransferFailed(f"{source.label} cannot receive it"))
         with self._lock:
             in_flight = stream.open.pop(number, None)
@@ -478,4 +476,4 @@ class Outbox:
             in_flight.end_transfers(TransferFailed(f"{source.label} does not want it"))
         text = f"{source.label} could not receive a message: {why}"
         if in_flight is None or not in_flight.sending.fail(ValueError(text)):
-            logger.warning("%s", text)  # its operation was done when it left
+            logger.warning("%s", text)  # the operation is already done

@@ -68,7 +68,7 @@ class Peers:
     def me(self) -> int:
         return self._client.endpoint
 
-    # -- who they are -------------------------------------------------------------------------------------------
+    # -- identities ---------------------------------------------------------------------------------------------
 
     def at(self, endpoint: int) -> Peer:
         peer = self._peers.get(endpoint)
@@ -89,7 +89,7 @@ class Peers:
         if before is None or before.error is not None or peer.error is None:
             self._named[group, rank] = peer
             if before is not None and before is not peer and before.error is not None:
-                self._on_end(before)  # once more: nobody can receive any more what it has sent
+                self._on_end(before)  # again: messages of the dead process cannot be received any more
 
     def named(self, group: str, rank: int) -> Peer | None:
         return self._named.get((group, rank))
@@ -105,7 +105,7 @@ class Peers:
         for callback in list(self.introduction_callbacks):
             callback(group, rank)
 
-    # -- to them ------------------------------------------------------------------------------------------------
+    # -- sending ------------------------------------------------------------------------------------------------
 
     def post(self, peers: Sequence[Peer], facts: Sequence[Any], body: Any = b"", fds: Sequence[int] = ()) -> None:
         """Send a frame to one or several peers; a frame to this worker itself has no other receivers."""
@@ -178,7 +178,7 @@ class Peers:
                     )
         return link
 
-    # -- whether they live --------------------------------------------------------------------------------------
+    # -- ends of peers ------------------------------------------------------------------------------------------
 
     def watch(self, peers: Iterable[Peer]) -> None:
         nodes: dict[int, list[Peer]] = {}
@@ -198,7 +198,7 @@ class Peers:
             for peer in watched:
                 if peer.node in self._client.lost_nodes:
                     self._lose(peer, lost)
-                else:  # it is this machine's daemon that is gone
+                else:  # this machine's own daemon is gone
                     self._end(peer, lost)
         except Exception as error:
             for peer in watched:
@@ -217,7 +217,7 @@ class Peers:
     def on_returned(self, facts: dict[str, Any]) -> None:
         """Handle the news that a dead rank is back under another endpoint, or does not return."""
         entry, report, peer = facts["entry"], facts["report"], self._peers.get(facts["was"])
-        if peer is not None and peer.error is None:  # its end is told by another way, and comes after this
+        if peer is not None and peer.error is None:  # the report of its end takes another way, and arrives later
             self._end(peer, WorkerDied.from_exit_report(report), returns=True)
         if entry is not None:
             node, pid = entry["info"]["node_name"], entry["pid"]
@@ -230,7 +230,7 @@ class Peers:
         """Note that a peer that was to return does not."""
         assert peer.error is not None
         peer.returns = False
-        if isinstance(peer.error, WorkerDied):  # whose words say that it is started again
+        if isinstance(peer.error, WorkerDied):  # its text says that the rank is being restarted
             peer.error = WorkerDied.from_exit_report({**vars(peer.error), "returns": False, "reason": reason})
             return
         peer.error = copy_of(peer.error)
@@ -258,7 +258,7 @@ class Peers:
         peer.error = error
         links = list(peer.links.values())
         for link in links:
-            link.discard(copy_of(error))  # which comes to hold what is open, and the record is kept
+            link.discard(copy_of(error))  # a copy: a raised error would hold the open transfers
         self._on_end(peer)
 
 
@@ -294,7 +294,7 @@ class Devices:
             return
         try:
             own = _find_own_gpu()
-        except Exception as error:  # a driver that is too old, or gone
+        except Exception as error:  # the driver may be too old, or gone
             logger.info("tensors of this worker's GPU go by way of the CPU: %s", error)
             self._is_out_of_order, self.is_awaited = True, False
             return

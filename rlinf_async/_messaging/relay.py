@@ -88,6 +88,6 @@ class Relay:
         error: Exception | None = None
         try:
             work._result()
-        except Exception as failure:  # whose traceback would keep the piece for as long as the report of it
+        except Exception as failure:  # a copy: the traceback would keep the piece
             error = copy_of(failure)
         self.act(self.plan.sent, transfer, error)

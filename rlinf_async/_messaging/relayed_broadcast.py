@@ -86,7 +86,7 @@ def open_landed(memory: Sequence[Any], sizes: Sequence[int], head: bytes) -> Con
     places = places_of(sizes)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if os.fstat(fd).st_ino != inode:  # the descriptor's number is used again
+        if os.fstat(fd).st_ino != inode:  # the descriptor's number has been reused
             raise TransferFailed(f"{path} is not the memory that was announced")
         view = map_private(fd, places[-1].stop)
     finally:
@@ -193,7 +193,7 @@ class RelayedBroadcast:
         job = RelayJob(1, memory.nbytes, _SECONDS)
         job.body, job.packed, job.facts = memory, memory.nbytes, ()
         carriers = list(self._carriers.values())
-        with self._lock:  # or ``close`` might come in between, and hosts that are appointed after it are never told
+        with self._lock:  # otherwise ``close`` could run in between, and miss hosts that are appointed after it
             if self._told is None:
                 return
             for carrier in carriers:
@@ -235,7 +235,7 @@ class RelayedBroadcast:
             carrier.send_message(HOST, stream_id)
 
     def inform(self, carrier: Carrier, memory: Any, number: int) -> None:
-        if carrier in self._hosts:  # and is none any more
+        if carrier in self._hosts:  # it is not a host any more
             self._hosts.remove(carrier)
             carrier.send_message(END)
 
@@ -297,7 +297,7 @@ class _BroadcastHost(RelayHost):
     def close(self, error: Exception) -> None:
         super().close(error)
         self.carrier.forget()
-        self._submit_later(self._forget)  # behind what is being made
+        self._submit_later(self._forget)  # behind the job that makes a room
 
     def _forget(self) -> None:
         for room in self._rooms:
@@ -319,7 +319,7 @@ class _SegmentRoom:
             raise
 
     def pin(self) -> Callable[[], None]:
-        return lambda: None  # a piece that is sent keeps the mapping
+        return lambda: None  # the piece's view keeps the mapping
 
     def finish(self, number: int) -> list[Any]:
         return [f"/proc/{os.getpid()}/fd/{self._fd}", os.fstat(self._fd).st_ino]

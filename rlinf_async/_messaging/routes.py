@@ -222,7 +222,7 @@ class Routes:
                 batch_size=route.batch_size,
                 recv_queue_size=route.queue_size,
             ).entries
-        else:  # one shard to serve, or all that are out
+        else:  # one shard to serve, or all that were sent
             count = 1 if serves else self._sent.get(_place(route), 0)
             if not count:
                 raise ConfigError(
@@ -249,7 +249,7 @@ class Routes:
             work = route.channel.get(key=key, async_op=True, timeout=route.timeout)
         return work
 
-    # -- who is on the other side -------------------------------------------------------------------------------
+    # -- the other group ----------------------------------------------------------------------------------------
 
     def _begin(self, group: str, work: AsyncRouteWork, start: Callable[[int], None]) -> None:
         """Start the operation with the group's world size, after the operations that already wait for it."""
@@ -280,7 +280,7 @@ class Routes:
             while waiting and waiting[0][0].done():
                 size, work, start = waiting.popleft()
                 if work.done():
-                    continue  # given up: it must not begin to send now
+                    continue  # abandoned: it must not start sending now
                 try:
                     start(size._result())
                 except Exception as error:

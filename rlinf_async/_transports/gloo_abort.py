@@ -33,7 +33,7 @@ def end_connections() -> int:
         connections = list(_connections_of(poll))
         if not any(TcpConnection.is_held(connection) for connection in connections):
             for connection in connections:
-                with contextlib.suppress(OSError):  # it has just ended
+                with contextlib.suppress(OSError):  # it may just have ended
                     connection.shutdown(socket.SHUT_RDWR)
                     ended += 1
         for connection in connections:
@@ -43,7 +43,7 @@ def end_connections() -> int:
 
 def _polls() -> Iterator[int]:
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # the thread has just ended
+        with contextlib.suppress(OSError):  # the thread may just have ended
             if (task / "comm").read_bytes().strip() == _THREAD and (poll := _poll_of(task)) is not None:
                 yield poll
 
@@ -67,5 +67,5 @@ def _connections_of(poll: int) -> Iterator[socket.socket]:
             continue
         if os.fstat(connection.fileno()).st_ino == int(watched[2], 16):
             yield connection
-        else:  # the number has been reused since the kernel named it
+        else:  # the number has been reused since
             connection.close()

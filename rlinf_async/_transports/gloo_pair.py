@@ -86,7 +86,7 @@ class GlooDevice:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
-            del job  # with what it holds, before the next one comes
+            del job  # the job's references must not outlive it
 
 
 class _GlooReceive:
@@ -183,7 +183,7 @@ class GlooPair(Pair):
         self._device = GlooDevice.acquire(self._address)
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch does not list it
         options._devices = [self._device.gloo]
-        options._threads = 0  # those are for collectives
+        options._threads = 0  # threads serve collectives only
         options._timeout = _CONNECT_TIMEOUT
         group = ProcessGroupGloo(self._store, self._rank, 2, options)
         connection = self._find_connection()
@@ -201,7 +201,7 @@ class GlooPair(Pair):
         operations can be ended."""
         own, peers = (self._store.get(f"0/{rank}") for rank in (self._rank, 1 - self._rank))
         connection = TcpConnection.find(lambda _, far: is_named_in(peers, far))
-        if connection is not None:  # made on this side
+        if connection is not None:  # this side made the connection
             self._owner.connected(self, connection.near)
             return connection
         with self._changed:
@@ -265,7 +265,7 @@ class GlooPair(Pair):
     def _break(self, error: Exception) -> None:
         if isinstance(error, RuntimeError):
             error = self._translate(error)
-        error.__traceback__ = None  # its frames hold the group, and whoever holds the error would with it
+        error.__traceback__ = None  # its frames hold the group
         self._owner.broke(self, error)
         self.close(error)
 

@@ -50,7 +50,7 @@ class _JobQueue:
             except BaseException as error:
                 failure = failure or error
                 self._on_error(error)
-            del job  # with what it holds, before the next one comes
+            del job  # the job's references must not outlive it
 
 
 class LazyThread(_JobQueue):
@@ -134,4 +134,4 @@ def _settle(future: Future[Any], function: Callable[..., Any], args: tuple[Any, 
     except BaseException as error:
         future.set_exception(error)
     finally:
-        del future  # which would be held by its own exception's traceback
+        del future  # its own exception's traceback would hold it

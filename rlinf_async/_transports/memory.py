@@ -72,7 +72,7 @@ class WarmMemory:
         for _ in range(len(self._unused)):
             try:
                 memory = self._unused.popleft()
-            except IndexError:  # others look as well
+            except IndexError:  # other threads take memory too
                 break
             if nbytes <= len(memory) <= 2 * nbytes:
                 return memory
@@ -81,7 +81,7 @@ class WarmMemory:
 
     def _return(self, memory: mmap.mmap) -> None:
         self._unused.append(memory)
-        with contextlib.suppress(IndexError):  # others return as well
+        with contextlib.suppress(IndexError):  # other threads return memory too
             keep = settings.TENSOR_POOL_BYTES() if self._keep is None else self._keep
             while self.unused > keep:
                 self._unused.popleft()

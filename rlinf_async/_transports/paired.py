@@ -131,10 +131,10 @@ class PairedLink(ABC, Generic[Buffer]):
             if kind == "broken":
                 self._on_broken(generation, *rest)
                 return
-            if kind == "received":  # and if its pair is no more
+            if kind == "received":  # also after its pair has ended
                 self._on_received(*rest)
                 return
-            if generation < self._generation:  # said before our "broken" arrived; or that was lost with a connection
+            if generation < self._generation:  # sent before our "broken" arrived, or that was lost with a connection
                 self._post_facts("broken", self._generation - 1, [], [], "a new pair has begun")
                 return
             if generation > self._generation:
@@ -180,7 +180,7 @@ class PairedLink(ABC, Generic[Buffer]):
     ) -> None:
         """End this generation: the named transfers fail, the others continue with the next one."""
         pair, self._pair = self._pair, None
-        if pair is not None:  # before any sender may mutate its memory
+        if pair is not None:  # before any sender may reuse its memory
             self._deferred.add(functools.partial(pair.close, copy_of(error)))
         self._open_transfers.forget_requests()
         received, sent = self._abandon(error, receivings, sendings)
@@ -206,14 +206,14 @@ class PairedLink(ABC, Generic[Buffer]):
             self._deferred.add(functools.partial(transfer.fail, copy_of(error)))
         return [receiving.number for receiving in received], [sending.number for sending in sent]
 
-    # -- what the opposite number says, under the lock --------------------------------------------------------------
+    # -- messages of the peer, under the lock -----------------------------------------------------------------------
 
     def _on_facts(self, kind: str, *rest: Any) -> None:
         pair = self._pair
         assert pair is not None
         match kind, *rest:
             case ("open",):
-                pass  # it is
+                pass  # it is open already
             case "store", key, value:
                 self._deferred.add(lambda: pair.on_set(key, value))
             case "connected", host, port:
@@ -254,7 +254,7 @@ class PairedLink(ABC, Generic[Buffer]):
                 self._post_facts("broken", self._generation - 1, failed, [], text)
         self._open_transfers.peer_knows(received)
 
-    # -- what the pair says, in its threads -------------------------------------------------------------------------
+    # -- reports of the pair, in its threads ------------------------------------------------------------------------
 
     def set_key(self, pair: Pair, key: str, value: bytes) -> None:
         with self._about(pair) as is_current:
@@ -270,7 +270,7 @@ class PairedLink(ABC, Generic[Buffer]):
         with self._about(pair) as is_current:
             if not is_current or receiving.number not in self._open_transfers.receivings:
                 return None
-            receiving.tries += 1  # first: what fails for another reason than a lack of memory fails each time
+            receiving.tries += 1  # counted first: an allocation may fail at every attempt
             if not receiving.chunks:
                 receiving.allocate()
             return receiving.arrived

@@ -70,7 +70,7 @@ class Collectives:
             return []
         try:
             recorded = [operation for operation in _recorded() if operation.record not in self._aborted]
-        except Exception:  # another torch than those that are known
+        except Exception:  # an unknown version of torch
             logger.warning("torch's flight recorder could not be read", exc_info=True)
             recorded = []
         return [*recorded, *self._sampled()]
@@ -121,7 +121,7 @@ class PythonProbe:
     def __init__(self) -> None:
         self._number = next(self._numbers)
         if ctypes.pythonapi.Py_AddPendingCall(_note_python, ctypes.c_void_p(self._number)):
-            self._number = 0  # too many are pending: no evidence
+            self._number = 0  # too many calls are pending: the probe gives no evidence
 
     @property
     def has_run(self) -> bool:
@@ -221,7 +221,7 @@ def _end_store_connections() -> int:
                 if str(far) == port and host.rpartition(":")[2] in (address, address.rpartition(":")[2]):
                     connection.shutdown(socket.SHUT_RDWR)
                     ended += 1
-            except OSError:  # it has just ended
+            except OSError:  # it may just have ended
                 continue
     return ended
 

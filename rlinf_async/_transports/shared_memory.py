@@ -88,7 +88,7 @@ def fits(nbytes: int) -> bool:
     try:
         used, available, total = _usage()
         limit = budget()
-    except OSError:  # no descriptors are left: the segment has none either, and its error names the limit
+    except OSError:  # no descriptor is left: creating the segment will fail with a better error
         return True
     if used + nbytes <= limit and nbytes + _RESERVED_FRACTION * total <= available:
         return True

@@ -45,7 +45,7 @@ class TcpConnection:
             for duplicate in connections():
                 try:
                     candidate = cls(duplicate)
-                except OSError:  # it has just ended
+                except OSError:  # it may just have ended
                     duplicate.close()
                     continue
                 is_new = candidate._ends not in cls._held and candidate._ends not in found
@@ -66,7 +66,7 @@ class TcpConnection:
     def is_held(cls, connection: socket.socket) -> bool:
         try:
             return (connection.getsockname()[:2], connection.getpeername()[:2]) in cls._held
-        except OSError:  # it has just ended
+        except OSError:  # it may just have ended
             return False
 
     @property
@@ -107,7 +107,7 @@ def connection_at(fd: int) -> socket.socket | None:
         return None
     try:
         candidate = socket.socket(fileno=duplicate)
-    except OSError:  # the number has been reused
+    except OSError:  # its number has been reused
         os.close(duplicate)
         return None
     if _is_established(candidate):

@@ -36,7 +36,7 @@ class Acknowledgements:
             self._loop.call_later(settings.DIRECT_ACK_S(), self._late, self._incoming.acknowledged)
 
     def _late(self, acknowledged: int) -> None:
-        self._is_timing = False  # first: what comes from here on sets another one
+        self._is_timing = False  # first: a later frame must set another timer
         if not self._incoming.is_due:
             return
         if self._incoming.acknowledged != acknowledged:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 from rlinf_async.errors import AuthError, ConfigError
 
-if TYPE_CHECKING:  # slow to import, and only who starts a run over several machines needs it
+if TYPE_CHECKING:  # a slow import, needed only to start runs over several machines
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
-_CLOCK_SKEW = timedelta(days=2)  # a certificate that is not valid yet fails without a word on the other side
+_CLOCK_SKEW = timedelta(days=2)  # a certificate that is not valid yet fails without an explanation
 _LIFETIME = timedelta(days=365)  # runs last weeks; a run ends with its authority anyway
-_READ_ALERT_TIMEOUT_S = 1.0  # seconds that a server has to say what it thinks of our certificate
+_READ_ALERT_TIMEOUT_S = 1.0  # time for a server to reject our certificate
 _UNKNOWN_ISSUER = (18, 19, 20, 21)  # OpenSSL's codes for a chain that does not end in the authority
 _RUN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
 
@@ -110,7 +110,7 @@ async def explain_refusal(
     try:
         async with asyncio.timeout(timeout):
             return await _handshake(host, port, name, where, credentials)
-    except (OSError, TimeoutError):  # no connection, or no answer: not a matter of certificates
+    except (OSError, TimeoutError):  # no connection or no answer: certificates are not the cause
         return None
 
 
@@ -127,7 +127,7 @@ async def _handshake(host: str, port: int, name: str, where: str, credentials: N
         return AuthError(f"{where} ended the connection during the TLS handshake: no node of this run")
     try:
         async with asyncio.timeout(_READ_ALERT_TIMEOUT_S):
-            accepted = await reader.read(1)  # HTTP/2 settings follow at once where our certificate was accepted
+            accepted = await reader.read(1)  # a server that accepts our certificate sends HTTP/2 settings at once
     except TimeoutError:
         return None
     except (ssl.SSLError, ConnectionResetError):
@@ -140,7 +140,7 @@ async def _handshake(host: str, port: int, name: str, where: str, credentials: N
 
 
 def _tls_context(credentials: NodeCredentials) -> ssl.SSLContext:
-    descriptor = os.memfd_create("credentials")  # ssl reads keys from files only; this one has no name
+    descriptor = os.memfd_create("credentials")  # ssl reads keys from files only; this file has no name
     try:
         context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cadata=credentials.ca)
         context.set_alpn_protocols(["h2"])

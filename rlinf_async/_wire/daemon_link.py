@@ -34,8 +34,8 @@ CLOSED = "its daemon ended in order: it was stopped, or has lost its launcher"
 """Reason of a link that the other side has closed."""
 CLOSE_TIMEOUT_S = 2.0
 
-_BATCH_BYTES = 256 << 10  # bytes; the throughput of larger messages is no better, and calls wait behind them
-_MAX_QUEUED_PIECES = 4  # pieces: enough to keep the stream busy
+_BATCH_BYTES = 256 << 10  # larger messages are no faster, and delay calls
+_MAX_QUEUED_PIECES = 4  # enough to keep the stream busy
 _MAX_KEPT_BYTES: Final = 32 << 20
 """Bytes of unacknowledged pieces from which the bulk stream waits."""
 _ACK_DELAY_S: Final = 0.05
@@ -189,20 +189,20 @@ class PeerLink:
         self._owes_acknowledgement = False  # an acknowledgement or a heartbeat
         self._ack_timer: asyncio.TimerHandle | None = None
         self._open_readers = 2
-        self._closing = False  # by this side
-        self._ending = False  # by either side: what is queued still leaves, nothing more is accepted
-        self._has_ended = False  # nothing comes or goes any more
+        self._closing = False  # this side closes
+        self._ending = False  # either side closes: queued messages still leave, no more are accepted
+        self._has_ended = False  # nothing is sent or received any more
         self._has_told_end = False
         self._reason = ""
-        self._verdict = ""  # of this side, for which the other side still has to be told
+        self._verdict = ""  # this side's reason to end, not yet sent
         self._loop = asyncio.get_running_loop()
         self._present: Wire | None = wire
         self._interruption: asyncio.Future[Broken] = self._loop.create_future()
         self._resumption: asyncio.Future[Wire] = self._loop.create_future()
         self._heard = self._last_beat = clock.monotonic()
         self._is_silent = asyncio.Event()
-        self._is_deaf = False  # nothing has come for a while
-        self._is_unheard = False  # the other side says so of itself
+        self._is_deaf = False  # nothing has arrived for a while
+        self._is_unheard = False  # the other side reports that nothing arrives there
         self._beat = self._loop.call_later(self._beat_s, self._on_beat)
         self._task = asyncio.create_task(self._run(wire), name=f"link to node {peer}")
 
@@ -237,7 +237,7 @@ class PeerLink:
             raise ValueError(f"a bulk piece holds 1 to {MAX_MESSAGE_BYTES} bytes, got {len(piece)}")
         await self._bulk_room.acquire()
         if self._ending:
-            self._bulk_room.release()  # wakes the next of those that wait
+            self._bulk_room.release()  # wakes the next waiting call
             if self._closing:
                 raise ClosedError(f"the link to node {self.peer} is closed")
             reason = self._reason or CLOSED
@@ -281,7 +281,7 @@ class PeerLink:
                     wire = await self._replace(wire, str(broken))
         except Broken as broken:
             self._reason = str(broken)
-        except Exception as error:  # the owner would never hear of it, and take the node for one that is there
+        except Exception as error:  # otherwise the owner would believe that the node is connected
             report_failure(f"the link to node {self.peer} failed", error)
             self._reason = repr(error)
         finally:
@@ -346,7 +346,7 @@ class PeerLink:
             await self._is_silent.wait()
             heard = self._heard
             reached = await self._accepts(self._address, _PROBE_S)
-            if self._is_unheard and reached is not None:  # what was queued may have arrived with this: one more word
+            if self._is_unheard and reached is not None:  # queued messages may just have arrived: wait for one more
                 await asyncio.wait([self._interruption], timeout=self._beat_s)
             if self._heard != heard and not self._is_unheard:
                 self._is_silent.clear()
@@ -437,7 +437,7 @@ class PeerLink:
     def resume(self, wire: Wire, received: Received) -> None:
         """Continue with a connection, at whose other end so many messages have arrived."""
         if self._present is not None or self._resumption.done() or self._ending:
-            wire.over.set()  # another was faster, and takes this one's place; or the link is over
+            wire.over.set()  # another connection was faster, or the link is over
             return
         try:
             self._resume(received)
@@ -466,7 +466,7 @@ class PeerLink:
         except ValueError as error:
             raise LinkEnded(str(error)) from None
 
-    # -- signs of life ------------------------------------------------------------------------------------------
+    # -- heartbeats ---------------------------------------------------------------------------------------------
 
     @property
     def _beat_s(self) -> float:
@@ -597,7 +597,7 @@ class PeerLink:
         except Exception as error:
             report_failure(f"{callback} of the link to node {self.peer} failed", error)
             self._abandon(f"{callback} failed: {error!r}")
-            await self._loop.create_future()  # the other side is being told; then this is cancelled
+            await self._loop.create_future()  # cancelled once the other side has been told
 
     def _close_reader(self) -> None:
         self._open_readers -= 1

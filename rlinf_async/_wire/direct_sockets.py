@@ -70,7 +70,7 @@ class DirectSockets:
     def lost(self, peer: int) -> None:
         """Note that an endpoint's socket could not be received: its frames go by way of the daemon."""
         self._lost.add(peer)
-        self._replaced.add(peer)  # there as well: neither side links what follows
+        self._replaced.add(peer)  # the peer does the same: neither side links later sockets
         self._send_resume(peer, 0)
 
     def resume(self, peer: int, received: int) -> None:

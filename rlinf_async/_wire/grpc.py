@@ -45,7 +45,7 @@ import grpc.aio  # noqa: E402
 for _name in _own_settings:
     del os.environ[_name]
 
-_MAX_DETAILS_CHARS = 1000  # characters: longer status details arrive as "metadata size exceeds hard limit"
+_MAX_DETAILS_CHARS = 1000  # longer status details arrive as "metadata size exceeds hard limit"
 
 _log = own_logger(__name__)
 _Options = list[tuple[str, int | str]]
@@ -74,9 +74,12 @@ def _server_options(lease: float, patience: float, most: int | None) -> _Options
     return [
         *_shared_options(lease),
         *([("grpc.max_allowed_incoming_connections", most)] if most is not None else []),
-        ("grpc.so_reuseport", 0),  # else a second process could bind the same port and take half the calls
+        ("grpc.so_reuseport", 0),  # otherwise a second process could bind the port and take half the calls
         ("grpc.server_handshake_timeout_ms", round(patience * 1000)),
-        ("grpc.http2.min_ping_interval_without_data_ms", round(lease * 400)),  # else the third ping is one too many
+        (
+            "grpc.http2.min_ping_interval_without_data_ms",
+            round(lease * 400),
+        ),  # or the third ping is rejected
         ("grpc.server.max_pending_requests", 1 << 20),
         ("grpc.server_max_unrequested_time_in_server", 86_400),
     ]
@@ -85,7 +88,7 @@ def _server_options(lease: float, patience: float, most: int | None) -> _Options
 def _channel_options(lease: float, name: str) -> _Options:
     return [
         *_shared_options(lease),
-        ("grpc.ssl_target_name_override", name),  # the one peer that is meant, whatever its address
+        ("grpc.ssl_target_name_override", name),  # the peer is identified by name, whatever its address
         ("grpc.enable_http_proxy", 0),
         ("grpc.enable_retries", 0),
         ("grpc.use_local_subchannel_pool", 1),
@@ -159,7 +162,7 @@ class RpcStream:
             pass
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if task is None or task.cancelling():  # else it is gRPC's way to say that the call has ended
+            if task is None or task.cancelling():  # otherwise gRPC signals the end of the call
                 raise
         raise Broken(await self._why_broken())
 
@@ -168,7 +171,7 @@ def dialled(call: Any) -> RpcStream:
     """Return the end of a stream on the side that dialled."""
 
     async def why_broken() -> str:
-        call.cancel()  # does nothing where the call has ended, as it should have
+        call.cancel()  # no effect if the call has ended, as it should have
         return f"the connection broke ({await call.details()})"
 
     return RpcStream(call, why_broken)
@@ -212,7 +215,7 @@ async def refuse(context: Any, error: RLinfAsyncError) -> NoReturn:
     """End a peer's call with the error's text, which both sides then log."""
     _log.warning("refused a connection from %s: %s", context.peer(), str(error))
     await context.abort(_CODES[type(error)], _details(str(error)))
-    raise error  # not reached: abort raises what gRPC wants to see
+    raise error  # not reached: abort raises gRPC's own exception
 
 
 def _details(text: str) -> str:

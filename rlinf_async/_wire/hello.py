@@ -20,8 +20,8 @@ from rlinf_async._core.own_logger import own_logger
 from rlinf_async._wire.credentials import node_name
 from rlinf_async.errors import AuthError, VersionMismatch
 
-_MAX_HELLO_BYTES = 64 << 10  # bytes
-_WARN_CLOCK_SKEW_S = 5.0  # seconds that are worth a warning
+_MAX_HELLO_BYTES = 64 << 10  # far more than any Hello needs
+_WARN_CLOCK_SKEW_S = 5.0  # a smaller skew is not worth a warning
 
 INCARNATION: Final = secrets.token_hex(8)
 
@@ -145,5 +145,5 @@ def _shown(fields: dict[str, Any], field: str) -> str:
 def _package_version() -> str:
     try:
         return metadata.version("rlinf-async")
-    except metadata.PackageNotFoundError:  # a checkout that was put on the path, not installed
+    except metadata.PackageNotFoundError:  # a checkout on the path, not installed
         return "unknown"

@@ -179,7 +179,7 @@ class Lifeline:
                 self._broken = self._sealed = True
                 raise await self._exit_error() from None
             except BaseException:
-                self.seal()  # half a line may have left: nothing may follow it
+                self.seal()  # half a line may have left, so nothing may follow
                 raise
 
     async def receive(self, timeout: float | None) -> dict[str, Any]:
@@ -272,7 +272,7 @@ class Lifeline:
                     poll.poll(_LAST_OUTPUT_S * 1000)
                 self._process.poll()
         except OSError:
-            pass  # the loop goes on after all, and has noticed the end
+            pass  # the loop is still running, and has noticed the end
         if self._loop.is_closed() and not self._closed:
             self._closed = True
             _open_here.discard(self)

@@ -50,7 +50,7 @@ def listening_sockets(address: str, ports: Sequence[int] | None, what: str) -> I
     for port in [*(ports or ())[first:], *(ports or ())[:first]]:
         if (mark := promise(port)) is None:
             continue
-        with mark:  # also until the caller goes on: a library that cannot take a socket binds the port anew
+        with mark:  # held until the caller continues: a library may have to bind the port again
             try:
                 listener = _listening(address, port)
             except OSError as error:

@@ -100,7 +100,7 @@ class PeerServer:
             except RuntimeError as error:
                 await server.stop(None)
                 if self._ports is not None:
-                    continue  # somebody has taken it in this moment
+                    continue  # another process has just taken it
                 raise LaunchError(f"node {self._node} cannot listen on {self._bind}: {error}") from None
             await server.start()
             self._server = server
@@ -209,7 +209,7 @@ class PeerServer:
             if self._stopping:
                 await grpc.refuse(context, ClosedError(f"node {self._node} is shutting down"))
         except BaseException as error:
-            handshake.wire_is_over.set()  # the bulk stream may have come, and its handler waits for this
+            handshake.wire_is_over.set()  # the bulk stream's handler may be waiting for this
             if isinstance(error, TimeoutError):
                 await grpc.refuse(context, AuthError(f"no bulk stream within {self._patience:g} s after the Hello"))
             if isinstance(error, Broken):

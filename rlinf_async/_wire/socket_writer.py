@@ -274,7 +274,7 @@ class SocketWriter:
         else:
             self._loop.call_soon_threadsafe(callback)
 
-    # -- once the socket has ended ------------------------------------------------------------------------------
+    # -- after the end of the socket ----------------------------------------------------------------------------
 
     def _send_closed(self, frame: Frame, fds: Sequence[int]) -> None:
         if self._relay is not None:

@@ -94,7 +94,7 @@ class Terminal:
         ended = asyncio.Event()
 
         def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has been closed since
+            with contextlib.suppress(RuntimeError):  # the loop may have been closed
                 loop.call_soon_threadsafe(ended.set)
 
         seconds = self._end(tell)
@@ -114,7 +114,7 @@ class Terminal:
             if self._wake >= 0:
                 self._on_end.append(tell)
                 os.eventfd_write(self._wake, 1)
-            else:  # there is no thread, or it has ended
+            else:  # no thread is running
                 tell()
         return seconds
 
@@ -125,7 +125,7 @@ class Terminal:
             while (item := self._next()) is not None:
                 source, data = item
                 rest = b""
-                with contextlib.suppress(Exception):  # a stream that was closed, or is the user's own: the logs have it
+                with contextlib.suppress(Exception):  # a closed stream, or the user's own: the logs have the text
                     rest = self._put(source[0], data)
                 with self._lock:
                     self._size -= len(data)
@@ -173,7 +173,7 @@ class Terminal:
         while start < len(data):
             if not self._wait(fd):
                 return data[start:]
-            stream.flush()  # what the user has printed stands first
+            stream.flush()  # the user's own output comes first
             start += os.write(fd, data[start : start + _PIPE_BUF_BYTES])
         return b""
 

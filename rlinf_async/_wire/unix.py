@@ -239,7 +239,7 @@ class Connection:
             except OSError as error:  # user code has closed it
                 self._fail(f"{type(error).__name__}: {error}")
                 return
-            if there[0] and not self._socket.is_intact():  # these bytes are another file's
+            if there[0] and not self._socket.is_intact():  # the bytes belong to another file
                 self._fail("its descriptor was closed")
                 return
             until = self._incoming.read_bytes + there[0]
@@ -302,7 +302,7 @@ class Connection:
             self._writer.end()
             self.reader.stop()
         if self._writer.thread and not self._loop.is_closed():
-            with contextlib.suppress(RuntimeError):  # closed meanwhile
+            with contextlib.suppress(RuntimeError):  # it was closed meanwhile
                 self._writer.on_loop(self._release)
                 return
         self._release()
@@ -318,7 +318,7 @@ class Connection:
             with contextlib.suppress(OSError):
                 self._loop.remove_reader(fileno)
                 self._loop.remove_writer(fileno)
-        with self._arbiter.lock:  # so that no thread is about to read
+        with self._arbiter.lock:  # no thread may be about to read
             if self._idle is not None:
                 self._idle.remove(fileno)
             self._socket.close()
@@ -441,7 +441,7 @@ class SocketReader:
                 except Exception:
                     # One frame that cannot be handled must not keep the others from their receivers.
                     logger.exception("a frame of kind %d could not be handled", frame[0])
-        finally:  # on a main thread a signal's handler may end a process, or try to
+        finally:  # a signal handler may raise on the main thread
             self.is_handling = inside
 
     def _fail(self, reason: str) -> None:

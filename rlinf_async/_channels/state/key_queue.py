@@ -52,7 +52,7 @@ class KeyQueue:
     def is_idle(self) -> bool:
         return not (self.items or self.returned or self.gets or self.puts or self.handed_out)
 
-    # -- gets meet items ----------------------------------------------------------------------------------------
+    # -- matching -----------------------------------------------------------------------------------------------
 
     def match(self, budget: ByteBudget, steps: list[Step]) -> Demand | None:
         """Hand items to the waiting gets until either run out.
@@ -96,7 +96,7 @@ class KeyQueue:
 
     def hand_out(self, get: Demand, steps: list[Step]) -> None:
         if len(get.items) > 1:
-            get.items.sort()  # something may have come back while it was gathering
+            get.items.sort()  # an item may have come back while it was gathering
         get.delivered = True
         self.handed_out += 1
         self.handed_out_items += len(get.items)

@@ -192,7 +192,7 @@ class Queue:
                 for item in waiting:
                     if (client := self.clients.get(item.producer)) is not None:
                         client.puts.pop(item.number, None)
-                    if item.sent:  # nothing comes after it: that it waits for room holds up nobody but gets
+                    if item.sent:  # no put follows it, so it need not wait for room
                         self._accept(key_queue, item, steps)
                     else:
                         steps.append((QueueAction.CLOSED, item))
@@ -205,7 +205,7 @@ class Queue:
             self._discard(steps)
         return steps
 
-    # -- questions ----------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------
 
     def size(self, key: bytes) -> int:
         key_queue = self._keys.get(key)
@@ -435,7 +435,7 @@ class Queue:
         for get in list(key_queue.gets):
             if self._may_yet_come(key_queue, get):
                 if get.items:
-                    break  # what it has gathered may yet come to those behind it
+                    break  # its gathered items may still go to the gets behind it
                 continue
             key_queue.remove_get(get, self.budget)
             if get.items:
@@ -461,7 +461,7 @@ class Queue:
         for client in self.clients.values():
             steps += [(QueueAction.ENDED, get) for get in client.gets.values() if not get.delivered]
             client.gets.clear()
-        for key_queue in self._keys.values():  # what is leased is its consumer's
+        for key_queue in self._keys.values():  # leased items stay their consumers'
             self._counts.put += key_queue.put
             self._counts.got += key_queue.got + key_queue.handed_out_items
             self._counts.drop(DISCARDED, key_queue.present - key_queue.handed_out_items)

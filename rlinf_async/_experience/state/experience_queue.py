@@ -206,7 +206,7 @@ class ExperienceQueue(Queue):
                 self.pool.drop_stale()
             groups = self.pool.take(get.target or 1, key, shared=shared)
             if groups is None:
-                shared = False  # what is for all is for the first: a large take would starve behind small ones
+                shared = False  # the first take gets keyless groups, or large takes would starve
                 continue
             is_served = True
             del self._takes[get]
@@ -246,7 +246,7 @@ class ExperienceQueue(Queue):
         for get in list(self._wishes):
             self._refuse(get, "ClosedError", self._closed_text(), steps)
         if (self._leases or self._unwritten) and not self.pool.is_discarded:
-            return  # groups may come back
+            return  # groups may still come back
         for get, (_, key) in list(self._takes.items()):
             if not self.pool.available(key):
                 text = f"experience '{self._name}' is closed, and no groups are left to take"
@@ -276,11 +276,11 @@ class ExperienceQueue(Queue):
     def cancel(self, who: int, *numbers: int) -> list[Step]:
         for number in numbers:
             if (insert := self._inserts.get((who, number))) is not None:
-                insert.is_withdrawn = True  # the producer is told that it is not here, whatever the disk says
+                insert.is_withdrawn = True  # the producer is told so, whatever the disk reports
         return super().cancel(who, *numbers)
 
     def confirm(self, consumer: int, number: int, count: int, steps: list[Step]) -> bool:
-        return False  # that is an operation here, whose answer may wait for a disk: ``settle``
+        return False  # ``settle`` does this, because its answer may wait for a disk
 
     def settle(
         self, holder: int, number: int, count: int, done: Callable[[Exception | None], None]
@@ -293,7 +293,7 @@ class ExperienceQueue(Queue):
             return None
         settled = groups[:count]
         del groups[:count]
-        get.items.clear()  # they were delivered, and the groups hold those that may come back
+        get.items.clear()  # delivered samples; the groups keep those that may come back
         if not groups:
             del self._leases[get]
             del client.gets[number]
@@ -302,7 +302,7 @@ class ExperienceQueue(Queue):
         self._serve(steps)
         return steps
 
-    # -- what is written ----------------------------------------------------------------------------------------
+    # -- writing ------------------------------------------------------------------------------------------------
 
     def _write(self, change: Change, steps: list[Step]) -> None:
         if self._keeper.is_durable:
@@ -373,7 +373,7 @@ class ExperienceQueue(Queue):
                 f"set_version({version}) of {where} by {trainer}: it has set version {before}, and versions rise; "
                 f"where it has gone back to a checkpoint, write set_version({version}, restart=True)"
             )
-        if restart:  # the other ranks live, and have yet to say to which version they went back
+        if restart:  # the other ranks have yet to set the version that they went back to
             self.setters = dict.fromkeys(self.setters, -1)
         self.trainer, self.story = trainer, ""
         self.setters[setter] = version
@@ -381,7 +381,7 @@ class ExperienceQueue(Queue):
         return steps
 
     def _advance(self, steps: list[Step]) -> None:
-        version = max(self.setters.values())  # of several ranks some are behind for a moment
+        version = max(self.setters.values())  # some ranks may be behind for a moment
         if version not in (-1, self.pool.version):
             self.pool.set_version(version)
             self._write(Advance(version), steps)
@@ -391,7 +391,7 @@ class ExperienceQueue(Queue):
         """Refuse all wishes because the trainer has ended and does not return."""
         steps: list[Step] = []
         if not self.setters:
-            self.story = self.story or story  # the first one has its last words
+            self.story = self.story or story  # the first report has the last output
             self._serve(steps)
         return steps
 
@@ -438,7 +438,7 @@ class ExperienceQueue(Queue):
         self._serve(steps)
         return steps
 
-    # -- questions ----------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------
 
     @property
     def used(self) -> list[bytes]:

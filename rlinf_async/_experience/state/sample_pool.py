@@ -179,7 +179,7 @@ class SamplePool:
                 del self._open[name]
             self._forget(group)
         elif was_full and name not in self._open and not self.is_closed:
-            del self._unsettled[group]  # it waits for another sample in the place of this one
+            del self._unsettled[group]  # the group waits for another sample in its place
             group.is_over = False
             self._open[name] = group
             self._note_deadline(group)
@@ -273,7 +273,7 @@ class SamplePool:
         for groups in list(self._ready.values()):
             self._drop_ready(groups, _stale(groups, oldest), STALE)
         if oldest == self._swept_for:
-            return  # an incomplete group that has become stale since is dropped when it is complete
+            return  # groups that became stale later are dropped once complete
         self._swept_for = oldest
         for group in [group for group in self._open.values() if group.version < oldest]:
             del self._open[group.key, group.name]
@@ -346,7 +346,7 @@ class SamplePool:
                 self._samples += len(group.samples)
                 self._make_ready(group)
 
-    # -- questions ----------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------
 
     def wants(self) -> bool:
         """True if a sample of the trainer's version that is put now can still be fresh when it is taken.
@@ -398,7 +398,7 @@ class SamplePool:
     def _all_ready(self) -> list[SampleGroup]:
         return list(itertools.chain(*self._ready.values()))
 
-    # -- again --------------------------------------------------------------------------------------------------
+    # -- earlier lives ------------------------------------------------------------------------------------------
 
     def count_earlier(self, version: int | None, taken: int, dropped: dict[str, int]) -> None:
         """Load the counts of an earlier life of this experience.

@@ -101,7 +101,7 @@ class SharedLinks:
             free_at = max(now, self._free_at.pop(link.name, now)) + nbytes / link.rate
             self._free_at[link.name] = free_at
             through = max(through, free_at)
-        while len(self._free_at) > _MAX_SHARED_LINKS:  # the one that was used longest ago
+        while len(self._free_at) > _MAX_SHARED_LINKS:  # the least recently used one
             del self._free_at[next(iter(self._free_at))]
         return through - now
 
@@ -162,7 +162,7 @@ class NetEmulation:
         far = {name for pair in self._delays for name in pair}
         return not any(name in _names(member) or member in _names(name) for member in group.members for name in far)
 
-    # -- for a network without a cluster ----------------------------------------------------------------------------
+    # -- use without a cluster --------------------------------------------------------------------------------------
 
     def reserve(self, src: str, dst: str, nbytes: int, now: float) -> float:
         """Reserve the links for a message that leaves now. Return the seconds until it has arrived."""

@@ -106,7 +106,7 @@ class SendWindow(Generic[Entry]):
         """Note that a receiver asks for a message. Return the message if all receivers have."""
         entry = self._announced.get(number)
         if entry is None:
-            return None  # it has left meanwhile, or is withdrawn
+            return None  # it has left, or was withdrawn
         entry.waits_for.discard(receiver)
         if entry.waits_for:
             return None

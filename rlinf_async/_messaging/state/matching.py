@@ -155,7 +155,7 @@ class Arrivals:
 
     def give_back(self, message: Message) -> list[Action]:
         """Put a delivered message back to the head of the stream, as its receive was cancelled."""
-        message.charge = 0  # its room has been returned
+        message.charge = 0  # its room was returned on delivery
         self._open[message.number] = message
         self._enqueue(message)
         self._undo_pairs()
@@ -265,7 +265,7 @@ class Arrivals:
 
     def _is_new(self, number: int) -> bool:
         if number < self._next:
-            return False  # it was sent again
+            return False  # a duplicate
         self._next = number + 1
         return True
 

@@ -249,7 +249,7 @@ class RelayPlan:
         if self._is_busy(machine, latest):
             _join(machine.behind, waiting)
             return
-        if machine.transfer is not None:  # of something older: the host is stopped, perhaps
+        if machine.transfer is not None:  # an older payload: the host may be stopped
             waiting = list(dict.fromkeys([*machine.transfer.waiting, *waiting]))
             behind = self._chain.leave(machine.node)
             self._next_host(machine)
@@ -389,10 +389,10 @@ class RelayPlan:
             elif self._is_busy(machine, job):
                 _join(machine.behind, waiting)
             else:
-                if transfer is not None:  # the host is stopped, perhaps
+                if transfer is not None:  # the host may be stopped
                     self._next_host(machine)
                 self._bring(machine, job, waiting)
-        for transfer in self._transfers(job):  # also to machines whose receivers have left since, and others have come
+        for transfer in self._transfers(job):  # including machines whose receivers have changed since
             if transfer.machine.node not in by_node:
                 self._advance(transfer)
 
@@ -412,7 +412,7 @@ class RelayPlan:
         job = self._published
         waiting = [each for each in self._machines.values() if each.behind and each.transfer is None]
         if not waiting or job is None or not job.is_current or self._is_chaining():
-            return  # it comes once nothing is passed on any more, or the next one comes instead
+            return  # it is sent when the chain has finished, or a newer one is
         self._plan([each for each in waiting if each.number < job.number], job)
         for machine in waiting:
             behind, machine.behind = machine.behind, []
@@ -434,7 +434,7 @@ class RelayPlan:
             return
         node = self._chain.source(machine.node) if job is self._chained else None
         sender: Any = None if node is None else self._machines[node].receivers[0]
-        job.pin()  # until ``_end``: nothing else comes into that memory
+        job.pin()  # until ``_end``: the memory must not be reused
         machine.transfer = transfer = NodeTransfer(job, machine, machine.stream_id, waiting, sender, failed_hosts)
         job.is_cut = True
         message = [BRING, job.number, job.sizes]
@@ -525,7 +525,7 @@ class RelayPlan:
         else:
             self._enqueue(self._owner.end, transfer.waiting, transfer.job.number, None, error)
 
-    # -- along the chain ----------------------------------------------------------------------------------------
+    # -- the chain ----------------------------------------------------------------------------------------------
 
     def stuck(self, receiver: Any, stream_id: int, error: Exception) -> None:
         """Handle STUCK: a host cannot pass the payload on."""
@@ -539,7 +539,7 @@ class RelayPlan:
 
     def _cut(self, transfer: NodeTransfer, error: Exception) -> None:
         if isinstance(error, WorkerDied):
-            return  # one of the two, which is heard here too
+            return  # one of the two hosts has died, which the source notices by itself
         node = transfer.machine.node
         there, sender = transfer.machine.receivers[0].link.label, transfer.sender.link.label
         text = f"what was to come to {there} by way of {sender} could not, and comes from here"

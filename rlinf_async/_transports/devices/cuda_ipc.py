@@ -100,7 +100,7 @@ class CudaIpcLink(DeviceLink):
             self._break_offer(offer, error)
             return
         with self._deferred.locked():
-            if self._offers.get(offer.number) is offer:  # and was not given up meanwhile
+            if self._offers.get(offer.number) is offer:  # it was not abandoned meanwhile
                 self._post_facts("offer", offer.number, handles)
 
     def _break_offer(self, offer: _Offer, error: Exception) -> None:
@@ -187,7 +187,7 @@ class CudaIpcLink(DeviceLink):
                     self._post_facts("broken", [number], [], f"{type(failure).__name__}: {failure}")
             return
         with self._deferred.locked():
-            if self._asked.get(number) is asked:  # and was not given up meanwhile
+            if self._asked.get(number) is asked:  # it was not abandoned meanwhile
                 self._copied[number] = tensors
                 self._post_facts("received", number)
 
@@ -200,7 +200,7 @@ class CudaIpcLink(DeviceLink):
                 for tensor, handle in zip([tensor for tensor in tensors if tensor.nbytes], handles, strict=True):
                     tensor.copy_(self._memory.open(handle, self._device), non_blocking=True)
         finally:
-            self._close()  # once the sender hears that it has arrived, the memory may be anything
+            self._close()  # once the sender knows that it has arrived, the memory may change
         return tensors
 
     def _close(self) -> None:

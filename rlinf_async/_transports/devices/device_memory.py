@@ -17,7 +17,7 @@ import torch
 _PEER_ACCESS: Final = 1
 
 
-_Event: Any = torch.cuda.Event  # which has no annotations
+_Event: Any = torch.cuda.Event  # torch.cuda.Event has no annotations
 
 
 class IpcHandle(NamedTuple):
@@ -64,7 +64,7 @@ class CudaMemory:
 
     def export(self, tensor: torch.Tensor) -> IpcHandle:
         base, address, handle = ctypes.c_uint64(), ctypes.c_uint64(tensor.data_ptr()), _MemoryHandle()
-        with torch.cuda.device(tensor.device):  # and not whatever is current in the thread that has come here
+        with torch.cuda.device(tensor.device):  # not the calling thread's current device
             # A thread that has not used CUDA yet has no context, and torch makes none for a device that is already
             # current: the driver would fail with CUDA_ERROR_INVALID_CONTEXT (201).
             _check(cuda_runtime().cudaSetDevice(tensor.device.index), "find its memory")

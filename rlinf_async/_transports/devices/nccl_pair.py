@@ -101,7 +101,7 @@ class NcclPair(Pair):
             self._incoming = self._outgoing = None
             self._changed.notify_all()
         self._store.close()
-        for group in groups:  # which may take a while
+        for group in groups:  # an abort may take a while
             LazyThread("rlinf-nccl-abort").submit(lambda group=group: _abort(group))  # type: ignore[misc]
 
     # -- in the pair's own threads --------------------------------------------------------------------------------

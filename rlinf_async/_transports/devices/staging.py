@@ -60,7 +60,7 @@ class _StagedReceive(ReceiveTransfer[torch.Tensor]):
         try:
             with self._stream.until_done():
                 tensors = [_flat(view).to(self._device, copy=True) for view in views]
-        except Exception as error:  # no memory left on the GPU
+        except Exception as error:  # for example, no memory is left on the GPU
             self.fail(error)
         else:
             self.finish(tensors)

@@ -115,7 +115,7 @@ class IdleReader:
         """Stop reading a descriptor. Idempotent; call it before the descriptor is closed and its number reused."""
         if self._readers.pop(fd, None) is not None:
             self._selector.stop_reading(fd)
-            with contextlib.suppress(OSError):  # user code has closed it under us
+            with contextlib.suppress(OSError):  # user code may have closed it
                 self._epoll.unregister(fd)
 
     def gate(self) -> Gate:

@@ -56,7 +56,7 @@ class SharedSelector(selectors.BaseSelector):
     def stop_reading(self, fd: int) -> None:
         """Stop reading, from any thread; call it before the descriptor is closed."""
         if self._read_in_select.pop(fd, None) is not None:
-            with contextlib.suppress(OSError):  # it was closed, and the kernel has forgotten it
+            with contextlib.suppress(OSError):  # a closed descriptor is already unregistered
                 self._epoll.unregister(fd)
 
     def share(self, fd: int) -> None:
@@ -79,13 +79,13 @@ class SharedSelector(selectors.BaseSelector):
         try:
             self._epoll.unregister(fd)
         except OSError:
-            pass  # it was closed, and the kernel has forgotten it
+            pass  # a closed descriptor is already unregistered
         return key
 
     def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         key = self._keys[self._number_of(fileobj)]
         if events != key.events:
-            self.unregister(fileobj)  # the kernel does not change what is exclusive
+            self.unregister(fileobj)  # the kernel cannot modify exclusive registrations
             return self.register(fileobj, events, data)
         key = self._keys[key.fd] = key._replace(data=data)
         return key
@@ -143,4 +143,4 @@ class SharedSelector(selectors.BaseSelector):
         number = int(fileobj.fileno())
         if number >= 0:
             return number
-        return next(fd for fd, key in self._keys.items() if key.fileobj is fileobj)  # closed meanwhile
+        return next(fd for fd, key in self._keys.items() if key.fileobj is fileobj)  # it was closed meanwhile
