@@ -18,7 +18,7 @@ from collections.abc import Container, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, NoReturn
 
-from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, Act, Step
+from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, QueueAction, Step
 from rlinf_async._channels.state.put_window import ITEM_OVERHEAD_BYTES
 from rlinf_async._channels.state.queue import Queue
 from rlinf_async._channels.state.queue_client import Item
@@ -276,15 +276,15 @@ class Channels:
                         # Not with the queue, whose items would outlive it for as long as a lease may last.
                         # tests/launcher/daemon/test_experiences.py::test_nothing_keeps_an_experience_that_has_ended
                         self._loop.call_later(what.lease_s, self._end_lease, hosted.number, what.consumer, what.number)
-            elif act == Act.FREED:
+            elif act == QueueAction.FREED:
                 client, freed = what
                 self._replies.pending(hosted, client).freed += freed
-            elif act == Act.SHARED:
+            elif act == QueueAction.SHARED:
                 self._replies.send(what, hosted.number, "shared", None)
-            elif act == Act.FAILED:
+            elif act == QueueAction.FAILED:
                 who, *failure = what
                 self._replies.send(who, hosted.number, "failed", failure)
-            elif act == Act.CLOSED and what.sent:
+            elif act == QueueAction.CLOSED and what.sent:
                 self._replies.send(what.producer, hosted.number, "lost", 1)
             else:
                 who = what.producer if type(what) is Item else what.consumer

@@ -138,8 +138,8 @@ class Followers:
             if self._is_closed or self._lines.get(line.worker) is not line:
                 return
             del self._lines[line.worker]
-        lives = isinstance(error, (ClosedError, PeerLost)) and self._exchange.is_there(line.group, line.rank)
-        returns = self._exchange.comes_back(line.group, line.rank)  # then the next line waits for that
+        lives = isinstance(error, (ClosedError, PeerLost)) and self._exchange.is_alive(line.group, line.rank)
+        returns = self._exchange.is_restarting(line.group, line.rank)  # then the next line waits for that
         counts = line.has_joined or not (lives or self._is_below(line.group))
         if not isinstance(error, ClosedError) and counts and not returns:
             self._failures[line.worker] = error

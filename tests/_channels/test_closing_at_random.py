@@ -9,8 +9,8 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from rlinf_async._channels.reading import Items
-from rlinf_async._channels.request import Confirmation, Get, Put, Question
+from rlinf_async._channels.reading import ChannelItems
+from rlinf_async._channels.request import Confirmation, Get, Put, QueueQuery
 from rlinf_async._core import frames
 from rlinf_async.errors import ClosedError, EndOfChannel, LeaseLost
 from tests._support.hand_driven_channel import Daemon, K, L, Process, settle
@@ -27,10 +27,10 @@ class Histories(RuleBasedStateMachine):
         self.values = 0
         self.puts: list[tuple[Put, int]] = []
         """Those of the living, and what they put."""
-        self.questions: list[Question] = []
+        self.questions: list[QueueQuery] = []
         self.had: list[int] = []
         self.leases: list[tuple[Process, Get[Any], list[int]]] = []
-        self.loops: list[tuple[Process, Items]] = []
+        self.loops: list[tuple[Process, ChannelItems]] = []
         self.confirmations: list[tuple[Process, Confirmation, list[int]]] = []
         self.is_closed = self.is_discarded = False
 
@@ -99,7 +99,7 @@ class Histories(RuleBasedStateMachine):
             if not breaks:
                 self.loops.append((process, loop))
 
-    def step(self, loop: Items) -> None:
+    def step(self, loop: ChannelItems) -> None:
         """It has its next item, if that is there."""
         due = loop._due()
         if due is None or due.done():
@@ -132,7 +132,7 @@ class Histories(RuleBasedStateMachine):
         gets = self.processes[who].gets
         if gets:
             get = gets.pop(which % len(gets))
-            get.give_up(ClosedError("not wanted any more"))
+            get.abandon(ClosedError("not wanted any more"))
             get._return()
 
     @rule(who=who)

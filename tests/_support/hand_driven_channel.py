@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rlinf_async._channels.reading import Items
+from rlinf_async._channels.reading import ChannelItems
 from rlinf_async._channels.remote_queue import RemoteQueue
-from rlinf_async._channels.request import Confirmation, Get, Put, Question
+from rlinf_async._channels.request import Confirmation, Get, Put, QueueQuery
 from rlinf_async._core import codec, frames, operations
 from rlinf_async._core.giving_back import GivingBack
 from rlinf_async._core.segment import close_fds
@@ -159,23 +159,23 @@ class Process:
         self.queue.start(request)
         return request
 
-    def read(self, key: bytes = K) -> Items:
+    def read(self, key: bytes = K) -> ChannelItems:
         """A loop."""
 
-        def ask(reader: Items) -> Get[None]:
+        def ask(reader: ChannelItems) -> Get[None]:
             request: Get[None] = Get("get() from", "obs", key, key, [3, frames.READ_SHARED], None, weakref.ref(reader))
             self.queue.start(request)
             return request
 
-        return Items(ask, "obs")
+        return ChannelItems(ask, "obs")
 
     def confirm(self, lease: Get[Any], count: int) -> Confirmation:
         request = Confirmation(lease, count)
         self.queue.start(request)
         return request
 
-    def ask(self, word: str = "size", key: bytes = K) -> Question:
-        request = Question("qsize() of", "obs", key, key, word, lambda found: found)
+    def ask(self, word: str = "size", key: bytes = K) -> QueueQuery:
+        request = QueueQuery("qsize() of", "obs", key, key, word, lambda found: found)
         self.queue.start(request)
         return request
 

@@ -43,12 +43,11 @@ NEAREST: Final = {
     "rlinf_async/_messaging/exchange.py": "tests/_messaging/test_device_messages.py tests/test_collectives.py"
     " tests/test_exchange_faults.py",
     "rlinf_async/_messaging/group_rosters.py": "tests/test_restarts.py",
-    "rlinf_async/_messaging/in_flight.py": "tests/test_exchange_faults.py",
     "rlinf_async/_messaging/inbox.py": "tests/_messaging/test_device_messages.py tests/test_exchange_faults.py",
     "rlinf_async/_messaging/landing.py": "tests/_messaging/test_relay_lines.py tests/_messaging/test_relay_chain.py",
     "rlinf_async/_messaging/outbox.py": "tests/_messaging/test_device_messages.py tests/test_exchange_faults.py",
-    "rlinf_async/_messaging/peer_devices.py": "tests/_messaging/test_device_messages.py",
-    "rlinf_async/_messaging/peers.py": "tests/test_restarts.py tests/test_exchange_faults.py",
+    "rlinf_async/_messaging/peers.py": "tests/test_restarts.py tests/test_exchange_faults.py"
+    " tests/_messaging/test_device_messages.py",
     "rlinf_async/_messaging/relayed_broadcast.py": "tests/_messaging/test_relay.py"
     " tests/_messaging/test_relay_chain.py",
     "rlinf_async/_messaging/routes.py": "tests/test_routing.py tests/routing",
@@ -93,10 +92,10 @@ NEAREST: Final = {
     "rlinf_async/_wire/reachable.py": "tests/_wire/test_dial.py",
     "rlinf_async/_wire/remote_exit.py": "tests/launcher/remote/test_prologue.py tests/launcher/remote/test_ssh.py",
     "rlinf_async/_wire/send_buffer.py": "tests/_wire/test_unix.py tests/_wire/test_breaks.py",
-    "rlinf_async/_wire/socket_reader.py": "tests/_wire/test_breaks.py tests/_wire/reading",
+    "rlinf_async/_wire/unix.py": "tests/_wire/test_breaks.py tests/_wire/reading",
     "rlinf_async/_wire/socket_writer.py": "tests/_wire/test_send_buffer.py tests/_wire/test_breaks.py",
     "rlinf_async/_wire/reading": "tests/_wire/reading",
-    "rlinf_async/_wire/reading/arbiter.py": "tests/_wire/reading tests/_wire/test_breaks.py",
+    "rlinf_async/_wire/reading/idle_reader.py": "tests/_wire/reading tests/_wire/test_breaks.py",
     "launcher/daemon": "tests/launcher/daemon/test_daemon_faults.py tests/test_cluster.py",
     "launcher/daemon/activity.py": "tests/_inspection/test_activities_of_workers.py",
     "launcher/daemon/boot.py": "tests/launcher/test_job.py",

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rlinf_async._core import process
 from rlinf_async._core.frames import node_of
-from rlinf_async._messaging.landing import give_up
+from rlinf_async._messaging.landing import abandon_works
 from rlinf_async._worker.context import require_client, require_exchange
 from rlinf_async.errors import ClosedError
 from rlinf_async.weights.links.weight_link import Link, Words
@@ -48,7 +48,7 @@ class _End:
         """Says good-bye, and gives up what has begun."""
         with contextlib.suppress(Exception):
             self.say(None)
-        give_up(list(self.works))
+        abandon_works(list(self.works))
 
     def drop(self) -> None:
         """The link is collected: leaves on the client's loop, because here all sorts of locks may be held."""

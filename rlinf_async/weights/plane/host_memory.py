@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlinf_async._core.own_logger import own_logger
-from rlinf_async._messaging.landing import Host
+from rlinf_async._messaging.landing import RelayHost
 from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.weights.links.weight_link import Link
@@ -38,7 +38,7 @@ class HostMemory:
         """Prevents that the store is given back a second time, when this is dropped."""
         self._thread = LazyThread(f"weights for this machine, {label}")
         self._thread.submit(functools.partial(self._make, manifest, slots, extra, label))
-        self.host = Host(link, line, self._make_room, self._thread.submit)
+        self.host = RelayHost(link, line, self._make_room, self._thread.submit)
 
     def _make(self, manifest: bytes, *facts: Any) -> None:
         try:
@@ -81,7 +81,7 @@ class _SlotRoom:
             self.abandon()
             raise
 
-    def hold(self) -> Callable[[], None]:
+    def pin(self) -> Callable[[], None]:
         self._slot.hold()
         return self._slot.let_go
 

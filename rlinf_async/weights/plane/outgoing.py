@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rlinf_async._messaging.state.relay_plan import Job
+from rlinf_async._messaging.state.relay_plan import RelayJob
 from rlinf_async.weights.memory.slot import SlotWriter
 from rlinf_async.weights.memory.store import Store
 
 
-class Outgoing(Job):
+class Outgoing(RelayJob):
     """No slot is used again while it is sent from; if it is replaced meanwhile, its memory stays.
 
     Args:
@@ -33,10 +33,10 @@ class Outgoing(Job):
         self.facts = (self.writer.extra,)
         return self
 
-    def hold(self) -> None:
+    def pin(self) -> None:
         if self.body is None:  # the slot may be closed later; and there may be no memory for its leaves
             self.body = self.writer.leaves
         self.writer.hold()
 
-    def release(self) -> None:
+    def unpin(self) -> None:
         self.writer.let_go()

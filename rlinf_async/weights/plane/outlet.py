@@ -68,7 +68,7 @@ class Outlet:
     def hear_end(self, error: Exception) -> None:
         self._ended(self, error)
 
-    def say(self, *words: Any) -> None:
+    def send_message(self, *words: Any) -> None:
         """Says it.  If the link has ended, whoever hears it hears that.
 
         Raises:

@@ -197,13 +197,13 @@ class Outlets:
         assert store is not None
         if memory is not None:
             outlet.owed.add(version)
-        outlet.say(say.HELLO, store.manifest.to_bytes(), store.extra, store.most, memory, version)
+        outlet.send_message(say.HELLO, store.manifest.to_bytes(), store.extra, store.most, memory, version)
 
     def appoint(self, outlet: Outlet, line: int) -> None:
         """Tells a receiver what comes to all receivers of its machine by it."""
         store = self._store
         assert store is not None
-        outlet.say(say.HOST, store.manifest.to_bytes(), store.extra, store.slots, None, 0, line)
+        outlet.send_message(say.HOST, store.manifest.to_bytes(), store.extra, store.slots, None, 0, line)
 
     def ask_again(self) -> None:
         """Offers the latest version once more to those whom it does not fit, or asks them whether it does by now."""
@@ -226,7 +226,7 @@ class Outlets:
         for outlet in outlets:
             if reason and outlet.link.error is None:
                 with contextlib.suppress(TransferFailed):  # that receiver does not listen, and hears of the end only
-                    outlet.say(say.LEAVE, reason)
+                    outlet.send_message(say.LEAVE, reason)
             outlet.link.close()
 
     # -- on a GPU -----------------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ class Outlets:
         if memory is not None:
             outlet.owed.add(version)
         try:
-            outlet.say(say.PUBLISH, version, memory, moment)
+            outlet.send_message(say.PUBLISH, version, memory, moment)
         except TransferFailed as error:
             self._failed(outlet.name, version, error)
 
@@ -379,7 +379,7 @@ class Outlets:
             elif what == say.ACK:
                 self._acked(outlet, *facts)
             elif what in FROM_HOSTS:
-                self._relay.hear(outlet, what, *facts)
+                self._relay.on_message(outlet, what, *facts)
 
     def _offer(self, outlet: Outlet) -> None:
         """Shows the latest version to one that it did not fit; while there is none, asks whether what comes fits."""
