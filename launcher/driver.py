@@ -44,7 +44,7 @@ class Driver:
         return 128 - code if code < 0 else code
 
     def interrupt(self, number: int) -> None:
-        """Passes on, as SIGINT, what told us to end; not the SIGINT that the terminal has sent to the script too."""
+        """Pass on, as SIGINT, what told us to end; not the SIGINT that the terminal has sent to the script too."""
         if not (self._shares_terminal and number == signal.SIGINT) and not self._exited.is_set():
             self._process.send_signal(signal.SIGINT)
 
@@ -56,7 +56,7 @@ class Driver:
             self._process.kill()
 
     async def close(self) -> None:
-        """Kills the script where it still runs, and waits until it has ended."""
+        """Kill the script where it still runs, and waits until it has ended."""
         self.kill()
         with suppress(TimeoutError):  # a process that hangs in the kernel must not hold us
             async with asyncio.timeout(_KILL_TIMEOUT_S):

@@ -102,7 +102,7 @@ class Job:
         return self._inspection.lifelines
 
     async def __aenter__(self) -> Job:
-        """Starts everything.
+        """Start everything.
 
         Raises:
             LaunchError: lists every node that failed; the others have been taken down again.
@@ -124,7 +124,7 @@ class Job:
         await self._stop()
 
     async def run_script(self) -> int:
-        """Runs the script to its end; its exit code, 128 + n for signal n."""
+        """Run the script to its end; its exit code, 128 + n for signal n."""
         environ = {**self._environ, **self._exported, "RLINF_RUN_ID": self.run_id}
         environ["RLINF_NODE_SOCKET"] = self._here["socket"]
         if self._options.trace is not None:
@@ -151,7 +151,7 @@ class Job:
             await self._driver.close()
 
     async def keep_bundle(self, *, wants_verdict: bool = False) -> None:
-        """Keeps all that is known of the run in one file beside its logs, and says where; within seconds.
+        """Keep all that is known of the run in one file beside its logs, and say where; within seconds.
 
         The nodes that are still there are asked; of a run that has ended there is what this machine has.
         """
@@ -284,7 +284,7 @@ class Job:
         return archive
 
     async def _go(self, node: Node) -> None:
-        """Turns a preflight into the daemon."""
+        """Turn a preflight into the daemon."""
         answer = self._inspection.answers[node.rank]
         order = {
             "op": "go",
@@ -340,7 +340,7 @@ class Job:
         return {"node": len(visible), "GPU": gpus, "CPU": sum(cpus.values())}
 
     async def _watch(self, rank: int) -> None:
-        """Shows what a node has to say while the script runs, to the node's end."""
+        """Show what a node has to say while the script runs, to the node's end."""
         while True:
             try:
                 message = await self._lifelines[rank].receive(None)
@@ -383,7 +383,7 @@ class Job:
             self._report.warn(f"{names}, and one of the two may be lost: {reason}")
 
     def _count_own_loss(self, rank: int, error: LaunchError) -> None:
-        """Counts the end of the script's own node, unless it is in order (code 0) or by this side (a signal).
+        """Count the end of the script's own node, unless it is in order (code 0) or by this side (a signal).
 
         What the script has noticed of its failures stood with that daemon; and nothing of the run was left to it.
         """
@@ -391,7 +391,7 @@ class Job:
             self.unobserved.append(f"the script's own node, {self._nodes[rank].name}, was lost: {error}")
 
     async def _end_far_side(self, rank: int) -> None:
-        """Ends a node whose connection was killed, and which would not notice."""
+        """End a node whose connection was killed, and which would not notice."""
         command = self._nodes[rank].connector.end_command(self._inspection.answers[rank])
         if command and (self._lifelines[rank].exit_code or 0) < 0:
             ending = await Lifeline.start(command, name=self._nodes[rank].name)

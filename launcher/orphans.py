@@ -32,7 +32,7 @@ class Orphans:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def end(self) -> None:
-        """Kills and reaps them, and what they leave in turn; trackers of shared memory last, if they do not end."""
+        """Kill and reaps them, and what they leave in turn; trackers of shared memory last, if they do not end."""
         while found := list(self._find()):
             others = [pid for pid in found if not _is_tracker(pid)]
             if not others:

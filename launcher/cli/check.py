@@ -65,7 +65,7 @@ class CheckResult:
 
 
 async def check(nodes: Sequence[Node], options: Options, python_path: str, report: Report) -> CheckResult:
-    """Looks at all hosts at once, within ``--start-timeout``."""
+    """Look at all hosts at once, within ``--start-timeout``."""
     inspection = HostCheck(nodes, options, fresh_run_id(), report)
     inspection.python_path = python_path
     loop = asyncio.get_running_loop()
@@ -83,7 +83,7 @@ async def check(nodes: Sequence[Node], options: Options, python_path: str, repor
 def _look_for_script(
     nodes: Sequence[Node], options: Options, failures: dict[int, str], checked: Mapping[int, list[str]]
 ) -> None:
-    """Looks for the script on this machine, where it runs, and Python itself complains of it in a run."""
+    """Look for the script on this machine, where it runs, and Python itself complains of it in a run."""
     here = next(node.rank for node in nodes if node.is_here)
     if options.script is None or options.module or not checked[here]:
         return

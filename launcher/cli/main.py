@@ -49,7 +49,7 @@ _MAX_LINES: Final = 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs ``rlinf-launch`` with the words after its name; returns the exit code."""
+    """Run ``rlinf-launch`` with the words after its name; returns the exit code."""
     surroundings.open_standard_descriptors()
     # Where a supervisor has this ignored the script's exit code would be lost.  tests/test_environments.py
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -233,7 +233,7 @@ class _TimeLimit:
 
 @contextmanager
 def _time_limit(job: Job, seconds: float | None, report: Report) -> Iterator[_TimeLimit]:
-    """Ends the job in order once it has taken so long, as a signal would."""
+    """End the job in order once it has taken so long, as a signal would."""
     limit = _TimeLimit()
 
     def on_time() -> None:
@@ -272,7 +272,7 @@ def _print(text: str) -> int:
 
 
 def _refuse(text: str, *, as_json: bool) -> int:
-    """Says why nothing is begun."""
+    """Say why nothing is begun."""
     if as_json:
         JsonReport().error(text)
     else:

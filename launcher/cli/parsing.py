@@ -39,7 +39,7 @@ class _Words:
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
-    """Reads ``rlinf-launch``'s words (without its own name) and the variables that stand in for flags.
+    """Read ``rlinf-launch``'s words (without its own name) and the variables that stand in for flags.
 
     Raises:
         ConfigError: wrong usage, naming the flag or variable, the value and the fix; exit code 2.

@@ -89,7 +89,7 @@ class _Shape:
 
 
 def picture(nodes: Sequence[Node], options: Options, environ: Mapping[str, str]) -> Drawing:
-    """Plans the placement that a configuration means on the nodes of a run; nothing is started or asked.
+    """Plan the placement that a configuration means on the nodes of a run; nothing is started or asked.
 
     Raises:
         ConfigError: the configuration has a mistake, or asks for what the nodes do not have.
@@ -118,7 +118,7 @@ def picture(nodes: Sequence[Node], options: Options, environ: Mapping[str, str])
 
 
 def save(drawn: Drawing, path: Path) -> None:
-    """Writes the drawing.  Raises ConfigError where that cannot be done."""
+    """Write the drawing.  Raises ConfigError where that cannot be done."""
     try:
         path.write_text(drawn.svg(), encoding="utf-8")
     except OSError as error:

@@ -74,7 +74,7 @@ class Attachment:
         return self.silent | {int(each["node"]): f"it is lost: {each['reason']}" for each in self.welcome["lost"]}
 
     async def greet(self) -> bool:
-        """Says hello, and waits for the answer; False where none came, or a refusal, which is noted as ``silent``."""
+        """Say hello, and waits for the answer; False where none came, or a refusal, which is noted as ``silent``."""
         python = ".".join(map(str, sys.version_info[:3]))
         facts = {"role": "operator", "pid": os.getpid(), "protocol": frames.PROTOCOL, "python": python}
         self._connection.open()

@@ -41,7 +41,7 @@ class BadBundle(RLinfAsyncError):
 
 
 def write_bundle(snapshot: RunSnapshot, path: Path, deadline: float = float("inf")) -> None:
-    """Writes a bundle at once or not at all; what is there under that name is replaced.
+    """Write a bundle at once or not at all; what is there under that name is replaced.
 
     Args:
         deadline: of ``time.monotonic``; files that are not written by then are named in ``snapshot.missing``.

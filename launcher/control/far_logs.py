@@ -30,7 +30,7 @@ class FarLog:
     _end: int = 0
 
     async def begin(self, tail: int | None) -> None:
-        """Copies the last so many lines, and maybe more; None for all."""
+        """Copy the last so many lines, and maybe more; None for all."""
         if tail is None:
             await self._copy_all()
             return
@@ -50,7 +50,7 @@ class FarLog:
             pass
 
     async def follow(self) -> None:
-        """Copies what has been written since."""
+        """Copy what has been written since."""
         while not self.trouble and await self._copy_piece():
             pass
 
@@ -70,7 +70,7 @@ class FarLog:
 
 
 async def find_far_logs(attachment: Attachment, folder: Path) -> tuple[list[FarLog], dict[int, str]]:
-    """Logs of ranks on other machines, and the nodes that have not told of theirs, each with the reason.
+    """Log of ranks on other machines, and the nodes that have not told of theirs, each with the reason.
 
     Args:
         folder: for the copies.

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def fresh_file(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file that takes this name once it is whole, in the place of one that is there.
+    """Open a file that takes this name once it is whole, in the place of one that is there.
 
     Raises:
         OSError: it cannot be written; names ``path``.

@@ -156,7 +156,7 @@ def _print(files: Sequence[LogFile], output: Output, tail: int | None, *, follow
 
 
 def _note_silence(files: Sequence[LogFile], output: Output) -> None:
-    """Says of empty logs that they are, and whose they are."""
+    """Say of empty logs that they are, and whose they are."""
     if any(file.path.stat().st_size for file in files):
         return
     ranks: dict[str, list[str]] = {}
@@ -245,7 +245,7 @@ def _show(file: LogFile, lines: Sequence[str], output: Output, *, named: bool) -
 async def _follow(
     attachment: Attachment, files: Sequence[LogFile], far: Sequence[FarLog], output: Output, patience: float
 ) -> None:
-    """Shows lines as they are written, until the run's daemon on this machine has ended.
+    """Show lines as they are written, until the run's daemon on this machine has ended.
 
     Args:
         patience: for each answer of another machine's daemon, in seconds.

@@ -122,7 +122,7 @@ class PageServer:
         return HTTPStatus.OK, path
 
     async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Sends news until the run has ended, or the client has."""
+        """Send news until the run has ended, or the client has."""
         assert self._feed is not None
         with self._feed.watched():
             news = asyncio.ensure_future(self._send_news(self._feed, writer))

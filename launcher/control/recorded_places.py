@@ -49,7 +49,7 @@ def choose_recorded(wanted: str | None, places: Sequence[Path], usage: str = "")
 
 
 def find_recorded(places: Sequence[Path]) -> list[LocalRun]:
-    """Runs with a directory of their own in these places, or of logs in these or the usual one; the latest last."""
+    """Run with a directory of their own in these places, or of logs in these or the usual one; the latest last."""
     found = {run.run: run for run in find_runs(places)}
     for logs in _log_directories(dict.fromkeys([*places, Path(tempfile.gettempdir())])):
         with contextlib.suppress(OSError):  # it is removed just now

@@ -23,7 +23,7 @@ _UNASKED: Final = "the script had ended before the run could be asked"
 
 
 async def show_bundle(run: LocalRun, output: Output, path: Path | None, timeout: float) -> None:
-    """Writes a bundle, and says what is in it and what is missing.
+    """Write a bundle, and say what is in it and what is missing.
 
     Args:
         path: of the file; None for one in the current directory.
@@ -45,7 +45,7 @@ async def show_bundle(run: LocalRun, output: Output, path: Path | None, timeout:
 
 
 async def keep_bundle(run: LocalRun, path: Path, timeout: float, *, wants_verdict: bool) -> RunSnapshot:
-    """Writes a bundle within so many seconds, with as much as can be had in them.
+    """Write a bundle within so many seconds, with as much as can be had in them.
 
     Args:
         wants_verdict: False where the script has ended, and waits of its processes say nothing any more.

@@ -20,7 +20,7 @@ _REASON: Final = "was killed by an operator (rlinf-ctl kill)"
 
 
 async def kill(attachment: Attachment, output: Output, words: str, *, restart: bool = False) -> bool:
-    """Kills the ranks of ``GROUP[:RANKS]``; whether all of them were there to be killed.
+    """Kill the ranks of ``GROUP[:RANKS]``; whether all of them were there to be killed.
 
     Args:
         restart: their owners start them again, and count it against no limit.
@@ -58,7 +58,7 @@ async def kill(attachment: Attachment, output: Output, words: str, *, restart: b
 
 
 async def down(attachment: Attachment, output: Output) -> bool:
-    """Ends a run in order, and waits for the end of its daemons on this machine; whether they have ended.
+    """End a run in order, and waits for the end of its daemons on this machine; whether they have ended.
 
     Under ``rlinf-launch`` the launcher does it, as after a SIGTERM, from whichever node it is told.  A ``Cluster`` that
     has started its nodes by itself is not asked: its daemons end, all of them on this machine, and its process goes on

@@ -23,7 +23,7 @@ from .text_output import Output
 async def show_page(
     wanted: str | None, places: Sequence[Path], output: Output, path: Path | None, port: int, timeout: float
 ) -> None:
-    """Writes the page to a file; or serves it until it is interrupted.
+    """Write the page to a file; or serve it until it is interrupted.
 
     Args:
         wanted: a run as ``choose_recorded`` takes it, or the path of a bundle.

@@ -38,7 +38,7 @@ class RunSnapshot:
     _room: int = field(default=MAX_BYTES, repr=False)
 
     def add(self, path: str, data: bytes) -> None:
-        """Takes a file in, as long as there is room."""
+        """Take a file in, as long as there is room."""
         if len(data) > self._room:
             self.missing[path] = f"a bundle has up to {MAX_BYTES >> 30} GiB"
             return

@@ -40,7 +40,7 @@ async def show_runs(runs: Sequence[LocalRun], output: Output, timeout: float) ->
 
 
 async def add_scripts(runs: Sequence[LocalRun], timeout: float) -> None:
-    """Asks the live ones of these runs at once whose script they run, and where."""
+    """Ask the live ones of these runs at once whose script they run, and where."""
     alive = [run for run in runs if run.is_alive]
     for run, facts in zip(alive, await asyncio.gather(*(_facts_of_run(run, timeout) for run in alive)), strict=True):
         run.script = " ".join(driver["command"] + _folder_of(driver["pid"]) for driver in facts["drivers"])

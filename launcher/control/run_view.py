@@ -114,7 +114,7 @@ async def look(
     details: bool = False,
     devices: bool = False,
 ) -> RunView:
-    """Asks all daemons at once, or those that have some of the ``chosen`` processes.
+    """Ask all daemons at once, or those that have some of the ``chosen`` processes.
 
     Args:
         parts: as ``Inspect`` has them.

@@ -17,7 +17,7 @@ _ASK_AGAIN_S: Final = 0.5
 
 
 async def show_verdict(attachment: Attachment, output: Output) -> bool:
-    """Says why a run stands still, or that it does not; whether it goes on."""
+    """Say why a run stands still, or that it does not; whether it goes on."""
     verdict, after = await look_twice(attachment)
     if output.as_json:
         output.json(verdict_data(verdict, after))

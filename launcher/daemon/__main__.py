@@ -87,7 +87,7 @@ def _failed(marker: str | None, error: Exception) -> int:
 
 
 def _raise_open_files() -> int:
-    """Lets this process open as many files as it may; the limit that it had, which is the user's and the workers'."""
+    """Let this process open as many files as it may; the limit that it had, which is the user's and the workers'."""
     import resource
 
     usual, utmost = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -56,7 +56,7 @@ class Admission:
         return f"<Admission [{len(self._new_connections)} of {self._most} connections have not said hello]>"
 
     def add(self, sock: socket.socket) -> None:
-        """Takes a connection that has just been accepted."""
+        """Take a connection that has just been accepted."""
         sock.setblocking(False)
         self._new_connections[sock] = _NewConnection(sock, self._loop.call_later(self._timeout, self._give_up, sock))
         self._loop.add_reader(sock.fileno(), self._read_hello, sock)
@@ -70,14 +70,14 @@ class Admission:
             self._forget(sock)
 
     def end_oldest(self) -> bool:
-        """Makes room; False where there is nothing to end."""
+        """Make room; False where there is nothing to end."""
         for sock in self._new_connections:
             self._give_up(sock)
             return True
         return False
 
     def close(self) -> None:
-        """Ends all of them."""
+        """End all of them."""
         while self.end_oldest():
             pass
 

@@ -44,7 +44,7 @@ class BlackBox:
     def describe(
         self, facts: Mapping[str, Any], config: Mapping[str, Any], environment: Mapping[str, str], peers: list[Any]
     ) -> None:
-        """Writes the node's facts.
+        """Write the node's facts.
 
         Args:
             facts: as `rlinf_launcher.daemon.resources` has them.
@@ -77,7 +77,7 @@ class BlackBox:
                 fresh.unlink()
 
     def launched(self, op: operations.Spawn, started: Iterable[Sequence[Any]]) -> None:
-        """Notes workers of a group that have been started; ``started`` as the answer to ``Spawn``."""
+        """Note workers of a group that have been started; ``started`` as the answer to ``Spawn``."""
         workers = [
             {
                 "rank": worker["rank"],
@@ -91,7 +91,7 @@ class BlackBox:
         self._append("groups", {"group": op.group, "workers": workers, "config": config})
 
     def death(self, process: str, pid: int, text: str, last_words: Sequence[str] = ()) -> None:
-        """Notes a process that has ended abnormally."""
+        """Note a process that has ended abnormally."""
         self._append("deaths", {"process": process, "pid": pid, "text": text, "last_words": list(last_words)})
 
     def _append(self, what: str, facts: dict[str, Any]) -> None:
@@ -115,7 +115,7 @@ def _versions() -> dict[str, str]:
 
 
 def _write(path: Path, mode: int, text: str) -> None:
-    """Writes in one call.
+    """Write in one call.
 
     Raises:
         OSError: it did not fit, or not all of it.

@@ -131,7 +131,7 @@ class ChannelReplies:
                 self._reply(hosted, client, pending)
 
     def flush(self, hosted: HostedChannel, client: int) -> None:
-        """Sends now what one client would be sent at the end of the turn."""
+        """Send now what one client would be sent at the end of the turn."""
         pending = hosted.pending.pop(client, None)
         if pending is not None:
             self._reply(hosted, client, pending)

@@ -26,7 +26,7 @@ class DeathWatch:
         """Ends that were not expected."""
 
     async def watch(self, requester: Requester, op: operations.Watch) -> None:
-        """Tells the asker of the end of these workers of this node, also if that has been already."""
+        """Tell the asker of the end of these workers of this node, also if that has been already."""
         for number in op.numbers:
             self._watch(requester.endpoint, number)
 

@@ -54,7 +54,7 @@ class DebugRelay:
             self._operators.setdefault(rank.id, requester.endpoint)
         elif op.what == "detach" and self._operators.get(rank.id) == requester.endpoint:
             del self._operators[rank.id]
-        self._router.tell(rank.id, "debug", {"operator": requester.endpoint, "what": op.what, "line": op.line})
+        self._router.send_event(rank.id, "debug", {"operator": requester.endpoint, "what": op.what, "line": op.line})
 
     async def debug_said(self, requester: Requester, op: operations.DebugSaid) -> None:
         """Pass on what the debugger of a rank says."""
@@ -69,16 +69,16 @@ class DebugRelay:
         if op.where and op.endpoint in self._gone:
             return
         if frames.number_of(requester.endpoint):
-            for neighbour in self._router.neighbours.values():
-                if neighbour.over is None:
-                    self._router.request(neighbour.node, op)
+            for node_link in self._router.node_links.values():
+                if node_link.over is None:
+                    self._router.request(node_link.node, op)
         self._note(op.endpoint, op.name, op.where, attached=op.attached)
 
     def drop(self, gone: int) -> None:
         """An endpoint of the run is no more: an operator, whose ranks go on, or a rank, whose operator learns of it."""
         for rank in [rank for rank, operator in self._operators.items() if operator == gone]:
             del self._operators[rank]
-            self._router.tell(rank, "debug", {"operator": gone, "what": "detach", "line": ""})
+            self._router.send_event(rank, "debug", {"operator": gone, "what": "detach", "line": ""})
         if (operator := self._operators.pop(gone, None)) is not None:
             self._tell(operator, gone, "ended", "")
         if gone in self.stopped:
@@ -94,7 +94,7 @@ class DebugRelay:
         else:
             self.stopped.pop(endpoint, None)
         facts: dict[str, Any] = {"endpoint": endpoint, "name": name, "where": where, "attached": attached}
-        self._router.tell_all("debugger", facts)
+        self._router.broadcast_event("debugger", facts)
 
     def _tell(self, operator: int, rank: int, state: str, text: str) -> None:
-        self._router.tell(operator, "debug", {"rank": rank, "state": state, "text": text})
+        self._router.send_event(operator, "debug", {"rank": rank, "state": state, "text": text})

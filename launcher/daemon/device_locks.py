@@ -28,7 +28,7 @@ class Locks:
         return None if granted else LATER
 
     async def unlock_devices(self, requester: Requester, op: operations.UnlockDevices) -> list[str]:
-        """Undoes the request of that number, answered or not; the names of those that it has waited for."""
+        """Undo the request of that number, answered or not; the names of those that it has waited for."""
         ticket = Ticket(requester.endpoint, op.number)
         in_the_way = self._devices.names(ticket)
         self._answer_acquired(self._devices.give_back(ticket))

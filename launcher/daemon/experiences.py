@@ -104,14 +104,14 @@ class HostedExperience(HostedChannel):
     def trainer_gone(self, endpoint: int) -> None:
         self._is_closed &= endpoint == self._away
         self._away, node = endpoint, frames.node_of(endpoint)
-        neighbour = self._router.neighbours.get(node)
+        node_link = self._router.node_links.get(node)
         if self._question is not None:
             self._question.cancel()
-        if neighbour is None or neighbour.lost is None:
+        if node_link is None or node_link.lost is None:
             self._question = self._router.ask(node, operations.HowEnded(frames.number_of(endpoint)))
             self._question.add_done_callback(self._note_end)
         else:
-            story = f"node {node} ({neighbour.name}) is lost: {neighbour.lost}"
+            story = f"node {node} ({node_link.name}) is lost: {node_link.lost}"
             self._question = self._router.ask(0, operations.ComesBack(endpoint))
             self._question.add_done_callback(partial(self._note_loss, story))
 
@@ -242,7 +242,7 @@ class Experiences:
 
     async def _ask_for_publications(self, group: str) -> None:
         """Follow what the group publishes on other nodes; one that is away says it with its next version."""
-        there = [neighbour.node for neighbour in self._router.neighbours.values() if neighbour.over is None]
+        there = [node_link.node for node_link in self._router.node_links.values() if node_link.over is None]
         answers = [self._router.ask(node, operations.FollowPublications(group)) for node in there]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ANSWER_S):
@@ -313,8 +313,8 @@ class Experiences:
             hosted.note_return(op)
 
     def drop_owner(self, gone: int) -> None:
-        neighbour = self._router.neighbours.get(frames.node_of(gone))
-        if neighbour is None or neighbour.lost is None:  # else its group may start it again elsewhere
+        node_link = self._router.node_links.get(frames.node_of(gone))
+        if node_link is None or node_link.lost is None:  # else its group may start it again elsewhere
             for hosted in self.all():
                 hosted.note_close(gone)
 

@@ -98,7 +98,7 @@ class ForkServer:
         self.facts: dict[str, Any] | None = None
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Starts listening to it; separate from the constructor so that torch's import begins before the loop does."""
+        """Start listening to it; separate from the constructor so that torch's import begins before the loop does."""
         self._loop = loop
         self._socket.setblocking(False)
         loop.add_reader(self._socket.fileno(), self._readable)
@@ -213,7 +213,7 @@ class ForkServer:
         return f"the worker template {how}{log_tail(self._log)}"
 
     def _arm_timeout(self) -> None:
-        """Gives the template its time anew, if anybody waits for it."""
+        """Give the template its time anew, if anybody waits for it."""
         assert self._loop is not None
         if self._patience is not None:
             self._patience.cancel()
@@ -247,7 +247,7 @@ class ForkServer:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _let_go(self) -> None:
-        """Closes what this side has of the conversation.  Idempotent."""
+        """Close what this side has of the conversation.  Idempotent."""
         if self._pidfd < 0:
             return
         if self._loop is not None:
@@ -296,7 +296,7 @@ class ForkServer:
         return self._death is not None
 
     def close(self) -> None:
-        """Ends the template; workers that were forked from it live on."""
+        """End the template; workers that were forked from it live on."""
         if self._pidfd >= 0 and not self._has_ended:
             self._kill()
             os.waitpid(self.pid, 0)  # not by the pidfd, which uvloop makes a descriptor that does not block

@@ -90,7 +90,7 @@ class Holdback:
         return any(origin == source for origin, _ in self._held)
 
     def drop(self) -> list[Any]:
-        """Forgets everything; what was held."""
+        """Forget everything; what was held."""
         frames = [frame for held in self._held.values() for _, frame in held]
         frames += [frame for last in self._last.values() for frame in last]
         self._held.clear()

@@ -82,7 +82,7 @@ def remove_cuda_files(pid: int) -> None:
 
 
 def guard(daemon: Callable[[bytes, int, SignOfLife], int]) -> NoReturn:
-    """Forks the daemon, waits for its end or the lifeline's, leaves nothing, and exits with the daemon's code.
+    """Fork the daemon, waits for its end or the lifeline's, leaves nothing, and exits with the daemon's code.
 
     Args:
         daemon: gets the first line of stdin (and what came with it), a descriptor to which it writes the path of the
@@ -170,7 +170,7 @@ def end_scripts(paths: list[str]) -> None:
 
 
 def remove(paths: list[str]) -> None:
-    """Removes folders, and the folder that they are in once it is empty."""
+    """Remove folders, and the folder that they are in once it is empty."""
     for path in paths:
         shutil.rmtree(path, ignore_errors=True)
         with contextlib.suppress(OSError):  # another node of this run still has its folder there
@@ -204,7 +204,7 @@ def _watch(pid: int, sign: SignOfLife) -> tuple[int, bool]:
 
 
 def sweep() -> dict[int, int]:
-    """Kills and reaps children, and what they leave in turn, until nothing is left; the exit codes by pid.
+    """Kill and reaps children, and what they leave in turn, until nothing is left; the exit codes by pid.
 
     Trackers of shared memory come last, and are killed only where they do not end by themselves.
     """

@@ -44,7 +44,7 @@ class Handlers:
         self.table[kind] = handler
 
     async def handle(self, requester: Requester, name: str, fields: Any) -> None:
-        """Does what is requested and sends the ANSWER; what the handler raises arrives as an error of the same name."""
+        """Do what is requested and send the ANSWER; what the handler raises arrives as an error of the same name."""
         ok, value = True, None
         try:
             operation = read(name, fields)

@@ -117,7 +117,7 @@ class Inspection:
     # -- operations ---------------------------------------------------------------------------------------------
 
     async def inspect(self, requester: Requester, op: operations.Inspect) -> dict[str, Any]:
-        """Reports of the processes with these numbers on this node; of all where there are no numbers.
+        """Report of the processes with these numbers on this node; of all where there are no numbers.
 
         Returns:
             ``processes``, ``queues`` and ``left`` as in ``run_report.py``; ``ended`` tells by endpoint how those have
@@ -194,7 +194,7 @@ class Inspection:
         answers = self._rounds[number] = {each.id: self._loop.create_future() for each in asked}
         try:
             for each in asked:
-                self._router.tell(each.id, "inspect", {"round": number})
+                self._router.send_event(each.id, "inspect", {"round": number})
             await asyncio.wait(answers.values(), timeout=settings.INSPECTION_TIMEOUT_S())
             silent = [each for each in asked if not answers[each.id].done()]
             if woken := [answers[each.id] for each in silent if _wake_witness(each)]:
@@ -296,7 +296,7 @@ def _open_calls(endpoint: Endpoint, most: int) -> list[OpenCall]:
 
 
 def _wake_witness(endpoint: Endpoint) -> bool:
-    """Has a thread of a process answer that its loop does not; False where there is none."""
+    """Have a thread of a process answer that its loop does not; False where there is none."""
     if endpoint.witness is None:
         return False
     try:
@@ -329,7 +329,7 @@ async def _checked(activities: list[Any]) -> _Told:
 
 
 def _fit(processes: list[dict[str, Any]]) -> None:
-    """Leaves out stacks, and then activities, of those with the most, until all fit into one frame."""
+    """Leave out stacks, and then activities, of those with the most, until all fit into one frame."""
     sizes = {process["endpoint"]: len(frames.pack(process["activities"])) for process in processes}
     shorten: tuple[Callable[[dict[str, Any]], None], ...] = (_leave_out_stacks, _leave_out_activities)
     for leave_out in shorten:

@@ -45,23 +45,23 @@ class Membership:
         self._is_closed = False
         self.epoch = 0
 
-    def link_over(self, neighbour: NodeLink, reason: str) -> None:
+    def link_over(self, node_link: NodeLink, reason: str) -> None:
         """A link of this node has ended."""
-        first = self._router.neighbours.get(0)
-        if neighbour.lost is not None:
+        first = self._router.node_links.get(0)
+        if node_link.lost is not None:
             return
         if self._router.node == 0:
-            self._declare(neighbour.node, reason)
-        elif neighbour.node == 0 and not neighbour.peer_has_ended:
+            self._declare(node_link.node, reason)
+        elif node_link.node == 0 and not node_link.peer_has_ended:
             self.on_cut_off(reason)
-        elif neighbour.node == 0:
-            for each in list(self._router.neighbours.values()):
+        elif node_link.node == 0:
+            for each in list(self._router.node_links.values()):
                 if each.over is not None:
                     self._lose(each, each.over)
         elif first is None or first.lost is not None:
-            self._lose(neighbour, reason)
+            self._lose(node_link, reason)
         else:
-            self._router.request(0, operations.ReportLink(neighbour.node, reason))
+            self._router.request(0, operations.ReportLink(node_link.node, reason))
 
     async def report_link(self, requester: Requester, op: operations.ReportLink) -> None:
         """Of another daemon: its link to a node is over."""
@@ -78,7 +78,7 @@ class Membership:
         await asyncio.wait([answer])
         del self._hearings[answer]
         if not answer.cancelled() and not self._is_lost(reporter) and not self._is_lost(op.node):
-            names = {node: self._router.neighbours[node].name for node in (reporter, op.node)}
+            names = {node: self._router.node_links[node].name for node in (reporter, op.node)}
             lost = max(names)
             self._declare(lost, f"no way between {names[reporter]} and {names[op.node]} ({op.reason})")
 
@@ -94,15 +94,15 @@ class Membership:
         self.epoch = op.epoch
         if op.node == self._router.node:
             self.on_cut_off(f"node 0 has declared it lost: {op.reason}")
-        elif (neighbour := self._router.neighbours.get(op.node)) is not None:  # else it was lost before its link was up
-            self._lose(neighbour, op.reason)
+        elif (node_link := self._router.node_links.get(op.node)) is not None:  # else it was lost before its link was up
+            self._lose(node_link, op.reason)
 
     async def set_lease(self, requester: Requester, op: operations.SetLease) -> None:
         """From now on that is the lease of each of this node's links; every node is told the same."""
         if not settings.LEASE_S.minimum <= op.seconds <= settings.LEASE_S.maximum:
             raise ValueError(f"a lease of {op.seconds:g} s is out of bounds")
-        for neighbour in self._router.neighbours.values():
-            neighbour.set_lease(float(op.seconds))
+        for node_link in self._router.node_links.values():
+            node_link.set_lease(float(op.seconds))
 
     def close(self) -> None:
         """Nothing is decided any more."""
@@ -121,22 +121,22 @@ class Membership:
         return frames.node_of(requester.endpoint)
 
     def _is_lost(self, node: int) -> bool:
-        neighbour = self._router.neighbours.get(node)
-        return neighbour is None or neighbour.lost is not None
+        node_link = self._router.node_links.get(node)
+        return node_link is None or node_link.lost is not None
 
     def _declare(self, node: int, reason: str) -> None:
         self.epoch += 1
         logger.warning("epoch %d: node %d is lost", self.epoch, node)
-        for neighbour in self._router.neighbours.values():
-            if neighbour.over is None:
-                self._router.request(neighbour.node, operations.NodeIsLost(self.epoch, node, reason))
-        self._lose(self._router.neighbours[node], reason)
+        for node_link in self._router.node_links.values():
+            if node_link.over is None:
+                self._router.request(node_link.node, operations.NodeIsLost(self.epoch, node, reason))
+        self._lose(self._router.node_links[node], reason)
         for answer, asked in self._hearings.items():
             if asked == node:
                 answer.cancel()
 
-    def _lose(self, neighbour: NodeLink, reason: str) -> None:
-        if neighbour.lost is None:
-            neighbour.lost = reason
-            facts = {"node": neighbour.node, "name": neighbour.name, "reason": reason, "epoch": self.epoch}
-            self.on_lost(neighbour, facts)
+    def _lose(self, node_link: NodeLink, reason: str) -> None:
+        if node_link.lost is None:
+            node_link.lost = reason
+            facts = {"node": node_link.node, "name": node_link.name, "reason": reason, "epoch": self.epoch}
+            self.on_lost(node_link, facts)

@@ -47,7 +47,7 @@ class MetricsServer:
         return f"[{host}]:{chosen}" if ":" in host else f"{host}:{chosen}"
 
     async def close(self) -> None:
-        """Ends what is being answered."""
+        """End what is being answered."""
         if self._server is not None:
             self._server.close()
         tasks = list(self._tasks)

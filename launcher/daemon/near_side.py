@@ -22,16 +22,16 @@ class NearSide(Protocol):
     """What a node has to do with the process that started it, and with its own process."""
 
     def say(self, event: dict[str, Any]) -> None:
-        """Tells the near side; lost where that is gone."""
+        """Tell the near side; lost where that is gone."""
 
     def orders(self) -> AsyncGenerator[dict[str, Any], None]:
         """What the near side says, until the lifeline is cut."""
 
     def on_sigterm(self, callback: Callable[[], None]) -> None:
-        """Has this called where the process shall end."""
+        """Have this called where the process shall end."""
 
     def end_within(self, seconds: int) -> None:
-        """Has the process end after so many seconds, in order or not."""
+        """Have the process end after so many seconds, in order or not."""
 
 
 class StandardStreams:

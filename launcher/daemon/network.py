@@ -14,7 +14,7 @@ class Network(Protocol):
     """Links to the daemons of other nodes."""
 
     async def serve(self, on_link: Callable[[PeerLink], None]) -> str | None:
-        """Listens for daemons of lower rank; where, or None of a node that is alone."""
+        """Listen for daemons of lower rank; where, or None of a node that is alone."""
 
     async def dial(self, peer: int, address: str) -> PeerLink:
         """A link to a daemon of higher rank.
@@ -24,7 +24,7 @@ class Network(Protocol):
         """
 
     async def stop(self) -> None:
-        """Listens no more."""
+        """Listen no more."""
 
 
 class GrpcNetwork:

@@ -154,7 +154,7 @@ class Node:
         self._near_side.say(event)
 
     async def _converse(self, address: str | None) -> None:
-        """Does what the near side says until it says stop, or is gone."""
+        """Do what the near side says until it says stop, or is gone."""
         self._say(
             {
                 "event": "up",
@@ -180,7 +180,7 @@ class Node:
     # -- other nodes --------------------------------------------------------------------------------------------
 
     def _on_link(self, link: Any) -> None:
-        self._add_neighbour(link)
+        self._add_node_link(link)
         expected = self._expected(link.peer)
         if not expected.done():
             expected.set_result(None)
@@ -188,7 +188,7 @@ class Node:
     def _expected(self, node: int) -> asyncio.Future[Any]:
         return self._expected_links.setdefault(node, self._loop.create_future())
 
-    def _add_neighbour(self, link: Any) -> None:
+    def _add_node_link(self, link: Any) -> None:
         if self._stop.is_set():
             # This node may have taken leave of the others already: the sender of this link's bodies would never end,
             # and this node waits for all its tasks.
@@ -196,12 +196,12 @@ class Node:
             self._start(link.close(), f"closing the link to node {link.peer}")
             return
         name = self._names.get(link.peer, f"node {link.peer}")
-        neighbour = NodeLink(link.peer, name, link, self._from_neighbour, self._on_link_over, self._bodies)
-        self._router.neighbours[link.peer] = neighbour
-        self._start(neighbour.send_bodies(), f"sending to node {neighbour.node}")
-        neighbour.open()
-        if neighbour.node == 0 and self._sign_of_life is not None:
-            self._give_sign(neighbour, self._sign_of_life)
+        node_link = NodeLink(link.peer, name, link, self._from_node, self._on_link_over, self._bodies)
+        self._router.node_links[link.peer] = node_link
+        self._start(node_link.send_bodies(), f"sending to node {node_link.node}")
+        node_link.open()
+        if node_link.node == 0 and self._sign_of_life is not None:
+            self._give_sign(node_link, self._sign_of_life)
 
     def _give_sign(self, root: NodeLink, sign_of_life: SignOfLife) -> None:
         """Wind up the timer by which the guardian ends this process about when node 0, which decides, gives it up."""
@@ -212,11 +212,11 @@ class Node:
         self._loop.call_later(root.lease / 10, self._give_sign, root, sign_of_life)
 
     async def _meet(self, peers: list[dict[str, Any]]) -> None:
-        """Opens the links: this node dials those of higher rank and waits for those of lower rank."""
+        """Open the links: this node dials those of higher rank and waits for those of lower rank."""
         for peer in peers:
             self._names[peer["node"]] = peer["name"]
-        for node, neighbour in self._router.neighbours.items():
-            neighbour.name = self._names.get(node, neighbour.name)
+        for node, node_link in self._router.node_links.items():
+            node_link.name = self._names.get(node, node_link.name)
         self._service.welcome = {"run": self._boot.config.run, "nodes": peers, "log_dir": str(self._boot.log_dir)}
         event: dict[str, Any] = {"event": "ready"}
         timeout = settings.NODE_LINK_TIMEOUT_S()
@@ -230,7 +230,7 @@ class Node:
         except* RLinfAsyncError as errors:
             event = {"event": "failed", "error": "; ".join(str(error) for error in _leaves(errors))}
         except* TimeoutError:
-            here = {*self._router.neighbours, self._boot.config.node}
+            here = {*self._router.node_links, self._boot.config.node}
             missing = ", ".join(peer["name"] for peer in peers if peer["node"] not in here)
             text = f"no link to {missing} within {timeout:g} s (is a firewall between the nodes?)"
             event = {"event": "failed", "error": text}
@@ -242,40 +242,40 @@ class Node:
         await self._expected(node)
 
     async def _dial(self, peer: dict[str, Any]) -> None:
-        self._add_neighbour(await self._network.dial(peer["node"], peer["address"]))
+        self._add_node_link(await self._network.dial(peer["node"], peer["address"]))
 
-    def _from_neighbour(self, neighbour: NodeLink, frame: list[Any], fds: list[int]) -> None:
-        if neighbour.lost is not None:  # one that is there, and is out of the run: its link is about to be closed
+    def _from_node(self, node_link: NodeLink, frame: list[Any], fds: list[int]) -> None:
+        if node_link.lost is not None:  # one that is there, and is out of the run: its link is about to be closed
             close_fds(fds)
             return
         if frame[0] == frames.GONE:
-            if frames.node_of(frame[3]) == neighbour.node:
+            if frames.node_of(frame[3]) == node_link.node:
                 self._service.drop_owner(frame[3], ended=bool(frame[4]))
             return
         try:
-            self._router.from_neighbour(neighbour, frame, fds)
+            self._router.from_node(node_link, frame, fds)
         except Exception:
             # A process of that node has made it up.  Out of here it would end the link, and so this whole node.
             # tests/test_bad_frames.py::test_a_frame_that_makes_no_sense_ends_its_connection_only
-            logger.exception("node %d sent a frame that makes no sense", neighbour.node)
+            logger.exception("node %d sent a frame that makes no sense", node_link.node)
 
-    def _on_link_over(self, neighbour: NodeLink, reason: str) -> None:
+    def _on_link_over(self, node_link: NodeLink, reason: str) -> None:
         if not self._stop.is_set():
-            logger.warning("the link to node %d (%s) is over: %s", neighbour.node, neighbour.name, reason)
-            self._service.membership.link_over(neighbour, reason)
+            logger.warning("the link to node %d (%s) is over: %s", node_link.node, node_link.name, reason)
+            self._service.membership.link_over(node_link, reason)
 
-    def _on_node_lost(self, neighbour: NodeLink, facts: dict[str, Any]) -> None:
+    def _on_node_lost(self, node_link: NodeLink, facts: dict[str, Any]) -> None:
         if self._stop.is_set():
             return
         reason = facts["reason"]
-        logger.warning("node %d (%s) is lost: %s", neighbour.node, neighbour.name, reason)
-        self._say({"event": "node_lost", "node": neighbour.node, "reason": reason})
-        self._service.black_box.death(f"node {neighbour.node} ({neighbour.name})", 0, f"was lost: {reason}")
+        logger.warning("node %d (%s) is lost: %s", node_link.node, node_link.name, reason)
+        self._say({"event": "node_lost", "node": node_link.node, "reason": reason})
+        self._service.black_box.death(f"node {node_link.node} ({node_link.name})", 0, f"was lost: {reason}")
         self._service.lost.append(facts)
-        self._router.tell_all("node_lost", facts)
-        self._service.drop_node(neighbour.node)
+        self._router.broadcast_event("node_lost", facts)
+        self._service.drop_node(node_link.node)
         # Where this side gave up, the other one still has to learn it.
-        self._start(neighbour.close(), f"closing the link to node {neighbour.node}")
+        self._start(node_link.close(), f"closing the link to node {node_link.node}")
 
     def _on_cut_off(self, reason: str) -> None:
         """The others go on without this node, and may start again elsewhere what runs here: it ends.
@@ -291,7 +291,7 @@ class Node:
             if endpoint.process is not None:
                 endpoint.process.kill(self._fenced_for)
         self._say({"event": "cut_off", "reason": reason})
-        self._router.tell_all("node_lost", {"node": 0, "name": self._names.get(0, "node 0"), "reason": reason})
+        self._router.broadcast_event("node_lost", {"node": 0, "name": self._names.get(0, "node 0"), "reason": reason})
         self._end_soon()
 
     # -- local processes ----------------------------------------------------------------------------------------
@@ -356,7 +356,7 @@ class Node:
                 f"protocol {facts.get('protocol')} of the driver (rlinf_async in Python {facts.get('python')}) is not "
                 f"protocol {frames.PROTOCOL} of the daemon ({sys.executable}): both must be the same version"
             )
-            self._router.tell(endpoint.id, "refused", {"error": ["VersionMismatch", text]})
+            self._router.send_event(endpoint.id, "refused", {"error": ["VersionMismatch", text]})
             self._loop.call_soon(self._driver_gone, endpoint)  # once these words have left
             return
         parent = None
@@ -365,7 +365,7 @@ class Node:
                 parent = self._service.sub_workers.admit(endpoint, facts)
             except AuthError as error:
                 logger.warning("a process is refused: %s", error)
-                self._router.tell(endpoint.id, "refused", {"error": ["AuthError", str(error)]})
+                self._router.send_event(endpoint.id, "refused", {"error": ["AuthError", str(error)]})
                 self._loop.call_soon(self._driver_gone, endpoint)
                 return
         elif facts.get("role") == "operator":
@@ -406,7 +406,7 @@ class Node:
         self._start(self._service.groups.close_group(group, group.close_grace), f"closing group '{group.name}'")
 
     def _start(self, work: Coroutine[Any, Any, None], what: str) -> None:
-        """Makes it one of this node's tasks: what goes wrong in it is logged and ends nothing else."""
+        """Make it one of this node's tasks: what goes wrong in it is logged and end nothing else."""
         task = _logged(work, what)
         try:
             self._tasks.create_task(task)
@@ -417,7 +417,7 @@ class Node:
     # -- the end ------------------------------------------------------------------------------------------------
 
     async def _end_run(self, requester: Requester, op: operations.EndRun) -> bool:
-        """Has the launcher end the run, or ends this node where there is no launcher; whether it is the launcher."""
+        """Have the launcher end the run, or end this node where there is no launcher; whether it is the launcher."""
         logger.info("%s: ending", op.by)
         if self._boot.config.launched:
             self._say({"event": "end_run", "by": op.by})
@@ -452,7 +452,7 @@ class Node:
         await self._network.stop()
         # The other daemons end at the same time, and some before they answer: a handler that waits for one would keep
         # this node from its end.  tests/launcher/daemon/test_router.py::test_a_node_that_ends_waits_for_no_answer
-        self._router.end_questions()
+        self._router.cancel_requests()
         self._templates.close()
 
     async def _close_groups(self) -> None:
@@ -470,9 +470,9 @@ class Node:
         for endpoint in list(self._router.endpoints.values()):
             if endpoint.pidfd >= 0:
                 self._driver_gone(endpoint)
-        neighbours = self._router.neighbours.values()
+        node_links = self._router.node_links.values()
         await asyncio.gather(
-            *(_logged(neighbour.close(), f"closing the link to node {neighbour.node}") for neighbour in neighbours)
+            *(_logged(node_link.close(), f"closing the link to node {node_link.node}") for node_link in node_links)
         )
 
 

@@ -118,7 +118,7 @@ class NodeMetrics:
             samples[table.CALL_AGE.name].append([*who, oldest[0][3] if oldest else 0.0])
 
     def _add_node(self, samples: Samples) -> None:
-        links = self._router.neighbours.values()
+        links = self._router.node_links.values()
         samples[table.NODE_LINKS.name] = [[sum(each.over is None and not each.seconds_down for each in links)]]
         samples[table.DEATHS.name] = [[self._death_watch.deaths]]
         ranks: dict[str, int] = defaultdict(int)

@@ -62,7 +62,7 @@ class ProbeProcess:
         self._process.kill()
 
     def close(self) -> None:
-        """Ends it, if it has not ended, and lets its memory go."""
+        """End it, if it has not ended, and let its memory go."""
         self._process.kill()
         self._process.wait()
         for fd in (self._pidfd, *self._files):

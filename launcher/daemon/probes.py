@@ -42,7 +42,7 @@ class Probes:
         self._inquiries: set[ProbeProcess] = set()
 
     async def find_renderers(self, facts: Mapping[str, Any]) -> None:
-        """Learns which EGL device is which GPU, where the node has GPUs of a maker that tells."""
+        """Learn which EGL device is which GPU, where the node has GPUs of a maker that tells."""
         if facts.get("accelerator_type") != "NV_GPU" or facts.get("rehearsed") or not facts["gpus"]:
             return
         self._renderers = asyncio.get_running_loop().create_future()
@@ -99,7 +99,7 @@ class Probes:
         return found
 
     def close(self) -> None:
-        """Ends what is still being found out."""
+        """End what is still being found out."""
         for inquiry in self._inquiries:
             inquiry.kill()
 

@@ -67,13 +67,13 @@ class RunLogs:
         return path
 
     def close(self) -> None:
-        """Lets go of the run: it is one of those that have ended."""
+        """Let go of the run: it is one of those that have ended."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
     def prune(self, keep: int) -> None:
-        """Removes all but the newest runs, and the newest of those with a bundle; never one that lives."""
+        """Remove all but the newest runs, and the newest of those with a bundle; never one that lives."""
         if self._parent is None:
             return
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
@@ -120,7 +120,7 @@ def _refusal(path: Path) -> str:
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Holds the lock of a directory, for a few system calls."""
+    """Hold the lock of a directory, for a few system calls."""
     descriptor = os.open(directory, _DIRECTORY)
     try:
         with contextlib.suppress(OSError):

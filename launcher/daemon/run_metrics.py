@@ -45,7 +45,7 @@ class RunMetrics:
         self.address = ""
 
     async def serve_metrics(self, requester: Requester, op: operations.ServeMetrics) -> str:
-        """Listens there, from now on to the end of the run; the address with the port that was chosen.
+        """Listen there, from now on to the end of the run; the address with the port that was chosen.
 
         Raises:
             ConfigError: that is no address, nothing can listen there, or the metrics are served elsewhere.

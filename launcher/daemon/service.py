@@ -191,7 +191,7 @@ class DaemonService:
     # -- groups -------------------------------------------------------------------------------------------------
 
     async def restart_ranks(self, requester: Requester, op: operations.RestartRanks) -> list[int]:
-        """Ends workers with these numbers, whose owners start them again and count it against no limit.
+        """End workers with these numbers, whose owners start them again and count it against no limit.
 
         Raises:
             LaunchError: one of them is of a group that is not supervised; none was ended.
@@ -203,12 +203,12 @@ class DaemonService:
                 text = "was launched without restart=, so that nothing of what its constructors had is kept"
                 raise LaunchError(f"group '{group.name}' {text}\n  fix: launch(..., restart='rank')")
         for group, worker in found:
-            self.router.tell(group.owner, "restart_wanted", {"endpoint": worker.id})
+            self.router.send_event(group.owner, "restart_wanted", {"endpoint": worker.id})
         kill = operations.KillRanks(op.numbers, "was restarted by an operator (rlinf-ctl restart)")
         return await self.operators.kill_ranks(requester, kill)
 
     async def rank_returned(self, requester: Requester, op: operations.RankReturned) -> None:
-        """Tells every process of the run that a rank is back, or will not be.
+        """Tell every process of the run that a rank is back, or will not be.
 
         The owner tells node 0, which tells those who look for the rank, and the processes of all nodes.
 
@@ -218,12 +218,12 @@ class DaemonService:
         """
         if self._site.node == 0:
             self.names.rank_returned(requester, op)
-            there = [neighbour.node for neighbour in self.router.neighbours.values() if neighbour.over is None]
+            there = [node_link.node for node_link in self.router.node_links.values() if node_link.over is None]
             for node in there:
                 # A request is a task there. A call of the owner behind it, as that of a hook, would overtake it, and
                 # its rank would send to the process that has died. An owner on another node calls by other links.
                 # tests/simulation/test_sim_restarts.py::test_a_hook_sends_to_the_incarnation_that_is_back
-                self.router.tell(frames.endpoint(node, 0), "rank_returned", vars(op))
+                self.router.send_event(frames.endpoint(node, 0), "rank_returned", vars(op))
             if not frames.node_of(requester.endpoint):
                 for node in there:
                     if node != frames.node_of(op.was):
@@ -240,7 +240,7 @@ class DaemonService:
             endpoint.exit_report = frames.pack(report)
         self.experiences.note_return(op)
         if self._site.node == 0:
-            self.router.tell_all("rank_returned", vars(op))
+            self.router.broadcast_event("rank_returned", vars(op))
 
     def _died(self, endpoint: Endpoint) -> None:
         process = endpoint.process
@@ -273,7 +273,7 @@ class DaemonService:
         if group is not None and not expected:
             # Where it comes back, before its calls fail: one that is made because of that waits for it.
             place = 0 if report["returns"] else len(parts)
-            parts.insert(place, lambda: self.router.tell(group.owner, "died", {**report, "endpoint": endpoint.id}))
+            parts.insert(place, lambda: self.router.send_event(group.owner, "died", {**report, "endpoint": endpoint.id}))
         run_all(f"worker {process.setup.name}", parts)
 
     def _note_death(self, name: str, report: Mapping[str, Any]) -> None:
@@ -305,14 +305,14 @@ class DaemonService:
         run_all(f"endpoint {gone}", parts)
 
     def _say_taken(self, gone: int) -> None:
-        """Tells queues, in the place of a process that is no more, what it has taken and not said."""
+        """Tell queues, in the place of a process that is no more, what it has taken and not said."""
         page = self._pages.pop(gone, None)
         if page is not None:
             for (place, channel), taken in page.read().items():
                 self.router.to_queue([frames.QUEUE, 0, gone, place, channel, "taken", taken], [])
 
     def drop_owner(self, gone: int, *, ended: bool = True) -> None:
-        """Frees what an endpoint (of any node) owned: its calls, its names and lookups, its stores, its groups."""
+        """Free what an endpoint (of any node) owned: its calls, its names and lookups, its stores, its groups."""
         self.gone.add(gone)
         parts: list[Callable[[int], None]] = [
             self.channels.drop_client, self.names.drop_client, self.death_watch.forget, self.locks.drop,
@@ -323,7 +323,7 @@ class DaemonService:
         run_all(f"endpoint {gone}", (functools.partial(part, gone) for part in parts))
 
     def drop_node(self, node: int) -> None:
-        """Frees what the endpoints of a lost node owned here, and does nothing more for any of them."""
+        """Free what the endpoints of a lost node owned here, and do nothing more for any of them."""
         # A request that came before is a task of its own, which begins after this, maybe.
         self.gone.add_all(frames.endpoint(node, 0), frames.endpoint(node + 1, 0) - 1)
         owners = self.names.clients() | self.groups.owners()
@@ -370,11 +370,11 @@ class DaemonService:
             "channels": self.channels.status(),
             "devices": self.locks.status(),
             "ports": self.ports.status(),
-            "leases": {str(node): neighbour.lease for node, neighbour in self.router.neighbours.items()},
+            "leases": {str(node): node_link.lease for node, node_link in self.router.node_links.items()},
             "links_down": {
-                str(node): neighbour.seconds_down
-                for node, neighbour in self.router.neighbours.items()
-                if neighbour.seconds_down
+                str(node): node_link.seconds_down
+                for node, node_link in self.router.node_links.items()
+                if node_link.seconds_down
             },
-            "calls_sent": {str(node): neighbour.calls_sent for node, neighbour in self.router.neighbours.items()},
+            "calls_sent": {str(node): node_link.calls_sent for node, node_link in self.router.node_links.items()},
         }

@@ -66,7 +66,7 @@ class SpanTail:
         return self._read < self._goal
 
     def aim(self) -> None:
-        """Has all that is there now read.
+        """Have all that is there now read.
 
         Raises:
             ValueError: the file was cut off.

@@ -25,7 +25,7 @@ class StuckRanks:
         )
 
     async def kill_stuck(self, requester: Requester, op: operations.KillStuck) -> None:
-        """Kills the requester, whose main thread cannot be freed, or one of whose background tasks has failed."""
+        """Kill the requester, whose main thread cannot be freed, or one of whose background tasks has failed."""
         endpoint = self._router.endpoints.get(frames.number_of(requester.endpoint))
         if frames.node_of(requester.endpoint) != self._router.node or endpoint is None or endpoint.process is None:
             raise ValueError("only a worker of this node can ask for its end")

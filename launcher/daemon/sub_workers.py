@@ -31,7 +31,7 @@ class SubWorkers:
         """By the number of the worker that they descend from; also those that have ended."""
 
     def admit(self, endpoint: Endpoint, facts: dict[str, Any]) -> dict[str, Any]:
-        """Lets a process be a worker below the one that it descends from; what is known about that one.
+        """Let a process be a worker below the one that it descends from; what is known about that one.
 
         Raises:
             AuthError: it descends from none, or from another one than it says.
@@ -75,7 +75,7 @@ class SubWorkers:
         return None
 
     def end(self, endpoint: Endpoint) -> dict[str, Any] | None:
-        """Fails its pending calls; its exit report, or None where its ancestor's group is being closed."""
+        """Fail its pending calls; its exit report, or None where its ancestor's group is being closed."""
         assert endpoint.root is not None
         root = endpoint.root.process
         assert root is not None

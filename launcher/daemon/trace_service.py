@@ -95,7 +95,7 @@ class Traces:
     # -- the file -----------------------------------------------------------------------------------------------
 
     async def open_trace(self, requester: Requester, op: operations.OpenTrace) -> dict[str, Any]:
-        """Makes this daemon the one that writes; returns what others have to know of that.
+        """Make this daemon the one that writes; returns what others have to know of that.
 
         Raises:
             ConfigError: the file cannot be written, or the run is traced already.
@@ -118,7 +118,7 @@ class Traces:
         """The run is traced: every process of this node hears of it, now and later."""
         if "trace" not in self._welcome():
             self._welcome()["trace"] = facts = {"node": op.node, "path": op.path}
-            self._router.tell_all("traced", facts)
+            self._router.broadcast_event("traced", facts)
             self._wait()
 
     async def write_spans(self, requester: Requester, op: operations.WriteSpans) -> None:
@@ -137,7 +137,7 @@ class Traces:
     def _write(self, node: int, batch: list[Any]) -> None:
         if self._file is None:
             return
-        at = self._name if node == self._router.node else self._router.neighbours[node].name
+        at = self._name if node == self._router.node else self._router.node_links[node].name
         try:
             endpoint, name, pid, shift, tracks, dropped, spans = batch
             process = Process(endpoint, str(name), at, int(pid))
@@ -153,7 +153,7 @@ class Traces:
         return time.monotonic_ns()
 
     def close(self) -> None:
-        """Writes what the processes of this node have left, and removes their span logs."""
+        """Write what the processes of this node have left, and remove their span logs."""
         if self._timer is not None:
             self._timer.cancel()
         if self._file is not None:
@@ -181,7 +181,7 @@ class Traces:
             self._wait()
 
     async def collect_trace(self, requester: Requester, op: operations.CollectTrace) -> None:
-        """Has all in the file that processes of this node have recorded until now."""
+        """Have all in the file that processes of this node have recorded until now."""
         if (facts := self._welcome().get("trace")) is None:
             return
         home = facts["node"]

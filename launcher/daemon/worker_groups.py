@@ -162,7 +162,7 @@ class WorkerGroups:
         return int(listener.getsockname()[1])
 
     async def spawn(self, requester: Requester, op: operations.Spawn) -> list[list[Any]]:
-        """Starts workers on this node; ``[number, pid, log path]`` of each, in the order of the request."""
+        """Start workers on this node; ``[number, pid, log path]`` of each, in the order of the request."""
         count = len(op.workers)
         what = f"{count} worker{'s' * (count != 1)} of group '{op.group}'"
         with explained_shortage(self._site.name, what, count * DESCRIPTORS_PER_WORKER):
@@ -206,7 +206,7 @@ class WorkerGroups:
         def on_refused(refusal: Refusal) -> None:
             facts = {"group": name, "node": self._site.name, "module": refusal.module, "reason": refusal.reason}
             logger.info("module %(module)s is not preloaded for group '%(group)s': %(reason)s", facts)
-            self._router.tell(owner, "not_preloaded", facts | {"asked": refusal.module in wanted.asked})
+            self._router.send_event(owner, "not_preloaded", facts | {"asked": refusal.module in wanted.asked})
 
         async with self._templates.preloaded(plain, wanted, on_refused) as template:
             results = await asyncio.gather(
@@ -275,7 +275,7 @@ class WorkerGroups:
         return ProfiledStarter(profiler, spec["env"], python, templates.flags, self._site, templates.open_files)
 
     async def _undo(self, group: Group, endpoint: Endpoint) -> None:
-        """Ends a worker whose group does not come to be; returns once it is reaped."""
+        """End a worker whose group does not come to be; returns once it is reaped."""
         assert endpoint.process is not None
         if endpoint.exit_report is not None:
             self._forget(endpoint.id)  # it died by itself: its channels were to live on with the group
@@ -323,7 +323,7 @@ class WorkerGroups:
 
             def on_lines(stream: str, lines: list[str]) -> None:
                 facts = {"who": prefix, "stream": stream, "lines": lines, "log": process.log_of(stream)}
-                self._router.tell(group.owner, "output", facts)
+                self._router.send_event(group.owner, "output", facts)
 
         setup = WorkerSetup(group.name, worker["rank"], worker["address"], spec, None, on_lines)
         process = self._new_process(self._loop, setup, site.name, site.log_dir)
@@ -354,13 +354,13 @@ class WorkerGroups:
         return endpoint
 
     async def close(self, requester: Requester, op: operations.CloseGroup) -> None:
-        """Ends the workers of a group on this node, in order if they can within ``grace`` seconds."""
+        """End the workers of a group on this node, in order if they can within ``grace`` seconds."""
         group = self.by_number.get(op.number)
         if group is not None and group.owner == requester.endpoint:
             await self.close_group(group, op.grace)
 
     async def close_group(self, group: Group, grace: float) -> None:
-        """Returns once every worker of the group, and what it left behind, is gone."""
+        """Return once every worker of the group, and what it left behind, is gone."""
         if group.closed is not None:
             await asyncio.shield(group.closed)
             return

@@ -105,7 +105,7 @@ class Output:
         return complete and bool(view)
 
     def close(self) -> None:
-        """Reads what is still there (not to the end: a grandchild may hold the pipe open, and write on) and closes."""
+        """Read what is still there (not to the end: a grandchild may hold the pipe open, and write on) and close."""
         if not self._open:
             return
         self._open = False

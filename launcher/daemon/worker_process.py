@@ -85,7 +85,7 @@ class WorkerProcess:
         return f"{self.log}{_SUFFIXES[stream]}"
 
     async def start(self, template: WorkerStarter, on_death: Callable[[], None]) -> socket.socket:
-        """Forks the process; this node's end of its socket.
+        """Fork the process; this node's end of its socket.
 
         Raises:
             LaunchError: it could not be forked.
@@ -158,14 +158,14 @@ class WorkerProcess:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def kill(self, reason: str = "") -> None:
-        """Kills the process; ``reason`` is what is told of its death, where that says more than the signal."""
+        """Kill the process; ``reason`` is what is told of its death, where that says more than the signal."""
         if self.exit_status is None and self.pid:
             self._kill_reason = reason or self._kill_reason
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal to the process.
+        """Send a signal to the process.
 
         Raises:
             ProcessLookupError: it has ended.

@@ -54,7 +54,7 @@ class Archive:
 
 
 def pack(folder: Path) -> Archive:
-    """Packs a folder: what git knows or would add, where it is a checkout; else everything but caches.
+    """Pack a folder: what git knows or would add, where it is a checkout; else everything but caches.
 
     Blocks while it reads.
 

@@ -59,7 +59,7 @@ class HostCheck:
         self._slots = asyncio.Semaphore(int(settings.SSH_AT_ONCE()))
 
     async def look(self, deadline: float | None) -> dict[int, str]:
-        """Looks at all hosts; returns the texts of failures by rank."""
+        """Look at all hosts; returns the texts of failures by rank."""
         self.answers, failures = await on_all_nodes(
             len(self._nodes),
             self._visit,
@@ -112,7 +112,7 @@ class HostCheck:
         return [*found, "its clock"]
 
     async def close(self) -> None:
-        """Lets go of every host; what was unpacked there is removed."""
+        """Let go of every host; what was unpacked there is removed."""
         await asyncio.gather(*(lifeline.close(_CLEANUP_TIMEOUT_S) for lifeline in self.lifelines.values()))
 
     async def _visit(self, rank: int) -> dict[str, Any]:

@@ -37,7 +37,7 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def main(read: Read) -> None:
-    """Serves one request.  ``read(n)`` gives exactly ``n`` bytes of stdin; it ends the process where there are none."""
+    """Serve one request.  ``read(n)`` gives exactly ``n`` bytes of stdin; it ends the process where there are none."""
     request = json.loads(read(int(read(10))).decode())
     survey = HostSurvey(request)
     # Slurm sends its SIGTERM to every process of a job at once, and nothing else would remove the folder then.
@@ -80,7 +80,7 @@ def wait_for_order(patience: float) -> Dict[str, Any]:
 
 
 def become(order: Dict[str, Any], survey: "HostSurvey") -> None:
-    """Replaces this process by the daemon.  Returns only by raising."""
+    """Replace this process by the daemon.  Returns only by raising."""
     environment = dict(os.environ)
     environment.update(order["env"])
     if survey.python_path:
@@ -109,7 +109,7 @@ class HostSurvey:
         self.missing.append({"what": what, "detail": detail, "fix": fix})
 
     def unpack(self, read: Read) -> None:
-        """Makes the run's directory, and in it the folder of the archive that follows the request."""
+        """Make the run's directory, and in it the folder of the archive that follows the request."""
         size = self.request["archive_size"]
         archive = Archive(read, size)
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # no folder is made that nobody knows of
@@ -248,7 +248,7 @@ class HostSurvey:
         }
 
     def end(self) -> None:
-        """Ends this process at once, on a signal."""
+        """End this process at once, on a signal."""
         self.clean_up()
         os._exit(1)
 
@@ -380,7 +380,7 @@ class Archive(io.RawIOBase):
 
 
 def extract(archive: Archive, target: Path) -> None:
-    """Unpacks plain files, folders and links that stay inside ``target``.
+    """Unpack plain files, folders and links that stay inside ``target``.
 
     Raises:
         ValueError: a member wants to be anything else, or anywhere else.

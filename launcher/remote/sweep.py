@@ -20,7 +20,7 @@ _SWEEP_TIMEOUT_S: Final = 60.0
 async def sweep(
     nodes: Sequence[Node], run: str, *, even_alive: bool = False
 ) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
-    """Looks at all hosts at once, then sweeps those that could be looked at.
+    """Look at all hosts at once, then sweeps those that could be looked at.
 
     Returns, by rank, what was found (``ended`` and ``left``: processes, ``removed``: directories), and the texts of
     failures.

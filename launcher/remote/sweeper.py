@@ -30,7 +30,7 @@ _BASES = (b"TMPDIR=", b"XDG_RUNTIME_DIR=")
 
 
 def main(read: Callable[[int], bytes]) -> None:
-    """Serves one request.  ``read(n)`` gives exactly ``n`` bytes of stdin."""
+    """Serve one request.  ``read(n)`` gives exactly ``n`` bytes of stdin."""
     request = json.loads(read(int(read(10))).decode())
     run = request["run"]
     alive = [str(place) for place in sockets(run_dirs(run)) if answers(place)]
@@ -93,7 +93,7 @@ def answers(path: Path) -> bool:
 
 
 def leave_notes(nodes: List[Path], found: "Dict[int, List[bytes]]", by: str) -> None:
-    """Tells live daemons who ends them, and waits for them to have read it before anything else of the run ends.
+    """Tell live daemons who ends them, and waits for them to have read it before anything else of the run ends.
 
     A launcher that heard of its script's end first would take the run for one that has failed.
     """

@@ -121,7 +121,7 @@ class SimNode:
         """As SIGSTOP of the daemon, and SIGCONT later, unless its guardian kills it before (``SignOfLife``)."""
         self.process.stop_for(seconds)
         assert self.node is not None
-        root = self.node._router.neighbours.get(0)
+        root = self.node._router.node_links.get(0)
         if root is not None and seconds > (silent := 1.1 * root.lease + _GRACE_S):
             self.scheduler.after(silent, self.kill)
 

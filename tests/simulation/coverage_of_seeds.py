@@ -84,7 +84,7 @@ UNREACHED: Final[tuple[tuple[str, str], ...]] = (
         r"|except ValueError:(?=\n\s+raise ValueError\(f\"a promise)",
         "the same",
     ),
-    (r"not _is_sound\(|not _may_be_queued\(|not frames\.is_call_sound\(|!= neighbour\.node:$", "the same"),
+    (r"not _is_well_formed\(|not _is_valid_queue_frame\(|not frames\.is_call_sound\(|!= node_link\.node:$", "the same"),
     (r"a piece of a body lies outside|a lease of", "the same"),
     (r"sent a frame of kind|is_authenticated and kind != TENSOR", "the same"),
     (r"raise ValueError\(f\"(\{received\} messages|a bulk piece)", "the same"),

@@ -96,7 +96,7 @@ async def test_a_node_serves_a_bounded_number_of_cells_and_says_so(
 async def test_a_link_counts_while_it_is_up_and_neither_silent_nor_over(tmp_path: Path) -> None:
     node = Node(tmp_path)
     links: Any = [(None, 0.0), (None, 2.5), ("closed", 0.0)]
-    node.router.neighbours.update(
+    node.router.node_links.update(
         (number, SimpleNamespace(over=over, seconds_down=down)) for number, (over, down) in enumerate(links)
     )
     assert (await node.told())["samples"][table.NODE_LINKS.name] == [[1]]

@@ -72,7 +72,7 @@ def test_a_request_of_this_daemon_is_answered_refused_and_given_up(router: Route
 
 def test_a_node_that_ends_waits_for_no_answer(router: Router) -> None:
     asked = router.ask(0, NodeMetrics())
-    router.end_questions()
+    router.cancel_requests()
     assert asked.cancelled()
     assert router.ask(0, NodeMetrics()).cancelled()
     assert router.ask(7, NodeMetrics()).cancelled()
