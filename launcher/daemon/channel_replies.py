@@ -24,7 +24,7 @@ _MOST_KEYS: Final = 4
 """Keys that the words about a long wait name."""
 
 
-class Segment:
+class SegmentFile:
     """A descriptor of sealed memory; closed when its last reference goes."""
 
     __slots__ = ("fd", "size")
@@ -194,7 +194,7 @@ def _copies(items: Sequence[Item]) -> list[list[int]]:
     copies: list[list[int]] = []
     try:
         for item in items:
-            copies.append([os.dup(item.body.fd)] if type(item.body) is Segment else [])
+            copies.append([os.dup(item.body.fd)] if type(item.body) is SegmentFile else [])
     except OSError:
         for fds in copies:
             close_fds(fds)

@@ -29,7 +29,7 @@ from rlinf_async._core.segment import close_fds
 from rlinf_async._inspection.state.run_report import QueueReport
 from rlinf_async.errors import ClosedError
 
-from .channel_replies import ChannelReplies, HostedChannel, Segment
+from .channel_replies import ChannelReplies, HostedChannel, SegmentFile
 from .cleanup import run_all
 from .handlers import Requester
 from .router import Router
@@ -44,13 +44,13 @@ class Channels:
     """Queues of one daemon.
 
     The class has more than 30 methods: one for each kind of request to a queue, over one table of queues.
+
+    Args:
+        gone: endpoints that have ended.
+        budget: ``max_bytes`` of a channel that is created without one.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, router: Router, gone: Container[int], budget: int) -> None:
-        """Args:
-        gone: endpoints that have ended.
-        budget: ``max_bytes`` of a channel that is created without one.
-        """
         self._loop = loop
         self._router = router
         self._gone = gone
@@ -92,7 +92,7 @@ class Channels:
         kind, source = frame[0], frame[2]
         if kind == frames.PUT:
             _, _, _, _, _, put, key, weight, mode, body = frame
-            carried: Any = Segment(fds[0], body) if fds else body
+            carried: Any = SegmentFile(fds[0], body) if fds else body
             self._put(hosted, source, put, key, weight, mode, carried)
         elif kind == frames.GET:
             _, _, _, _, _, get, key, target, taken = frame
@@ -109,7 +109,7 @@ class Channels:
         if type(body) is str:
             self._refuse_lost(hosted, source, number, body, is_sent=mode == frames.SENT)
             return
-        size = len(body) if type(body) is bytes else body.size if type(body) is Segment else -1
+        size = len(body) if type(body) is bytes else body.size if type(body) is SegmentFile else -1
         if type(key) is not bytes or type(weight) is not int or weight < 0 or size < 0:
             self._turn_down(hosted, source, number, f"a put with key {key!r}, weight {weight!r} and {size} bytes")
         steps = hosted.queue.put(

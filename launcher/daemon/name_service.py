@@ -1,4 +1,4 @@
-"""Names of the run's groups, channels and promised channels, on node 0; lookups may wait."""
+"""NameService of the run's groups, channels and promised channels, on node 0; lookups may wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlinf_async.errors import ClosedError
 from .handlers import LATER, Requester
 
 
-class Names:
+class NameService:
     """Handlers of the operations on names.
 
     Args:

@@ -27,7 +27,7 @@ _HEADER: Final = struct.Struct("<QQQ")
 """Header of a piece: number of the transfer, bytes of the whole body, offset of the piece."""
 
 
-class Link(Protocol):
+class NodeTransport(Protocol):
     """Interface of the gRPC link that ``NodeLink`` uses (``rlinf_async._wire.daemon_link.PeerLink``)."""
 
     @property
@@ -70,7 +70,7 @@ class NodeLink:
         self,
         node: int,
         name: str,
-        link: Link,
+        link: NodeTransport,
         on_frame: OnFrame,
         on_lost: Callable[[NodeLink, str], None],
         pool: Pool,

@@ -47,7 +47,7 @@ class Surroundings:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PreloadRequest:
     """Modules that a launch wants to have imported before its workers are forked.
 
     Attributes:
@@ -69,7 +69,7 @@ def wanted_by(
     variables: Mapping[str, str],
     paths: Sequence[str],
     here: Callable[[str], str],
-) -> Wanted:
+) -> PreloadRequest:
     """The modules that a launch wants to have imported on this node.
 
     Args:
@@ -93,7 +93,7 @@ def wanted_by(
         module=op.module,
         own_variables=frozenset({MARKER, RESTARTS}.union(*(worker["env"] for worker in op.workers))),
     )
-    return Wanted(node, tuple(modules), frozenset(op.preload), surroundings)
+    return PreloadRequest(node, tuple(modules), frozenset(op.preload), surroundings)
 
 
 class Refusal(NamedTuple):
@@ -193,7 +193,7 @@ class Preloads:
         self._forking = asyncio.Lock()
 
     @contextlib.asynccontextmanager
-    async def use(self, plain: ForkServer, wanted: Wanted, on_refused: OnRefused) -> AsyncIterator[ForkServer]:
+    async def use(self, plain: ForkServer, wanted: PreloadRequest, on_refused: OnRefused) -> AsyncIterator[ForkServer]:
         """The template for workers that want these modules: ``plain`` where none of them can be inherited.
 
         It stays until the block is left.  ``on_refused`` hears of each module that workers import themselves, once.
@@ -208,7 +208,7 @@ class Preloads:
             if template is not None:
                 self._leave(template)
 
-    async def _find(self, plain: ForkServer, wanted: Wanted, on_refused: OnRefused) -> PreloadedTemplate | None:
+    async def _find(self, plain: ForkServer, wanted: PreloadRequest, on_refused: OnRefused) -> PreloadedTemplate | None:
         place = wanted.surroundings
         while modules := tuple(each for each in wanted.modules if (each, place) not in self._refused):
             key = (modules, place)

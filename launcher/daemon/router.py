@@ -430,7 +430,7 @@ class Router:
             self._send_to_node(hop[0], [kind, count, source, [hop], call, method, credit, body], fds_of_hop)
 
     def _route_message(self, frame: list[Any], fds: list[int]) -> None:
-        """Deliver a message to every live target of its route; dead targets are skipped (``DeathWatch`` reports them)."""
+        """Deliver a message to every live target of its route; ``DeathWatch`` reports dead ones."""
         kind, count, source, route, facts, body = frame
         targets, remote_hops = self._split_route(route, fds)
         local: list[tuple[Endpoint, int]] = []

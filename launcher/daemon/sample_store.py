@@ -25,7 +25,7 @@ from rlinf_async._core.segment import write_segment
 from rlinf_async._experience.state.experience_changes import Advance, Change, Drop, Earlier, Insert, Settle
 from rlinf_async.errors import ConfigError
 
-from .channel_replies import Segment
+from .channel_replies import SegmentFile
 
 logger = own_logger(__name__)
 
@@ -191,7 +191,7 @@ def _read(connection: sqlite3.Connection) -> tuple[dict[str, int], list[Row]]:
     rows = []
     for *facts, body in connection.execute("SELECT * FROM samples ORDER BY place"):
         large = len(body) > MAX_INLINE_BYTES
-        rows.append((*facts, Segment(write_segment([body], len(body)), len(body)) if large else body))
+        rows.append((*facts, SegmentFile(write_segment([body], len(body)), len(body)) if large else body))
     return counts, rows
 
 
@@ -199,7 +199,7 @@ def _carry_out(connection: sqlite3.Connection, change: Change) -> None:
     match change:
         case Insert(_, group, sample):
             body = sample.body
-            content = _content(body) if isinstance(body, Segment) else body
+            content = _content(body) if isinstance(body, SegmentFile) else body
             connection.execute(
                 "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (sample.place, group.serial, group.key, group.name, sample.weight, sample.nbytes, content),
@@ -222,7 +222,7 @@ def _remove(connection: sqlite3.Connection, places: list[int]) -> None:
     connection.executemany("DELETE FROM samples WHERE place = ?", [(place,) for place in places])
 
 
-def _content(segment: Segment) -> bytes:
+def _content(segment: SegmentFile) -> bytes:
     parts, offset = [], 0
     while offset < segment.size:
         part = os.pread(segment.fd, segment.size - offset, offset)

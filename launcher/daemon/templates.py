@@ -21,7 +21,7 @@ from rlinf_async._core import frames
 from rlinf_async.errors import LaunchError
 
 from .fork_server import MARKER, NO_TOKEN, ForkServer, control_pair
-from .preloads import OnRefused, Preloads, Wanted, memory_of
+from .preloads import OnRefused, PreloadRequest, Preloads, memory_of
 from .template_log import open_log
 
 _EXEC_TIME_VARIABLES: Final = re.compile("|".join(map(fnmatch.translate, (
@@ -151,7 +151,7 @@ class Templates:
         return template
 
     def preloaded(
-        self, plain: ForkServer, wanted: Wanted, on_refused: OnRefused
+        self, plain: ForkServer, wanted: PreloadRequest, on_refused: OnRefused
     ) -> contextlib.AbstractAsyncContextManager[ForkServer]:
         """The template for workers that want these modules; as ``Preloads.use``."""
         return self._preloads.use(plain, wanted, on_refused)

@@ -21,7 +21,7 @@ MAX_LAST_READS: Final = 32
 somebody made it larger), and a descendant that writes without end must not stop the node."""
 
 
-class Output:
+class WorkerOutput:
     """One stream (stdout or stderr) of one worker, read from a pipe.
 
     Lines go to the log file as they are, and to ``on_lines`` without their newline.
@@ -121,7 +121,7 @@ class Output:
             self._log_fd = None
 
 
-def log_lacks(outputs: Sequence[Output]) -> str:
+def log_lacks(outputs: Sequence[WorkerOutput]) -> str:
     """How much of what a worker has written is not in its logs, and why; empty where nothing is missing."""
     error = next((output.log_error for output in outputs if output.lost_bytes), "")
     if not error:

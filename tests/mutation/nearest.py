@@ -98,7 +98,7 @@ NEAREST: Final = {
     "rlinf_async/_wire/reading": "tests/_wire/reading",
     "rlinf_async/_wire/reading/arbiter.py": "tests/_wire/reading tests/_wire/test_breaks.py",
     "launcher/daemon": "tests/launcher/daemon/test_daemon_faults.py tests/test_cluster.py",
-    "launcher/daemon/activity.py": "tests/_inspection/test_activities_of_workers.py",
+    "launcher/daemon/wait_descriptions.py": "tests/_inspection/test_activities_of_workers.py",
     "launcher/daemon/boot.py": "tests/launcher/test_job.py",
     "launcher/daemon/call_check.py": "tests/test_open_calls.py",
     "launcher/daemon/channel_replies.py": "tests/launcher/daemon/test_channels.py tests/channel/test_closing.py",
@@ -116,7 +116,7 @@ NEAREST: Final = {
     "launcher/daemon/leftovers.py": "tests/launcher/remote/test_sweep.py tests/launcher/daemon/test_cleanup.py",
     "launcher/daemon/membership.py": "tests/simulation/test_sim_deaths.py",
     "launcher/daemon/metrics_server.py": "tests/launcher/daemon/test_metrics_text.py tests/test_metrics.py",
-    "launcher/daemon/near_side.py": "tests/_inspection/test_needs_of_works.py",
+    "launcher/daemon/daemon_control.py": "tests/_inspection/test_needs_of_works.py",
     "launcher/daemon/network.py": "tests/test_nodes.py",
     "launcher/daemon/node.py": "tests/launcher/daemon/test_messages.py tests/test_bad_frames.py"
     " tests/launcher/test_port_range.py",

@@ -30,8 +30,8 @@ from rlinf_launcher.daemon.node_link import _HEADER, NodeLink
 from rlinf_launcher.daemon.router import Router
 from rlinf_launcher.daemon.service import DaemonService
 from rlinf_launcher.daemon.templates import Template, Templates
-from rlinf_launcher.daemon.worker_groups import Group, Site
-from rlinf_launcher.daemon.worker_output import Output
+from rlinf_launcher.daemon.worker_groups import LocalGroup, Site
+from rlinf_launcher.daemon.worker_output import WorkerOutput
 from tests._support.workers import Parent, Plain
 
 ONE = NodePlacementStrategy([0])
@@ -224,7 +224,7 @@ async def test_the_end_of_an_output_is_near_even_where_somebody_writes_on(
         assert len(reads) <= worker_output.MAX_LAST_READS
         return b"y\n" * 10
 
-    flooded = Output(asyncio.get_running_loop(), read, tmp_path / "log", None)
+    flooded = WorkerOutput(asyncio.get_running_loop(), read, tmp_path / "log", None)
     monkeypatch.setattr(os, "read", endless)
     flooded.close()
     monkeypatch.undo()
@@ -235,7 +235,7 @@ async def test_the_end_of_an_output_is_near_even_where_somebody_writes_on(
 async def test_a_line_that_is_cut_says_so(tmp_path: Path) -> None:
     heard: list[str] = []
     read, write = os.pipe()
-    out = Output(asyncio.get_running_loop(), read, tmp_path / "log", heard.extend)
+    out = WorkerOutput(asyncio.get_running_loop(), read, tmp_path / "log", heard.extend)
     os.write(write, b"x" * (worker_output.MAX_LINE_BYTES + 5) + b"\nshort\n")
     os.close(write)
     out.close()
@@ -349,7 +349,7 @@ def new_service(tmp_path: Path, to: Router, template: Any = None) -> DaemonServi
             return contextlib.nullcontext(template)
 
     site = Site("cafecafe", 0, "here", "127.0.0.1", tmp_path, {}, 4)
-    abandoned: list[Group] = []
+    abandoned: list[LocalGroup] = []
     given: Any = Given()
     return DaemonService(asyncio.get_running_loop(), site, given, to, abandoned.append)
 

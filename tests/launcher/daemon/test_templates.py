@@ -22,7 +22,7 @@ from rlinf_async.configuration import RESTARTS
 from rlinf_async.errors import LaunchError
 from rlinf_launcher.daemon import preloads as preloads_module, templates
 from rlinf_launcher.daemon.fork_server import MARKER, PACKET_BYTES, ForkServer, control_pair
-from rlinf_launcher.daemon.preloads import Preloads, Refusal, Wanted, wanted_by
+from rlinf_launcher.daemon.preloads import PreloadRequest, Preloads, Refusal, wanted_by
 from rlinf_launcher.daemon.templates import Template, Templates, template_command
 
 NODE = {"HOME": "/root", "OMP_NUM_THREADS": "2", "LD_LIBRARY_PATH": "/lib"}
@@ -181,7 +181,7 @@ def spawn(**fields: Any) -> operations.Spawn:
     return operations.Spawn(**{**usual, **fields})
 
 
-def wanted(op: operations.Spawn, variables: Mapping[str, str] = NODE, python: str = "python") -> Wanted:
+def wanted(op: operations.Spawn, variables: Mapping[str, str] = NODE, python: str = "python") -> PreloadRequest:
     return wanted_by(op, "node7", python, variables, ["/own"], lambda path: path.replace("/near/", "/far/"))
 
 

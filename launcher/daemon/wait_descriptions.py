@@ -12,12 +12,12 @@ from .channels import Channels
 from .device_locks import Locks
 from .endpoint import Endpoint
 from .handlers import Requester
-from .name_service import Names
+from .name_service import NameService
 from .router import Router
 from .templates import Templates
 
 
-class Activity:
+class WaitDescriptions:
     """Handlers that say for what a wait is here, without waiting for anything.
 
     Args:
@@ -28,7 +28,7 @@ class Activity:
         self,
         router: Router,
         templates: Templates,
-        names: Names,
+        names: NameService,
         channels: Channels,
         locks: Locks,
         state: Callable[[Endpoint], str],
