@@ -57,7 +57,7 @@ class HelloAdmission:
 
     def add(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        self._new_connections[sock] = _NewConnection(sock, self._loop.call_later(self._timeout, self._give_up, sock))
+        self._new_connections[sock] = _NewConnection(sock, self._loop.call_later(self._timeout, self._evict, sock))
         self._loop.add_reader(sock.fileno(), self._read_hello, sock)
         if len(self._new_connections) > self._most:
             self.end_oldest()
@@ -71,7 +71,7 @@ class HelloAdmission:
     def end_oldest(self) -> bool:
         """Evict the oldest connection; return False if there is none."""
         for sock in self._new_connections:
-            self._give_up(sock)
+            self._evict(sock)
             return True
         return False
 
@@ -101,7 +101,7 @@ class HelloAdmission:
         self._new_connections[sock].endpoint = endpoint
         self._socks[endpoint] = sock
 
-    def _give_up(self, sock: socket.socket) -> None:
+    def _evict(self, sock: socket.socket) -> None:
         new_connection = self._new_connections[sock]
         if new_connection.endpoint is None:
             self._read_hello(sock)

@@ -16,6 +16,7 @@ from rlinf_async._core import clock, frames, operations
 from rlinf_async._core.ended_endpoints import EndedEndpoints
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.taken_page import TakenPage
+from rlinf_async._messaging.state.emulated_delay import SharedLink, SharedLinks
 from rlinf_async._recorder.recording import journal_in
 from rlinf_async.errors import AuthError, LaunchError
 
@@ -36,11 +37,10 @@ from .node_metrics import NodeMetricsReader
 from .operator_requests import OperatorRequests
 from .ports import Ports
 from .probes import Probes
+from .process_state import is_stopped
 from .resources import count_memory
 from .router import Router
 from .run_metrics import RunMetrics
-from .shared_links import SharedLinkService
-from .stuck_ranks import StuckRanks
 from .sub_workers import SubWorkers
 from .templates import Templates
 from .trace_service import Traces
@@ -55,6 +55,51 @@ _RETURN_ANSWER_S: Final = 2.0
 
 _MAX_UNOBSERVED_ERRORS: Final = 1000
 """Unobserved errors kept for the launcher; one decides the exit code, and users read the first ones."""
+
+
+class SharedLinkService:
+    """Bandwidth reservations on emulated network links that several nodes share, kept on node 0."""
+
+    def __init__(self) -> None:
+        self._links = SharedLinks()
+
+    async def reserve_lines(self, requester: Requester, op: operations.ReserveLines) -> float:
+        """Return the seconds until these links, ``[name, bytes per second]``, have carried the bytes of ``op``."""
+        links = [SharedLink(str(name), float(rate)) for name, rate in op.lines]
+        if any(link.rate <= 0 for link in links):
+            raise ValueError(f"a link must carry more than nothing: {links}")
+        return self._links.reserve(links, max(0, op.nbytes), clock.monotonic())
+
+
+class StuckRanks:
+    """Handlers for ranks of this node in a collective that a failed rank has left."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    async def owes_call(self, requester: Requester, op: operations.OwesCall) -> bool:
+        """True if a worker has the call pending, or one that the same source made after ``op.after``."""
+        endpoint = self._router.endpoints.get(op.number)
+        if endpoint is None or endpoint.exit_report is not None:
+            return False
+        calls = endpoint.pending_calls
+        return calls.is_pending(op.source, op.call) or calls.has_later(op.source, op.after)
+
+    async def kill_stuck(self, requester: Requester, op: operations.KillStuck) -> None:
+        """Kill the requester: its main thread cannot be freed, or one of its background tasks has failed."""
+        endpoint = self._router.endpoints.get(frames.number_of(requester.endpoint))
+        if frames.node_of(requester.endpoint) != self._router.node or endpoint is None or endpoint.process is None:
+            raise ValueError("only a worker of this node can ask for its end")
+        endpoint.process.kill(op.verdict)
+
+    async def find_stopped(self, requester: Requester, op: operations.FindStopped) -> list[int]:
+        """Return the numbers of those workers that are stopped, by SIGSTOP or a debugger."""
+        workers = {number: self._router.endpoints.get(number) for number in op.numbers}
+        return [
+            number
+            for number, worker in workers.items()
+            if worker is not None and worker.process is not None and is_stopped(worker.process.pid)
+        ]
 
 
 class DaemonService:

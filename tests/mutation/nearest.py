@@ -131,9 +131,7 @@ NEAREST: Final = {
     "launcher/daemon/run_metrics.py": "tests/test_metrics.py",
     "launcher/daemon/service.py": "tests/launcher/daemon/test_cleanup.py tests/_core/test_operations.py"
     " tests/launcher/daemon/test_messages.py tests/test_restarts.py",
-    "launcher/daemon/shared_links.py": "tests/launcher/daemon/test_membership.py",
     "launcher/daemon/sub_workers.py": "tests/test_sub_workers.py",
-    "launcher/daemon/template_log.py": "tests/launcher/daemon/test_templates.py",
     "launcher/daemon/templates.py": "tests/test_preload.py",
     "launcher/daemon/trace_service.py": "tests/test_tracing.py",
     "rlinf_async/_recorder/state/span_log.py": "tests/launcher/daemon/test_span_tail.py tests/_trace/test_tracer.py",

@@ -80,7 +80,7 @@ async def test_a_description_that_the_kernel_takes_in_no_packet_names_its_larges
     with pytest.raises(LaunchError, match=r"and 32768 pass; its largest variables, in bytes: \$BIG \(100003\), \$A"):
         await idle.fork({"env": {"A": "\udcff", "BIG": "x" * 100_000}, "script_env": {b"\xff": b"\xff"}}, [])
     assert not idle.dead
-    assert idle._patience is None
+    assert idle._timeout is None
 
 
 async def test_an_order_that_nobody_awaits_any_more_is_not_sent_and_holds_up_no_other_one() -> None:
