@@ -1,6 +1,6 @@
 """Entry point of ``rlinf-ctl``: an operator's commands on the runs of this user; exit codes and errors.
 
-Exit codes: 0; 1 the run is stuck (``stuck``), or what was asked for was not done; 2 wrong usage; 3 no such run, group
+Exit codes: 0; 1 the run is stuck (``stuck``), or the command was not carried out; 2 wrong usage; 3 no such run, group
 or rank, or no daemon of the run answers; 130 after Ctrl-C.
 """
 
@@ -34,15 +34,15 @@ _USAGE_ERROR_CODE: Final = 2
 _NO_SUCH_RUN_CODE: Final = 3
 _INTERRUPTED_CODE: Final = 130
 _SCRIPTS_TIMEOUT_S: Final = 1.0
-"""For the daemons of runs that an error lists."""
+"""Seconds to wait for daemons of runs that an error lists."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``rlinf-ctl`` with the words after its name; returns the exit code."""
+    """Run ``rlinf-ctl`` with the words after its name; return the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
     try:
         if (passed_on := _launcher_words(words)) is not None:
-            from .main import main as launch  # as much again as all that a look at a run loads
+            from .main import main as launch  # imported late: it loads as much as all of rlinf-ctl
 
             return launch(passed_on)
         return _run(parser().parse_args(words))
@@ -53,12 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, _NO_SUCH_RUN_CODE)
     except RLinfAsyncError as error:
         return _fail(error, _NO_SUCH_RUN_CODE)
-    except SystemExit as exit_:  # argparse has said what is wrong, or the help
+    except SystemExit as exit_:  # argparse has printed the error or the help
         return exit_.code if isinstance(exit_.code, int) else 2
-    except BrokenPipeError:  # `| head` has seen enough
+    except BrokenPipeError:  # as in `rlinf-ctl status | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:  # a log that cannot be read, for one
+    except OSError as error:  # an unreadable log, for example
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else error, _NOT_DONE_CODE)
     except KeyboardInterrupt:
         return _INTERRUPTED_CODE
@@ -89,7 +89,7 @@ def _run(options: argparse.Namespace) -> int:
             show_kept_logs(run, output, options.ranks, tail=options.tail)
             return 0
     else:
-        runs = find_runs(places) if wanted is None else find_recorded(places)  # of those, one may have ended
+        runs = find_runs(places) if wanted is None else find_recorded(places)  # a named run may have ended
         run = choose(runs, wanted, places, _usage(options.command))
     return asyncio.run(_on_run(run, options, output, timeout))
 
@@ -99,7 +99,7 @@ def _usage(command: str) -> str:
 
 
 def _wanted(options: argparse.Namespace) -> str | None:
-    """The run that is named, behind the command or by ``--run``."""
+    """Return the run that is named, after the command or by ``--run``."""
     named: str | None = getattr(options, "run", None)
     behind: str | None = getattr(options, "run_id", None)
     if named is not None and behind is not None and named != behind:
@@ -113,7 +113,7 @@ async def _on_run(run: LocalRun, options: argparse.Namespace, output: Output, ti
 
 
 async def _command(attachment: Attachment, options: argparse.Namespace, output: Output) -> bool:
-    """Whether all was done, and the run is not stuck."""
+    """Run a command; return False if it was not carried out, or the run is stuck."""
     match options.command:
         case "status":
             await show_status(attachment, output)
@@ -135,10 +135,10 @@ async def _command(attachment: Attachment, options: argparse.Namespace, output: 
 
 
 def _launcher_words(words: Sequence[str]) -> list[str] | None:
-    """The words of ``check`` and ``sweep`` as ``rlinf-launch`` has them; None for every other command.
+    """Return the words of ``check`` and ``sweep`` for ``rlinf-launch``; None for every other command.
 
     Raises:
-        NoSuchRun: ``sweep`` names no run, and there is not one that has ended.
+        NoSuchRun: ``sweep`` names no run, and the ended run is not unique.
     """
     front = [word for word in words[:1] if word == "--json"]
     match words[len(front) :]:
