@@ -26,7 +26,7 @@ from ..control.run_places import LocalRun, NoSuchRun, choose, find_runs, folders
 from ..control.run_status import add_scripts, show_runs, show_status
 from ..control.stack_text import show_stacks
 from ..control.stuck_verdict import show_verdict
-from ..control.text_output import Output
+from ..control.text_output import TextOutput
 from .control_words import DEFAULT_TIMEOUT_S, parser
 
 _NOT_DONE_CODE: Final = 1
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     timeout = getattr(options, "timeout", DEFAULT_TIMEOUT_S)
-    output = Output(sys.stdout, as_json="json" in options)
+    output = TextOutput(sys.stdout, as_json="json" in options)
     places = folders(getattr(options, "run_dir", None), os.environ)
     wanted = _wanted(options)
     if options.command in ("check", "sweep"):
@@ -107,12 +107,12 @@ def _wanted(options: argparse.Namespace) -> str | None:
     return behind or named
 
 
-async def _on_run(run: LocalRun, options: argparse.Namespace, output: Output, timeout: float) -> int:
+async def _on_run(run: LocalRun, options: argparse.Namespace, output: TextOutput, timeout: float) -> int:
     async with attached(run, timeout) as attachment:
         return 0 if await _command(attachment, options, output) else _NOT_DONE_CODE
 
 
-async def _command(attachment: Attachment, options: argparse.Namespace, output: Output) -> bool:
+async def _command(attachment: Attachment, options: argparse.Namespace, output: TextOutput) -> bool:
     """Run a command; return False if it was not carried out, or the run is stuck."""
     match options.command:
         case "status":
@@ -164,7 +164,7 @@ def _the_ended_one(runs: Sequence[LocalRun]) -> str:
 
 
 def _fail(error: Exception | str, code: int) -> int:
-    Output(sys.stdout, as_json=False).note(f"rlinf-ctl: {error}")
+    TextOutput(sys.stdout, as_json=False).note(f"rlinf-ctl: {error}")
     return code
 
 

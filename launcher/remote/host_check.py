@@ -216,7 +216,7 @@ def own_version() -> str:
 
 
 def _machine(node: PlannedNode, answer: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a key that is equal for nodes on one machine; for srun the name of its slurmd, which may be one of several."""
+    """Return a key that is equal for nodes on one machine; for srun its slurmd's name (a machine may run several)."""
     keys = ("slurm_node",) if node.host.slurm is not None else ("machine_id", "boot_id", "hostname")
     return tuple(str(answer[key]) for key in keys)
 
