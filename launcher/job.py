@@ -36,15 +36,11 @@ if TYPE_CHECKING:
 
 INTERRUPTED: Final = 130
 
-_SCRIPT_GRACE_S: Final = 2.5
-"""Seconds for the script after Ctrl-C, a part of the five seconds for everything."""
+_SCRIPT_GRACE_S: Final = 2.5  # seconds for the script after Ctrl-C, a part of the five seconds for everything
 _ALL_GRACE_S: Final = 4.0
-_OWN_REPORT_S: Final = 0.5
-"""Seconds to wait for a node's own lifeline to explain a loss that another node reports."""
-_CUT_TIMEOUT_S: Final = 1.5
-"""Seconds for processes that have nothing to end in order, or must not."""
+_OWN_REPORT_S: Final = 0.5  # seconds to wait for a node's own lifeline to explain a loss that another node reports
+_CUT_TIMEOUT_S: Final = 1.5  # seconds for processes that have nothing to end in order, or must not
 _BUNDLE_TIMEOUT_S: Final = 3.0
-"""Seconds for the bundle of a failed run."""
 _VERDICT_TIMEOUT_S: Final = 8.0
 """Seconds for the bundle of a run that may be stuck: its processes are asked twice, silent ones for a second each."""
 
@@ -91,7 +87,6 @@ class Job:
         self._going: set[int] = set()
         self._peers: list[dict[str, Any]] = []
         self._watchers: dict[int, asyncio.Task[None]] = {}
-        """Tasks that watch lifelines, by rank."""
         self._lost: set[int] = set()
         self._shown: set[int] = set()
         self._driver: Driver | None = None
@@ -248,7 +243,7 @@ class Job:
         configs = self._configs()
         for node in self._nodes:
             self._going.add(node.rank)
-            await self._go(node)
+            await self._start_daemon(node)
 
         def progress(rank: int, state: str, told: Mapping[str, Any]) -> None:
             columns: dict[str, str | float] = {}
@@ -270,7 +265,6 @@ class Job:
         self._report.ready(self._shape())
 
     def _expected_logs(self) -> str:
-        """Return the expected directory of this machine's logs, before its daemon has reported it."""
         return str(self._options.log_dir or usual_log_parent(Path(tempfile.gettempdir())) / self.run_id)
 
     async def _pack(self) -> Archive | None:
@@ -283,8 +277,7 @@ class Job:
         self._report.note(f"--sync ships {folder}: {archive.files} files, {len(archive.data) / 1e6:.1f} MB compressed")
         return archive
 
-    async def _go(self, node: PlannedNode) -> None:
-        """Let a preflight become the daemon."""
+    async def _start_daemon(self, node: PlannedNode) -> None:
         answer = self._inspection.answers[node.rank]
         order = {
             "op": "go",
@@ -340,7 +333,6 @@ class Job:
         return {"node": len(visible), "GPU": gpus, "CPU": sum(cpus.values())}
 
     async def _watch(self, rank: int) -> None:
-        """Handle the events of a node until its end."""
         while True:
             try:
                 message = await self._lifelines[rank].receive(None)
@@ -366,11 +358,9 @@ class Job:
                 return
 
     async def _on_loss_reported(self, reporter: int, reported: int, reason: str) -> None:
-        """Report the loss of a node, or of a link if the lost side is unknown.
-
-        A node that was cut off, or stopped for a while, takes all others for lost.  So only the script's own node and
-        the lost node's lifeline are believed; reports of other nodes name the link only.
-        """
+        """Report the loss of a node, or of a link if the lost side is unknown."""
+        # A node that was cut off, or stopped for a while, takes all others for lost.  So only the script's own node and
+        # the lost node's lifeline are believed; reports of other nodes name the link only.
         is_own_word = reporter == self._here["node"]
         if is_own_word:  # recorded at once, even if the script ends before the loss is shown
             self._lost.add(reported)
@@ -383,10 +373,8 @@ class Job:
             self._report.warn(f"{names}, and one of the two may be lost: {reason}")
 
     def _count_own_loss(self, rank: int, error: LaunchError) -> None:
-        """Count the failure of the script's own node; not an orderly end (code 0) or one by this side (a signal).
-
-        That daemon kept the failures that the script had not noticed, so they are lost with it.
-        """
+        """Count the failure of the script's own node; not an orderly end (code 0) or one by this side (a signal)."""
+        # That daemon kept the failures that the script had not noticed, so they are lost with it.
         if self._driver is not None and rank == self._here["node"] and (self._lifelines[rank].exit_code or 0) > 0:
             self.unobserved.append(f"the script's own node, {self._nodes[rank].name}, was lost: {error}")
 
@@ -445,7 +433,6 @@ class Job:
         await asyncio.gather(*(lifeline.close(_CUT_TIMEOUT_S) for lifeline in self._lifelines.values()))
 
     def _remove_run_dirs(self) -> None:
-        """Remove run directories that killed daemons on this machine have left."""
         for rank, answer in self._inspection.answers.items():
             if self._nodes[rank].is_here and answer["run_dir"]:
                 shutil.rmtree(answer["run_dir"], ignore_errors=True)

@@ -14,9 +14,9 @@ from typing import Final
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
+# The same values as in launcher/daemon/guardian.py.
 _TRACKERS: Final = (b"resource_tracker import main", b"torch_shm_manager")
 _TRACKERS_S: Final = 3.0
-"""Same values as in ``launcher/daemon/guardian.py``."""
 
 
 class Orphans:
@@ -80,7 +80,6 @@ def _children() -> Iterator[int]:
 
 
 def _environment(pid: int) -> list[bytes]:
-    """Return the entries of a process's environment; none if it has ended or is exiting."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return []

@@ -40,7 +40,6 @@ class CheckResult:
         return "\n".join([*out, *self._told_checks()])
 
     def _told_checks(self) -> Iterator[str]:
-        """Yield the checks, once for all hosts with the same ones."""
         alike: dict[tuple[str, ...], list[str]] = {}
         for node in self.nodes:
             if checks := self.checked[node.rank]:

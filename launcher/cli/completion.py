@@ -14,7 +14,6 @@ from .flags import FLAGS
 SHELLS: Final = ("bash", "zsh", "fish")
 
 _LAUNCHERS_COMMANDS: Final = {"check", "sweep"}
-"""Commands of ``rlinf-ctl`` that take ``rlinf-launch``'s words."""
 _BASH_FOLDER: Final = "~/.local/share/bash-completion/completions"
 _USAGE: Final = re.compile(r"# Usage:\n# 1\).*\n# 2\).*bashrc:\n#    source .*\n")
 """Usage comment that shtab writes for bash; bash-completion does not search the folder that it names."""
@@ -100,7 +99,6 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Return the parsers of a parser's commands by name."""
     return {
         name: command
         for action in parser._actions
@@ -110,7 +108,6 @@ def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPar
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Yield the arguments of a parser and of its commands."""
     yield from parser._actions
     for command in _commands(parser).values():
         yield from _actions(command)

@@ -34,7 +34,6 @@ _USAGE_ERROR_CODE: Final = 2
 _NO_SUCH_RUN_CODE: Final = 3
 _INTERRUPTED_CODE: Final = 130
 _SCRIPTS_TIMEOUT_S: Final = 1.0
-"""Seconds to wait for daemons of runs that an error lists."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,7 +98,6 @@ def _usage(command: str) -> str:
 
 
 def _wanted(options: argparse.Namespace) -> str | None:
-    """Return the run that is named, after the command or by ``--run``."""
     named: str | None = getattr(options, "run", None)
     behind: str | None = getattr(options, "run_id", None)
     if named is not None and behind is not None and named != behind:
@@ -135,11 +133,7 @@ async def _command(attachment: Attachment, options: argparse.Namespace, output: 
 
 
 def _launcher_words(words: Sequence[str]) -> list[str] | None:
-    """Return the words of ``check`` and ``sweep`` for ``rlinf-launch``; None for every other command.
-
-    Raises:
-        NoSuchRun: ``sweep`` names no run, and the ended run is not unique.
-    """
+    """Return the words of ``check`` and ``sweep`` for ``rlinf-launch``; None for every other command."""
     front = [word for word in words[:1] if word == "--json"]
     match words[len(front) :]:
         case ["check", *rest]:

@@ -135,8 +135,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _PrintCompletion(argparse.Action):
-    """Action that prints the completion script and exits."""
-
     def __call__(self, parser: argparse.ArgumentParser, _: Any, shell: Any, __: str | None = None) -> None:
         sys.stdout.write(completion_script(parser, shell) + "\n")
         parser.exit()

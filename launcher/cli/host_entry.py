@@ -62,8 +62,6 @@ def read_entry(line: SourceSpan) -> tuple[Host, ...]:
 
 @dataclass(frozen=True)
 class _Head:
-    """Parts of ``user@host:N``, with N as slots or as port."""
-
     span: SourceSpan
     text: str
     is_ipv6: bool

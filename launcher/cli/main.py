@@ -45,9 +45,7 @@ _USAGE_ERROR_CODE: Final = 2
 _TIMEOUT_CODE: Final = 124
 _LAUNCH_FAILED_CODE: Final = 255
 _UNNOTICED_FAILURE_CODE: Final = 1
-"""Exit code if a rank failed and the script did not look at the failure."""
-_MAX_LINES: Final = 20
-"""Most lines about failures that the script did not notice."""
+_MAX_UNNOTICED_LINES: Final = 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,7 +114,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _preview(nodes: Sequence[PlannedNode], source: str, options: Options, variables: Mapping[str, str]) -> int:
-    """Print hosts, commands and placement without starting anything."""
     if options.dry_run:
         facts = _preview_facts(nodes, source, options, variables)
         _print(json.dumps(facts) if options.json else _preview_text(nodes, source, options, variables))
@@ -156,7 +153,6 @@ def _preview_text(nodes: Sequence[PlannedNode], source: str, options: Options, e
 def _preview_facts(
     nodes: Sequence[PlannedNode], source: str, options: Options, exported: Mapping[str, str]
 ) -> dict[str, object]:
-    """Return the same for ``--json``."""
     return {
         "event": "dry_run",
         "source": source,
@@ -201,8 +197,8 @@ async def _launch(nodes: Sequence[PlannedNode], options: Options, variables: Map
         return code
     script_code = code
     if script_code == 0 and (failures := job.unobserved):
-        told = failures[:_MAX_LINES]
-        told += [f"and {len(failures) - _MAX_LINES} more"] if len(failures) > _MAX_LINES else []
+        told = failures[:_MAX_UNNOTICED_LINES]
+        told += [f"and {len(failures) - _MAX_UNNOTICED_LINES} more"] if len(failures) > _MAX_UNNOTICED_LINES else []
         await job.keep_bundle()
         report.error("the script ended well, but did not notice these failures:\n  " + "\n  ".join(told))
         code = _UNNOTICED_FAILURE_CODE
@@ -322,7 +318,6 @@ def _print(text: str) -> int:
 
 
 def _refuse(text: str, *, as_json: bool) -> int:
-    """Report a usage error; return its exit code."""
     if as_json:
         JsonReport().error(text)
     else:

@@ -19,8 +19,7 @@ from .flags import BY_SPELLING, FLAGS, FOREIGN, GROUPS, Flag
 _POST_MORTEM_S = "3600"
 """Seconds that ``--pdb`` keeps a failed rank: an absent operator comes back within them, else the run ends."""
 
-_PLACES = ("where", "the way to the hosts")
-"""Groups of flags that a script is unlikely to have itself."""
+_PLACES = ("where", "the way to the hosts")  # groups of flags that a script is unlikely to have itself
 
 # Flags whose value may be omitted (it is empty then), and the test by which the next word is taken for the value.
 _MAY_STAND_ALONE: dict[str, Callable[[str], bool]] = {
@@ -31,8 +30,6 @@ _MAY_STAND_ALONE: dict[str, Callable[[str], bool]] = {
 
 @dataclass
 class _GivenWords:
-    """Values of every flag, the script and its arguments."""
-
     given: dict[str, list[FlagValue]] = field(default_factory=dict)
     script: str | None = None
     args: tuple[str, ...] = ()

@@ -18,8 +18,7 @@ _HEAD: Final = 22
 _GAP: Final = 12
 _MARGIN: Final = 16
 _CELLS_PER_ROW: Final = 8
-_CHARACTER: Final = 6.2
-"""Approximate width of a character of the small font; pixels, like the sizes above."""
+_CHARACTER_WIDTH: Final = 6.2
 
 _COLOURS: Final = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1", "#9c755f", "#edc948")
 
@@ -67,7 +66,7 @@ def _legend_rows(chart: Chart, width: int) -> list[list[tuple[str, int]]]:
     rows: list[list[tuple[str, int]]] = [[]] if chart.components else []
     x = _MARGIN
     for name in chart.components:
-        needed = int(30 + _CHARACTER * len(_legend_text(name, chart)) + _GAP)
+        needed = int(30 + _CHARACTER_WIDTH * len(_legend_text(name, chart)) + _GAP)
         if rows[-1] and x + needed > _MARGIN + width:
             rows.append([])
             x = _MARGIN
@@ -127,7 +126,7 @@ _DASHED: Final = ' stroke-dasharray="3 2"'
 
 
 def _fit(text: str, width: int) -> str:
-    letters = int(width / _CHARACTER)
+    letters = int(width / _CHARACTER_WIDTH)
     return text if len(text) <= letters else text[: letters - 1] + "…"
 
 

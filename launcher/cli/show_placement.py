@@ -155,7 +155,6 @@ def _describe(node: PlannedNode) -> NodeInfo:
 
 
 def _devices(host: Host) -> tuple[str, ...] | None:
-    """Return the devices that a host declares; None if it declares none."""
     if host.fake_gpus is not None:
         return tuple(map(str, range(host.fake_gpus)))
     if host.gpus is not None:
@@ -164,15 +163,9 @@ def _devices(host: Host) -> tuple[str, ...] | None:
 
 
 def _read_configuration(options: Options) -> Document:
-    """Return the file that ``--show-placement`` or the script's words name, with the words' overrides.
-
-    The script's words are read as Hydra's, and as those of this project's examples: a path to a YAML file,
-    ``--config NAME`` or ``--config-name NAME`` (in ``config/`` beside the script, or in ``--config-path``), and
-    ``cluster.key=value``.
-
-    Raises:
-        ConfigError: no file is named, or it cannot be read.
-    """
+    """Return the file that ``--show-placement`` or the script's words name, with the words' overrides."""
+    # The script's words are read as Hydra's, and as those of this project's examples: a path to a YAML file, --config
+    # NAME or --config-name NAME (in config/ beside the script, or in --config-path), and cluster.key=value.
     named = options.show_placement or None
     path = Path(named) if named else next(_candidates(options), None)
     if path is None:

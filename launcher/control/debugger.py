@@ -18,13 +18,11 @@ from .debug_dialogue import Dialogue
 from .run_places import NoSuchRun
 from .run_view import look
 
-_TOGETHER_S: Final = 0.3
-"""Seconds for which ranks at the prompt wait for the others."""
+_PROMPT_WAIT_S: Final = 0.3  # seconds for which ranks at the prompt wait for the others
 
 _LEAVE: Final = frozenset(("q", "quit", "exit"))
 
-_SILENT_S: Final = 3.0
-"""Seconds after which a rank is reported as silent."""
+_SILENT_AFTER_S: Final = 3.0
 
 
 async def debug(attachment: Attachment, words: str) -> bool:
@@ -44,8 +42,6 @@ async def debug(attachment: Attachment, words: str) -> bool:
 
 
 class _Session:
-    """An operator's debugging session."""
-
     def __init__(self, attachment: Attachment, chosen: Sequence[ProcessReport]) -> None:
         self._attachment = attachment
         self._loop = asyncio.get_running_loop()
@@ -65,7 +61,7 @@ class _Session:
         terminal = sys.stdin.fileno()
         self._loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
         self._loop.add_reader(terminal, self._on_readable, terminal)
-        silent = self._loop.call_later(_SILENT_S, self._name_silent)
+        silent = self._loop.call_later(_SILENT_AFTER_S, self._name_silent)
         try:
             await self._send("attach", "", self._names)
             while not (self._has_left or self._dialogue.is_over or self._attachment.lost.done()):
@@ -85,7 +81,7 @@ class _Session:
         dialogue = self._dialogue
         if dialogue.stopped and dialogue.asked and not self._waits_no_longer:
             if self._together is None:
-                self._together = self._loop.call_later(_TOGETHER_S, self._stop_waiting)
+                self._together = self._loop.call_later(_PROMPT_WAIT_S, self._stop_waiting)
             return
         if text := dialogue.take_answers():
             _show(("\n" if self._has_prompt else "") + text)

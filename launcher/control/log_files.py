@@ -71,7 +71,6 @@ class LogFile:
 
 
 def _beginning_of_tail(fd: int, size: int, lines: int) -> int:
-    """Return the offset at which the last ``lines`` lines of a file begin."""
     if not lines:
         return size
     place, missing = size, lines + 1
@@ -156,7 +155,6 @@ def _print(files: Sequence[LogFile], output: TextOutput, tail: int | None, *, fo
 
 
 def _note_silence(files: Sequence[LogFile], output: TextOutput) -> None:
-    """Note that all logs are empty, with their ranks."""
     if any(file.path.stat().st_size for file in files):
         return
     ranks: dict[str, list[str]] = {}
@@ -192,15 +190,14 @@ def chosen_logs(
     if absent and files:
         raise NoSuchRun(f"there is no rank {min(absent)} of group {group!r}, and no log of it")
     if not files:
-        _refuse_a_folder_that_is_none(group, log_dir, is_known=group in known)
+        _refuse_missing_folder(group, log_dir, is_known=group in known)
         there = ", ".join(sorted({each for each in known if each != DIRECTORY})) or "none"
         hint = "; what a driver writes is where it was started" if group == "driver" else ""
         raise NoSuchRun(f"there is no group {group!r}, and no log of it in {log_dir}; there are: {there}{hint}")
     return [file for file in files if ranks is None or file.rank in ranks]
 
 
-def _refuse_a_folder_that_is_none(group: str, log_dir: Path, *, is_known: bool) -> None:
-    """Raise NoSuchRun if the folder of a group's logs is missing, or another file has its place."""
+def _refuse_missing_folder(group: str, log_dir: Path, *, is_known: bool) -> None:
     path = log_dir / group.replace("/", "_")
     if (place := next((each for each in (log_dir, path) if each.exists() and not each.is_dir()), None)) is not None:
         raise NoSuchRun(f"the logs of group {group!r} are gone: {place} is no folder")
@@ -209,7 +206,6 @@ def _refuse_a_folder_that_is_none(group: str, log_dir: Path, *, is_known: bool) 
 
 
 def _files_of(name: str, group: str, folders: Mapping[str, Path], remote: Sequence[RemoteLog]) -> list[LogFile]:
-    """Return the log files of one group, by rank."""
     found = {(file.rank, file.stream): file for file in _remote_files(remote, name, group)}
     found |= {(file.rank, file.stream): file for file in (_files_in(folders[name], group) if name in folders else ())}
     return [found[key] for key in sorted(found, key=lambda key: (key[0], key[1] != "stdout"))]
@@ -247,11 +243,7 @@ def _show(file: LogFile, lines: Sequence[str], output: TextOutput, *, named: boo
 async def _follow(
     attachment: Attachment, files: Sequence[LogFile], remote: Sequence[RemoteLog], output: TextOutput, timeout: float
 ) -> None:
-    """Print lines as they are written, until the run's daemon on this machine has ended.
-
-    Args:
-        timeout: seconds for each answer of another machine's daemon.
-    """
+    """Print lines as they are written, until the run's daemon on this machine has ended."""
     changed = asyncio.Event()
     changed.set()  # for lines written before the files were watched
     watch = _watch_files([file.path for file in files])

@@ -61,7 +61,6 @@ def _channels(
 
 
 def _experiences(status: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the experiences with the fate of their samples."""
     return [
         {
             "name": plain(queue["name"]),

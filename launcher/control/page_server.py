@@ -30,8 +30,7 @@ ADDRESS: Final = "127.0.0.1"
 _HOSTS: Final = frozenset((ADDRESS, "localhost"))
 _MAX_HEAD_BYTES: Final = 16 << 10
 _MAX_CLIENTS: Final = 32
-_TIMEOUT_S: Final = 60.0
-"""Seconds for a client's request, and for a client to receive a message."""
+_TIMEOUT_S: Final = 60.0  # seconds for a client's request, and for a client to receive a message
 
 _HEADERS: Final = (
     "Cache-Control: no-store",
@@ -122,7 +121,6 @@ class PageServer:
         return HTTPStatus.OK, path
 
     async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Send updates until the run or the client has ended."""
         assert self._feed is not None
         with self._feed.watched():
             news = asyncio.ensure_future(self._send_news(self._feed, writer))

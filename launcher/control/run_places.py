@@ -22,7 +22,6 @@ _RUN_DIR: Final = re.compile(r"rlinf-(?:(?P<user>\d+)-)?(?P<run>[0-9a-f]{8})(?:-
 """Names of run directories, as ``launcher/daemon/boot.py`` and ``launcher/remote/preflight.py`` create them."""
 _NODE_DIR: Final = re.compile(r"node-(\d+)")
 _MAX_LISTED: Final = 10
-"""Runs in an error text."""
 
 
 class NoSuchRun(RLinfAsyncError):

@@ -16,8 +16,7 @@ from .run_places import LocalRun, end_text
 from .run_view import RunView, look, span_of
 from .text_output import TextOutput, age, size
 
-_MAX_CALLS: Final = 3
-"""Open calls of a process in a table."""
+_MAX_SHOWN_CALLS: Final = 3
 
 
 async def show_runs(runs: Sequence[LocalRun], output: TextOutput, timeout: float) -> None:
@@ -43,12 +42,11 @@ async def add_scripts(runs: Sequence[LocalRun], timeout: float) -> None:
     """Ask the live runs in parallel for their scripts and working directories."""
     alive = [run for run in runs if run.is_alive]
     for run, facts in zip(alive, await asyncio.gather(*(_facts_of_run(run, timeout) for run in alive)), strict=True):
-        run.script = " ".join(driver["command"] + _folder_of(driver["pid"]) for driver in facts["drivers"])
+        run.script = " ".join(driver["command"] + _working_directory_of(driver["pid"]) for driver in facts["drivers"])
         run.script = run.script or facts["trouble"]
 
 
-def _folder_of(pid: int) -> str:
-    """Return the working directory of a local driver; empty if unknown."""
+def _working_directory_of(pid: int) -> str:
     try:
         return f" in {Path(f'/proc/{pid}/cwd').readlink()}"
     except OSError:  # it has ended, or is on another machine
@@ -189,8 +187,8 @@ def _doing(process: ProcessReport, command: str) -> tuple[str, str]:
     """Return the age of a process's oldest call, and its activity in words."""
     calls = sorted(process.calls, key=lambda call: -call.age)
     words = [process.trouble] if process.trouble else []
-    words += [f"{call.method}()" for call in calls[:_MAX_CALLS]]
-    words += [f"{process.owed - _MAX_CALLS} more"] if process.owed > _MAX_CALLS else []
+    words += [f"{call.method}()" for call in calls[:_MAX_SHOWN_CALLS]]
+    words += [f"{process.owed - _MAX_SHOWN_CALLS} more"] if process.owed > _MAX_SHOWN_CALLS else []
     if not calls and process.role == "driver":
         words.append(command)
     return age(calls[0].age) if calls else "-", ", ".join(words) or "idle"

@@ -11,8 +11,7 @@ from typing import Any, Final, TextIO
 
 from rlinf_async._core.printable import plain, printable
 
-_GAP: Final = 2
-"""Blanks between two columns."""
+_COLUMN_GAP: Final = 2
 
 
 class TextOutput:
@@ -47,7 +46,7 @@ class TextOutput:
         cells = [[[plain(line) for line in cell.split("\n")] for cell in row] for row in rows]
         widths = [max((_width(line) for row in cells for line in row[at]), default=0) for at in range(len(titles))]
         widths = [max(width, _width(title)) for width, title in zip(widths, titles, strict=True)]
-        if self._is_terminal and sum(widths) + _GAP * len(widths) > shutil.get_terminal_size().columns:
+        if self._is_terminal and sum(widths) + _COLUMN_GAP * len(widths) > shutil.get_terminal_size().columns:
             self._write(self._wrapped(titles, cells))
             return
         lines = [_aligned(titles, widths)]
@@ -64,7 +63,7 @@ class TextOutput:
         from rich.text import Text
 
         console = Console(file=self._stream, highlight=False, width=shutil.get_terminal_size().columns)
-        shown = Table(box=None, padding=(0, _GAP, 0, 0), header_style="bold")
+        shown = Table(box=None, padding=(0, _COLUMN_GAP, 0, 0), header_style="bold")
         for title in titles:
             shown.add_column(title, overflow="fold")
         for row in cells:
@@ -88,7 +87,7 @@ def _width(text: str) -> int:
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = (cell + " " * (width - _width(cell) + _GAP) for cell, width in zip(cells, widths, strict=True))
+    padded = (cell + " " * (width - _width(cell) + _COLUMN_GAP) for cell, width in zip(cells, widths, strict=True))
     return "".join(padded).rstrip()
 
 

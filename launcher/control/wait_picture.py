@@ -48,7 +48,7 @@ class Arrow:
 
 
 def picture_of(verdict: dict[str, Any]) -> dict[str, Any]:
-    """Return ``boxes`` and ``arrows`` for the output of ``rlinf-ctl stuck --json``, and the number of boxes left out."""
+    """Return ``boxes`` and ``arrows`` for the output of ``rlinf-ctl stuck --json``, and the number ``left_out``."""
     report = from_data(RunReport, verdict["report"])
     needs = Needs(WaitGraph(report))
     waits = {process.endpoint: _waits_of(needs, process) for process in report.processes}

@@ -115,11 +115,7 @@ def _versions() -> dict[str, str]:
 
 
 def _write(path: Path, mode: int, text: str) -> None:
-    """Write a text in one call.
-
-    Raises:
-        OSError: the text did not fit completely.
-    """
+    """Write a text in one call; raise OSError if it did not fit completely."""
     data = text.encode(errors="replace")
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | mode, 0o600)
     try:

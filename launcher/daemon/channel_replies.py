@@ -16,12 +16,10 @@ from rlinf_async._core.segment import close_fds
 from .endpoint import Endpoint
 from .router import Router
 
-_MAX_ITEMS: Final = 1024
-"""Small items in one frame."""
+_MAX_ITEMS_PER_FRAME: Final = 1024
 
 _MAX_GONE_GROUPS: Final = 64
-_MOST_KEYS: Final = 4
-"""Keys named in the description of a long wait."""
+_MAX_NAMED_KEYS: Final = 4
 
 
 class SegmentFile:
@@ -63,8 +61,8 @@ class HostedChannel:
         items, (puts, gets) = self.queue.size(key), self.queue.waiting(key)
         used = len(self.queue.clients)
         others = [repr(key_of(each)) for each in self.queue.used if each != key and self.queue.size(each)]
-        more = f" and {len(others) - _MOST_KEYS} more" if len(others) > _MOST_KEYS else ""
-        there = f"; there are items under {', '.join(others[:_MOST_KEYS])}{more}" if others and not items else ""
+        more = f" and {len(others) - _MAX_NAMED_KEYS} more" if len(others) > _MAX_NAMED_KEYS else ""
+        there = f"; there are items under {', '.join(others[:_MAX_NAMED_KEYS])}{more}" if others and not items else ""
         return (
             f"{items} item{'s' * (items != 1)} under this key, {puts} put{'s' * (puts != 1)} and {gets} "
             f"get{'s' * (gets != 1)} wait; {used} process{'es' * (used != 1)} use{'s' * (used == 1)} the channel{there}"
@@ -156,7 +154,7 @@ class ChannelReplies:
             for item in items:
                 pending = self.pending(hosted, get.consumer)
                 pending.given.append((get.number, item is not items[-1], item.redelivered, item.body))
-                if len(pending.given) == _MAX_ITEMS:
+                if len(pending.given) == _MAX_ITEMS_PER_FRAME:
                     self.flush(hosted, get.consumer)
             return
         self._note(hosted, get.consumer, has_got=True)

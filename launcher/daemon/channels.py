@@ -58,12 +58,10 @@ class Channels:
         self._me = frames.endpoint(router.node, 0)
         self._hosted: dict[int, HostedChannel] = {}
         self._replies = ChannelReplies(loop, router)
-        self._questions: list[list[Any]] = []
-        """Frames that wait until the sockets of producers have been read."""
+        self._questions: list[list[Any]] = []  # frames that wait until the sockets of producers have been read
         self._closing: list[tuple[HostedChannel, asyncio.Future[None]]] = []
         """Queues whose close waits until the sockets of producers have been read."""
-        self._discarded: set[int] = set()
-        """Numbers of channels discarded within the last ``_DISCARDED_FOR_S``."""
+        self._discarded: set[int] = set()  # numbers of channels discarded within the last _DISCARDED_FOR_S
         router.on_channel = self.on_frame
 
     def __repr__(self) -> str:
@@ -300,7 +298,6 @@ class Channels:
             self._end(hosted, "")
 
     def _end_lease(self, channel: int, holder: int, number: int) -> None:
-        """Return the items of an expired lease to the queue."""
         hosted = self._hosted.get(channel)
         client = None if hosted is None else hosted.queue.clients.get(holder)
         if hosted is not None and client is not None and number in client.gets:

@@ -20,8 +20,7 @@ class DeathWatch:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._watchers: dict[int, set[int]] = {}
-        """Watching endpoints by the endpoint they watch."""
+        self._watchers_of: dict[int, set[int]] = {}
         self.deaths = 0
         """Number of unexpected ends."""
 
@@ -52,21 +51,21 @@ class DeathWatch:
         elif endpoint.exit_report is not None:
             self._notify(watcher, watched, _report_of(endpoint))
         else:
-            self._watchers.setdefault(watched, set()).add(watcher)
+            self._watchers_of.setdefault(watched, set()).add(watcher)
 
     def ended(self, endpoint: int, report: Any) -> None:
         """Notify the watchers of a local worker; ``report`` is None if its group was closed."""
         self.deaths += report is not None
-        for watcher in self._watchers.pop(endpoint, ()):
+        for watcher in self._watchers_of.pop(endpoint, ()):
             self._notify(watcher, endpoint, report)
 
     def forget(self, gone: int) -> None:
         """Drop an ended endpoint as a watcher and as a watched one."""
-        self._watchers.pop(gone, None)
-        for watched in [watched for watched, watchers in self._watchers.items() if gone in watchers]:
-            self._watchers[watched].discard(gone)
-            if not self._watchers[watched]:
-                del self._watchers[watched]
+        self._watchers_of.pop(gone, None)
+        for watched in [watched for watched, watchers in self._watchers_of.items() if gone in watchers]:
+            self._watchers_of[watched].discard(gone)
+            if not self._watchers_of[watched]:
+                del self._watchers_of[watched]
 
     def _notify(self, watcher: int, endpoint: int, report: Any) -> None:
         facts = {"endpoint": endpoint, "report": report}

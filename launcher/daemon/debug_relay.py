@@ -32,8 +32,7 @@ class DebugRelay:
         self._router = router
         self._gone = gone
         self.stopped: dict[int, str] = {}
-        self._operators: dict[int, int] = {}
-        """Attached operator by rank of this node."""
+        self._operator_of: dict[int, int] = {}
 
     def __repr__(self) -> str:
         return f"<DebugRelay [{len(self.stopped)} ranks in the debugger]>"
@@ -51,9 +50,9 @@ class DebugRelay:
         if rank is None or rank.process is None or rank.exit_report is not None:
             raise LaunchError("it is a subprocess of a worker, or has ended")
         if op.what == "attach":
-            self._operators.setdefault(rank.id, requester.endpoint)
-        elif op.what == "detach" and self._operators.get(rank.id) == requester.endpoint:
-            del self._operators[rank.id]
+            self._operator_of.setdefault(rank.id, requester.endpoint)
+        elif op.what == "detach" and self._operator_of.get(rank.id) == requester.endpoint:
+            del self._operator_of[rank.id]
         self._router.send_event(rank.id, "debug", {"operator": requester.endpoint, "what": op.what, "line": op.line})
 
     async def debug_said(self, requester: Requester, op: operations.DebugSaid) -> None:
@@ -76,16 +75,16 @@ class DebugRelay:
 
     def drop(self, gone: int) -> None:
         """Handle an endpoint's end: ranks of an operator are detached, the operator of a rank is informed."""
-        for rank in [rank for rank, operator in self._operators.items() if operator == gone]:
-            del self._operators[rank]
+        for rank in [rank for rank, operator in self._operator_of.items() if operator == gone]:
+            del self._operator_of[rank]
             self._router.send_event(rank, "debug", {"operator": gone, "what": "detach", "line": ""})
-        if (operator := self._operators.pop(gone, None)) is not None:
+        if (operator := self._operator_of.pop(gone, None)) is not None:
             self._tell(operator, gone, "ended", "")
         if gone in self.stopped:
             self._note(gone, "", "", attached=False)
 
     def drop_node(self, node: int) -> None:
-        for gone in [each for each in (*self.stopped, *self._operators.values()) if frames.node_of(each) == node]:
+        for gone in [each for each in (*self.stopped, *self._operator_of.values()) if frames.node_of(each) == node]:
             self.drop(gone)
 
     def _note(self, endpoint: int, name: str, where: str, *, attached: bool) -> None:

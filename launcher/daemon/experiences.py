@@ -20,8 +20,7 @@ from .handlers import Requester
 from .router import Router
 from .sample_store import SampleStore, dropped_of
 
-_ANSWER_S: Final = 2.0
-"""Seconds to wait for other nodes' publications."""
+_PUBLICATIONS_TIMEOUT_S: Final = 2.0
 
 
 class HostedExperience(HostedChannel):
@@ -53,10 +52,8 @@ class HostedExperience(HostedChannel):
         self._alarm: asyncio.TimerHandle | None = None
         self._question: asyncio.Future[Any] | None = None
         self._has_ended = False
-        self._away = 0
-        """Endpoint of the trainer's process that ended last, or of its replacement."""
-        self._is_closed = False
-        """True if the group of the ``_away`` process is closed."""
+        self._away = 0  # endpoint of the trainer's process that ended last, or of its replacement
+        self._is_closed = False  # true if the group of the _away process is closed
         if options.durable:
             whose = f"experience '{name}' on node {router.node}"
             self.store = SampleStore(options.durable, whose, loop, self._written)
@@ -198,12 +195,9 @@ class Experiences:
         self._gone = gone
         self._budget = budget
         self._published: dict[str, tuple[int, str, int]] = {}
-        """Publications by group: publishing process, name of the weights, latest version.
-
-        The daemon learns of publications on its own node, and of those that experiences here follow.
-        """
-        self._followers: dict[str, set[int]] = {}
-        """Other nodes with an experience ``of`` a group, by group."""
+        """Publisher, name of the weights and latest version by group, of groups here and of those that experiences here
+        follow."""
+        self._followers: dict[str, set[int]] = {}  # other nodes with an experience of a group, by group
 
     def _find(self, number: int) -> HostedExperience:
         hosted = self._channels.hosted(number)
@@ -250,7 +244,7 @@ class Experiences:
         there = [node_link.node for node_link in self._router.node_links.values() if node_link.over is None]
         answers = [self._router.ask(node, operations.FollowPublications(group)) for node in there]
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(_PUBLICATIONS_TIMEOUT_S):
                 for found in await asyncio.gather(*answers, return_exceptions=True):
                     if isinstance(found, list):
                         self._published.setdefault(group, (found[0], found[1], found[2]))
@@ -333,7 +327,6 @@ class Experiences:
 
 
 def _settling(loop: asyncio.AbstractEventLoop) -> tuple[asyncio.Future[None], Callable[[Exception | None], None]]:
-    """Return a future and the callback that resolves it."""
     settled: asyncio.Future[None] = loop.create_future()
 
     def done(error: Exception | None) -> None:

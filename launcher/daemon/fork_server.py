@@ -30,8 +30,7 @@ from .process_state import state_of
 
 PACKET_BYTES: Final = 512 * 1024
 
-_REPORTS: Final = frozenset({"ready", "importing", "refused"})
-"""Keys of messages that answer no request."""
+_REPORTS: Final = frozenset({"ready", "importing", "refused"})  # keys of messages that answer no request
 
 _Answer = asyncio.Future[dict[str, Any]]
 
@@ -45,7 +44,6 @@ NO_TOKEN: Final = "0" * 16
 """Value of ``MARKER`` in templates, where each worker's token overwrites it, and in processes of no worker."""
 
 _TAIL_BYTES: Final = 16 * 1024
-"""Bytes read from the end of a template's log for an error text."""
 
 _MAX_TAIL_LINES: Final = 20
 _MAX_TAIL_LINE_CHARS: Final = 400
@@ -264,7 +262,6 @@ class ForkServer:
         self._kill()  # its pidfd triggers the rest
 
     def _fail(self, reason: str) -> None:
-        """Fail all open and later requests."""
         if self._death is None:
             self._death = LaunchError(reason)
         if self._timeout is not None:

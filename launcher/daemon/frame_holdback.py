@@ -24,8 +24,7 @@ class Holdback:
 
     def __init__(self) -> None:
         self._held: dict[_Line, list[tuple[int | None, Any]]] = {}
-        self._last: dict[Hashable, list[Any]] = {}
-        """Final frames by source, released after all others."""
+        self._last: dict[Hashable, list[Any]] = {}  # final frames by source, released after all others
         self._arrived: set[int] = set()
 
     @property

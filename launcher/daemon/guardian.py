@@ -40,8 +40,7 @@ TRACKERS_S: Final = 3.0
 
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
-_ORDERLY_END_S: Final = 4.0
-"""Seconds for the daemon's orderly end after the lifeline was cut."""
+_ORDERLY_END_S: Final = 4.0  # seconds for the daemon's orderly end after the lifeline was cut
 
 _GRACE_S: Final = 0.5
 """Seconds for a sign of life of a silent daemon once its guardian runs; the machine itself may have been suspended."""

@@ -49,26 +49,19 @@ from .stack_reader import StackReader
 
 _PARTS: Final = frozenset({"activities", "queues", "oldest"})
 
-_OLDEST: Final = 5
-"""Open calls per process in a report with the part ``oldest``; a process may owe thousands."""
+_OLDEST: Final = 5  # open calls per process in a report with the part oldest; a process may owe thousands
 
-_ENDED: Final = "ended"
-"""Prefix of the state of a dead process, here and in ``process_state.py``."""
+_ENDED: Final = "ended"  # prefix of the state of a dead process, here and in process_state.py
 
 _ACTIVITIES_PER_TURN: Final = 64
-"""Activities checked before other tasks of the loop get a turn."""
 
-_WITNESS_S: Final = 0.5
-"""Seconds for the thread that answers for a blocked loop; it may have to wait for Python's lock."""
+_WITNESS_S: Final = 0.5  # seconds for the thread that answers for a blocked loop; it may have to wait for Python's lock
 
-_MAX_LEFT: Final = 8
-"""Departed drivers that are remembered; a notebook may attach and leave often."""
+_MAX_LEFT: Final = 8  # departed drivers that are remembered; a notebook may attach and leave often
 
-_MAX_CALLS: Final = 1 << 14
-"""Open calls in one answer, shared evenly by its processes: some 1 MiB at 70 bytes each."""
+_MAX_CALLS: Final = 1 << 14  # open calls in one answer, shared evenly by its processes: some 1 MiB at 70 bytes each
 
-_MAX_TOLD_BYTES: Final = 6 << 20
-"""Bytes of all activities in one answer; a frame holds at most 8 MiB."""
+_MAX_TOLD_BYTES: Final = 6 << 20  # bytes of all activities in one answer; a frame holds at most 8 MiB
 
 
 @dataclass(frozen=True)
@@ -127,7 +120,7 @@ class Inspection:
             raise ValueError(f"Inspect: parts are {' and '.join(sorted(_PARTS))}, got {', '.join(sorted(unknown))}")
         found, ended = self._look_up(op.numbers)
         told = await self._ask(found) if "activities" in op.parts else {}
-        most = _OLDEST if "oldest" in op.parts else self._share()
+        most = _OLDEST if "oldest" in op.parts else self._max_calls_per_process()
         processes = [self._report(endpoint, told.get(endpoint.id), most) for endpoint in found]
         if told:
             children = children_of({endpoint.os_pid for endpoint in self._router.endpoints.values() if endpoint.os_pid})
@@ -153,7 +146,7 @@ class Inspection:
             return
         # Read the calls now, not when all have answered: the process may reply meanwhile to a call that it reports as
         # running.
-        calls = _open_calls(process, self._share())
+        calls = _open_calls(process, self._max_calls_per_process())
         told = dataclasses.replace(await _checked(op.activities), calls=calls)
         if is_for_loop and told.answered:
             told = dataclasses.replace(told, trouble=LOOP_BLOCKED)
@@ -207,7 +200,6 @@ class Inspection:
             del self._rounds[number]
 
     async def _read_stacks(self, silent: list[Endpoint]) -> dict[int, _ProcessAnswer]:
-        """Return the stacks of processes that did not answer."""
         told = {each.id: _ProcessAnswer(trouble=self.state_of(each)) for each in silent}
         dumps = {
             each.id: self._stacks.read(each) for each in silent if told[each.id].trouble in ("", IN_KERNEL)
@@ -252,17 +244,11 @@ class Inspection:
         state = process_state.state_of(endpoint.os_pid, image) if endpoint.os_pid else ""
         return state or ("" if endpoint.is_known else "is being started")
 
-    def _share(self) -> int:
-        """Return the most open calls that one process may have in an answer."""
+    def _max_calls_per_process(self) -> int:
         return max(_OLDEST, _MAX_CALLS // max(1, len(self._router.endpoints)))
 
     def _report(self, endpoint: Endpoint, told: _ProcessAnswer | None, most: int) -> dict[str, Any]:
-        """Return the report of one process as plain data.
-
-        Args:
-            told: None if the activities are not requested.
-            most: open calls in the report, oldest first.
-        """
+        """Return the report of one process as plain data, with its ``most`` oldest calls."""
         how = self._end_of(endpoint)
         answered = told is not None and told.answered and not how
         if how or told is None:
@@ -282,7 +268,6 @@ def _is_of_the_run(endpoint: Endpoint) -> bool:
 
 
 def _identity(endpoint: Endpoint) -> tuple[str, str, str, int]:
-    """Return role, name, group and rank."""
     if endpoint.process is not None:
         setup = endpoint.process.setup
         return "worker", setup.name, setup.group, setup.rank

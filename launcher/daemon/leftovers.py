@@ -25,8 +25,7 @@ logger = own_logger(__name__)
 SESSIONS: Final = "sessions"
 """File in a node's folder with the sessions of its workers, one per line: number, start of its leader, boot."""
 
-_AGAIN_S: Final = 0.1
-"""Seconds until a failed search is repeated, after a lack of descriptors."""
+_AGAIN_S: Final = 0.1  # seconds until a failed search is repeated, after a lack of descriptors
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 

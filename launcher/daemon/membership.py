@@ -112,11 +112,7 @@ class Membership:
             answer.cancel()
 
     def _daemon(self, requester: Requester) -> int:
-        """Return the node whose daemon made the request.
-
-        Raises:
-            AuthError: the requester is not a daemon.
-        """
+        """Return the node whose daemon made the request; raise AuthError for other processes."""
         if frames.number_of(requester.endpoint):
             raise AuthError("only daemons tell each other which nodes are lost")
         return frames.node_of(requester.endpoint)

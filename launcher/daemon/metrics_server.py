@@ -20,7 +20,6 @@ _REQUEST_TIMEOUT_S: Final = 10.0
 """Seconds from the connection to the end of the answer, which the scraper has to receive within them."""
 
 _MAX_CONNECTIONS: Final = 16
-"""Simultaneous connections; further ones are closed without an answer."""
 
 _MAX_REQUEST_BYTES: Final = 16 << 10
 

@@ -44,11 +44,9 @@ logger = own_logger(__name__)
 LOG_DIR: Final = "RLINF_LOG_DIR"
 """Environment variable that tells workers where this node's logs are."""
 
-_ACCEPT_AGAIN_S: Final = 0.1
-"""Seconds until the next accept after one that failed for lack of descriptors or memory."""
+_ACCEPT_AGAIN_S: Final = 0.1  # seconds until the next accept after one that failed for lack of descriptors or memory
 
-_KEPT_BODIES_BYTES: Final = 64 << 20
-"""Memory that is reused for the bodies of other nodes' messages."""
+_REUSED_MEMORY_BYTES: Final = 64 << 20
 
 _SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -96,7 +94,7 @@ class Node:
         self._tasks: asyncio.TaskGroup
         self._expected_links: dict[int, asyncio.Future[Any]] = {}
         self._names: dict[int, str] = {boot.config.node: boot.config.name}
-        self._bodies = Pool(_KEPT_BODIES_BYTES)
+        self._bodies = Pool(_REUSED_MEMORY_BYTES)
         site = Site(
             run=boot.config.run,
             node=boot.config.node,
@@ -283,12 +281,10 @@ class Node:
         self._start(node_link.close(), f"closing the link to node {node_link.node}")
 
     def _on_cut_off(self, reason: str) -> None:
-        """End this node: the others go on without it and may start its ranks elsewhere.
-
-        The workers are killed at once, since their replacements may be running.  The rest ends in order within seconds;
-        then the kernel kills this process, and the guardian the remaining ones.  No step relies on the lifeline, which
-        may seem intact for hours after a network failure.
-        """
+        """End this node: the others go on without it and may start its ranks elsewhere."""
+        # The workers are killed first, since their replacements may be running.  The rest ends in order within seconds;
+        # then the kernel kills this process, and the guardian the remaining ones.  No step needs the lifeline, for it
+        # may seem intact for hours after a network failure.
         if self._stop.is_set():
             return
         self._fenced_for = f"node {self._boot.config.node} is cut off from the others and has ended: {reason}"
@@ -307,7 +303,6 @@ class Node:
             self._loop.add_reader(listener.fileno(), self._accept, listener)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept a connection of a driver, an operator or a worker's subprocess."""
         try:
             sock, _ = listener.accept()
         except OSError as error:
@@ -451,10 +446,10 @@ class Node:
         await self._service.run_metrics.close()
         if not self._in_order:
             # Other nodes learn of the loss at once, and do not wait for the grace of this node's groups.
-            await asyncio.gather(self._take_leave(), self._close_groups())
+            await asyncio.gather(self._close_connections(), self._close_groups())
         else:
             await self._close_groups()
-            await self._take_leave()
+            await self._close_connections()
         await self._network.stop()
         # The other daemons end at the same time and may not answer any more: a handler that waits for one would keep
         # this node's task group open.
@@ -471,8 +466,7 @@ class Node:
             )
         )
 
-    async def _take_leave(self) -> None:
-        """Close the connections to drivers and the links to other nodes."""
+    async def _close_connections(self) -> None:
         self._admission.close()
         for endpoint in list(self._router.endpoints.values()):
             if endpoint.pidfd >= 0:
@@ -491,7 +485,6 @@ async def _logged(work: Coroutine[Any, Any, None], what: str) -> None:
 
 
 def _places(peers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return name, host and log directory of every node of the run."""
     return [
         {"node": peer["node"], "name": peer["name"], "host": peer["facts"].get("hostname", ""), "logs": peer["log_dir"]}
         for peer in peers

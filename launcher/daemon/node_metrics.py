@@ -32,7 +32,6 @@ _DEVICE_USE_TIMEOUT_S: Final = 1.0
 """Seconds to wait for the graphics driver; without its answer the other metrics are served."""
 
 _PROCESSES_PER_TURN: Final = 32
-"""Rings read before other tasks of the loop get a turn."""
 
 MAX_CELLS_PER_NODE: Final = 1 << 15
 """Metric cells served per node; more would not fit into one frame."""
@@ -65,8 +64,7 @@ class NodeMetricsReader:
         self._death_watch = death_watch
         self._probes = probes
         self._log_dir = log_dir
-        self._drivers: dict[int, int] = {}
-        """Rank of each driver on this node, by endpoint."""
+        self._rank_of_driver: dict[int, int] = {}
         self._driver_ranks = itertools.count()
 
     async def node_metrics(self, requester: Requester, op: operations.NodeMetrics) -> dict[str, Any]:
@@ -104,9 +102,9 @@ class NodeMetricsReader:
         if endpoint.root is not None:
             group, _, rank = endpoint.name.rpartition(":")
             return group, rank
-        if endpoint.id not in self._drivers:
-            self._drivers[endpoint.id] = next(self._driver_ranks)
-        return "driver", str(self._drivers[endpoint.id])
+        if endpoint.id not in self._rank_of_driver:
+            self._rank_of_driver[endpoint.id] = next(self._driver_ranks)
+        return "driver", str(self._rank_of_driver[endpoint.id])
 
     def _add_process(self, samples: Samples, endpoint: Endpoint, who: tuple[str, str]) -> None:
         samples[table.MEMORY.name].append([*who, resident_bytes(endpoint.os_pid)])

@@ -19,16 +19,13 @@ from typing import Final
 KERNEL_LOG: Final = Path("/dev/kmsg")
 CGROUPS: Final = Path("/sys/fs/cgroup")
 
-_INITIAL_PIDS: Final = "pid:[4026531836]"
-"""Pid namespace whose numbers the kernel's log contains (PROC_PID_INIT_INO)."""
-_CLOCK_SLACK_S: Final = 0.1
-"""Largest difference between the kernel log's clock and the monotonic one."""
+_INITIAL_PIDS: Final = "pid:[4026531836]"  # pid namespace whose numbers the kernel's log contains (PROC_PID_INIT_INO)
+_CLOCK_SLACK_S: Final = 0.1  # largest difference between the kernel log's clock and the monotonic one
 
 _KILLED: Final = re.compile(rb"^\d+,\d+,(\d+),[^;]*;.*Killed process (\d+) ", re.MULTILINE)
 _RECORD: Final = re.compile(rb"^\d+,\d+,(\d+),", re.MULTILINE)
 
-_explained = 0
-"""Kills in the cgroup's counter that were used to explain a death."""
+_explained = 0  # kills in the cgroup's counter that were used to explain a death
 
 
 @dataclass(frozen=True)

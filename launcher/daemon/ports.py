@@ -60,7 +60,7 @@ class Ports:
             ValueError: the allowed range is empty.
             OSError: no descriptor is free for the search.
         """
-        ports: Sequence[int] = port_range(_ephemeral(), op.max_port)
+        ports: Sequence[int] = port_range(_kernel_port_range(), op.max_port)
         if self._ports is not None:
             ports = [port for port in self._ports if port <= (op.max_port or port)]
             if not ports:
@@ -107,7 +107,6 @@ class Ports:
         return True
 
 
-def _ephemeral() -> tuple[int, int]:
-    """Return the first and last port of the kernel's own choice."""
+def _kernel_port_range() -> tuple[int, int]:
     first, last = _KERNELS_CHOICE.read_text().split()
     return int(first), int(last)

@@ -186,8 +186,7 @@ class Preloads:
 
     def __init__(self, next_log: Callable[[], Path | None]) -> None:
         self._next_log = next_log
-        self._made: dict[_Key, PreloadedTemplate] = {}
-        """Templates in order of their last use."""
+        self._made: dict[_Key, PreloadedTemplate] = {}  # templates in order of their last use
         self._refused: dict[tuple[str, Surroundings], str] = {}
         self._forking = asyncio.Lock()
 

@@ -36,8 +36,7 @@ class Probes:
         self._node = node
         self._here = here
         self._environment = dict(environment)
-        self._gpus: list[str] = []
-        """Ids of GPUs of a maker whose tools report their use."""
+        self._gpus: list[str] = []  # ids of GPUs of a maker whose tools report their use
         self._renderers: asyncio.Future[dict[str, int]] | None = None
         self._inquiries: set[ProbeProcess] = set()
 
@@ -111,11 +110,7 @@ class Probes:
         variables: Mapping[str, str] | None = None,
         python: str | None = None,
     ) -> dict[str, Any]:
-        """Run ``python -m rlinf_async.hardware.<module>`` and return its answer.
-
-        Raises:
-            LaunchError: there is no answer; with the last lines of its stderr.
-        """
+        """Run ``python -m rlinf_async.hardware.<module>`` and return its answer."""
         program = [python or sys.executable, "-P", "-m", f"rlinf_async.hardware.{module}", *words]
         try:
             inquiry = ProbeProcess(program, json.dumps(question), {**self._environment, **(variables or {})})

@@ -15,18 +15,16 @@ _STATES: Final = {
     "D": IN_KERNEL,
     "Z": "ended (Z)",
 }
-"""Words for the states in which a process does not run."""
 
 _MAX_STAT_BYTES: Final = 4096
+# Indices of fields in /proc/PID/stat after the program's name.
 _STATE: Final = 0
 _FLAGS: Final = 6
 _CPU_TIMES: Final = slice(11, 13)
 _START_TIME: Final = 19
 _START_STACK: Final = 25
-"""Indices of fields in /proc/PID/stat after the program's name."""
 
-_PF_EXITING: Final = 0x4
-"""Flag of an exiting process, set before its descriptors are closed."""
+_PF_EXITING: Final = 0x4  # flag of an exiting process, set before its descriptors are closed
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 

@@ -94,7 +94,6 @@ def count_memory(root: Path = Path("/")) -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yield the CPUs that each cgroup above this process allows."""
     for folder, is_second in _groups(root, "cpu"):
         if is_second:
             yield from _quota(*_read(folder / "cpu.max").split())

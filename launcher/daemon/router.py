@@ -315,11 +315,7 @@ class Router:
         return fds
 
     def _resume(self, source: Endpoint, frame: list[Any]) -> None:
-        """Forward how many frames of a broken direct socket one side has received to the other side.
-
-        Raises:
-            FrameError: the frame is malformed.
-        """
+        """Forward how many frames of a broken direct socket one side has received to the other side."""
         if not all(type(field) is int for field in frame[3:]):
             raise FrameError(f"{source!r} sent a frame of kind {frame[0]} that makes no sense")
         peer = self.endpoints.get(frames.number_of(frame[3])) if frames.node_of(frame[3]) == self.node else None
@@ -349,7 +345,6 @@ class Router:
             self.deliver(frame, fds)
 
     def _deliver_together(self, answers: list[Answer]) -> None:
-        """Deliver the answers to one call in one write."""
         target = answers[0][0][3]
         endpoint = self.endpoints.get(frames.number_of(target)) if frames.node_of(target) == self.node else None
         if len(answers) == 1 or endpoint is None or endpoint.connection is None:
@@ -381,11 +376,7 @@ class Router:
             self._refuse_slots(frame, _slots(frame[3]), Status.LOST, frames.pack([node, text]))
 
     def _split_route(self, route: Any, fds: list[int]) -> tuple[list[tuple[int, int]], list[list[Any]]]:
-        """Split a route into (endpoint number, slot) pairs of this node and hops to other nodes.
-
-        Raises:
-            FrameError: the route is malformed; the descriptors of its frame are closed.
-        """
+        """Split a route into (endpoint number, slot) pairs of this node and hops to others; close ``fds`` on errors."""
         local: list[tuple[int, int]] = []
         remote_hops: list[list[Any]] = []
         try:
@@ -466,11 +457,7 @@ class Router:
         self.deliver((frames.REPLY, 0, me, source, call, slot, int(status), body))
 
     def _route_signal(self, frame: list[Any]) -> None:
-        """Forward a CANCEL, CREDIT or FAILED to every target of its route.
-
-        Raises:
-            FrameError: the frame is malformed; a receiver would fail on it.
-        """
+        """Forward a CANCEL, CREDIT or FAILED to every target of its route."""
         kind, _, source, route, *rest = frame
         if type(rest[0]) is not int or (kind == frames.CREDIT and type(rest[1]) is not int):
             raise FrameError(f"a frame of kind {kind} about call {rest[0]!r}")
@@ -551,11 +538,6 @@ class Router:
 
 
 def _parse_hop(hop: Any) -> tuple[int, list[int]]:
-    """Return node and targets of one hop of a route.
-
-    Raises:
-        FrameError: the hop is malformed.
-    """
     is_one = type(hop) is list and len(hop) == 2 and type(hop[0]) is int and type(hop[1]) is list
     if not is_one or len(hop[1]) % 2 or not set(map(type, hop[1])) <= _INT:
         raise FrameError(f"a route with {hop!r}")
@@ -573,10 +555,8 @@ def _is_well_formed(frame: list[Any], fds: list[int]) -> bool:
 
 
 def _is_valid_queue_frame(frame: list[Any], fds: list[int]) -> bool:
-    """True if a queue's frame may go on.
-
-    A list in the place of the body would be taken for a transfer between nodes; a text says why the body was lost.
-    """
+    """True if a queue's frame may go on."""
+    # A list in the place of the body would be taken for a transfer between nodes; a text says why the body was lost.
     if frame[0] != frames.PUT:
         return not fds
     return _is_sealed(frame[-1], fds) if fds else type(frame[-1]) in (bytes, int, str)

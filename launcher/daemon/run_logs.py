@@ -15,8 +15,7 @@ from typing import Final
 
 from rlinf_async._recorder.run_files import bundle_name, usual_log_parent
 
-_MAX_REMOVED_RUNS: Final = 50
-"""Runs that one start removes at most, so that thousands of old ones do not delay it."""
+_MAX_REMOVED_RUNS: Final = 50  # runs that one start removes at most, so that thousands of old ones do not delay it
 
 LATEST: Final = "latest"
 
@@ -120,7 +119,6 @@ def _refusal(path: Path) -> str:
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Context manager: the lock of a directory, for a few system calls."""
     descriptor = os.open(directory, _DIRECTORY)
     try:
         with contextlib.suppress(OSError):
@@ -137,7 +135,6 @@ def _runs(parent: Path) -> Iterator[Path]:
 
 
 def _has_bundle(path: Path) -> bool:
-    """True if a run has failed: its launcher has left a bundle beside its logs."""
     return (path / bundle_name(path.name)).exists()
 
 

@@ -80,7 +80,6 @@ class RunMetrics:
             await self._server.close()
 
     async def _ask(self) -> dict[str, dict[str, Any] | None]:
-        """Return the metrics of all nodes by name; None for a node that did not answer in time."""
         asked = {
             str(node["name"]): self._router.ask(node["node"], operations.NodeMetrics())
             for node in self._welcome()["nodes"]

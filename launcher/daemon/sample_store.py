@@ -29,8 +29,7 @@ from .channel_replies import SegmentFile
 
 logger = own_logger(__name__)
 
-_MAX_CHANGES: Final = 256
-"""Changes in one transaction; each is reported after the whole transaction."""
+_MAX_CHANGES: Final = 256  # changes in one transaction; each is reported after the whole transaction
 
 _LOCK_WAIT_S: Final = 2.0
 """Seconds to wait for the lock of a process that was just killed, or of an experience that was just closed."""

@@ -24,12 +24,10 @@ from .process_state import catches
 TIMEOUT_S: Final = 1.0
 """Seconds for a dump; the text received by then counts."""
 
-_QUIET_S: Final = 0.1
-"""Seconds without a byte that end a dump, since no text marks its end."""
+_QUIET_S: Final = 0.1  # seconds without a byte that end a dump, since no text marks its end
 
 _PIECE_BYTES: Final = 1 << 16
-_MAX_BYTES: Final = 1 << 20
-"""Largest dump; 100 threads, faulthandler's maximum, take less."""
+_MAX_BYTES: Final = 1 << 20  # largest dump; 100 threads, faulthandler's maximum, take less
 
 
 @dataclass(frozen=True)
@@ -70,8 +68,6 @@ class StackReader:
 
 
 class _Dump:
-    """One dump in progress."""
-
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.stacks: asyncio.Future[Stacks] = loop.create_future()

@@ -13,8 +13,7 @@ from .leftovers import note_session, session_of
 from .process_state import is_exiting, stat_of
 from .router import Router
 
-_MAX_ENDED: Final = 64
-"""Ended subprocesses of a worker whose exit reports are kept."""
+_MAX_KEPT_ENDS: Final = 64
 
 
 class SubWorkers:
@@ -27,8 +26,7 @@ class SubWorkers:
     def __init__(self, router: Router, node_name: str) -> None:
         self._router = router
         self._node_name = node_name
-        self._of: dict[int, list[Endpoint]] = {}
-        """Subprocesses by the number of their worker, ended ones included."""
+        self._by_worker: dict[int, list[Endpoint]] = {}
 
     def admit(self, endpoint: Endpoint, facts: dict[str, Any]) -> dict[str, Any]:
         """Admit a process as a worker below its ancestor; return facts about the ancestor.
@@ -54,7 +52,7 @@ class SubWorkers:
         note_session(session_of(endpoint.pid), endpoint.pid, root.process.setup.spec["env"])
         endpoint.root = root
         endpoint.name = called
-        self._of.setdefault(root.number, []).append(endpoint)
+        self._by_worker.setdefault(root.number, []).append(endpoint)
         info: dict[str, Any] = root.process.setup.spec["info"]
         return {**info, "log": root.process.log_path}
 
@@ -97,21 +95,20 @@ class SubWorkers:
 
     def _forget_oldest(self, root: int, ended: Endpoint) -> None:
         """Keep the latest ended subprocesses of a worker, and none of a forgotten worker."""
-        below = self._of.get(root, [ended])
+        below = self._by_worker.get(root, [ended])
         past = [each for each in below if each.exit_report is not None]
-        for endpoint in past[: -_MAX_ENDED if root in self._of else None]:
+        for endpoint in past[: -_MAX_KEPT_ENDS if root in self._by_worker else None]:
             below.remove(endpoint)
             self._router.endpoints.pop(endpoint.number, None)
 
     def forget(self, root: Endpoint) -> None:
         """Drop the ended subprocesses of a worker whose group is closed."""
-        for endpoint in self._of.pop(root.number, ()):
+        for endpoint in self._by_worker.pop(root.number, ()):
             if endpoint.exit_report is not None:
                 self._router.endpoints.pop(endpoint.number, None)
 
 
 def _parent_of(pid: int) -> int:
-    """Return the present parent of a process; 0 if it has ended."""
     try:
         return int(stat_of(pid)[1])
     except (OSError, IndexError):

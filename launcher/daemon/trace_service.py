@@ -40,18 +40,15 @@ from .span_tail import SpanTail
 
 logger = own_logger(__name__)
 
-_INTERVAL_S: Final = 0.25
-"""Seconds between two rounds; a process must not fill its span log within them."""
+_INTERVAL_S: Final = 0.25  # seconds between two rounds; a process must not fill its span log within them
 
 _CLOCK_SAMPLES: Final = 64
 """Clock readings in a row; the one with the shortest round trip counts.  On busy processors most round trips take
 longer than a call, which would then be drawn before its caller and get no arrow."""
 
 _CLOCK_TIMEOUT_S: Final = 2.0
-"""Seconds for all readings of one comparison."""
 
-_COMPARE_S: Final = 5.0
-"""Seconds after which the clocks are compared again."""
+_CLOCK_AGE_S: Final = 5.0
 
 
 class Traces:
@@ -79,14 +76,11 @@ class Traces:
         self._log_dir = log_dir
         self._welcome = welcome
         self._gone = gone
-        self._tails: dict[str, SpanTail] = {}
-        """Readers of span logs of this node's processes, by file name."""
-        self._seen: set[str] = set()
-        """Names of all files that have, or had, a reader."""
+        self._tails: dict[str, SpanTail] = {}  # readers of span logs of this node's processes, by file name
+        self._seen_files: set[str] = set()
         self._file: TraceFile | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._turns = asyncio.Lock()
-        """Held while batches are sent, so that they keep their order."""
+        self._turns = asyncio.Lock()  # held while batches are sent, so that they keep their order
         self._clocks: dict[int, ClockOffset] = defaultdict(ClockOffset)
 
     def __repr__(self) -> str:
@@ -125,7 +119,7 @@ class Traces:
         """Write a process's spans, sent by its daemon; they are in the file before the answer."""
         node = frames.node_of(requester.endpoint)
         clock = None if node == self._router.node else self._clocks[node]
-        if clock is not None and (not clock.is_known or time.monotonic_ns() - clock.heard_at > _COMPARE_S * 1e9):
+        if clock is not None and (not clock.is_known or time.monotonic_ns() - clock.heard_at > _CLOCK_AGE_S * 1e9):
             with contextlib.suppress(TimeoutError):  # that node has just been lost
                 async with asyncio.timeout(_CLOCK_TIMEOUT_S):
                     for _ in range(_CLOCK_SAMPLES):
@@ -194,11 +188,10 @@ class Traces:
                     await self._router.ask(home, operations.WriteSpans(batch))
 
     def _batches(self) -> Iterator[list[Any]]:
-        """Yield the new spans of this node's span logs, process by process."""
         # By file, not by endpoint: a process that came and went since the last round has left its log.
         with contextlib.suppress(OSError), os.scandir(self._log_dir / DIRECTORY) as entries:
             for entry in entries:
-                if entry.name.endswith(SUFFIX) and entry.name not in self._seen:
+                if entry.name.endswith(SUFFIX) and entry.name not in self._seen_files:
                     with contextlib.suppress(OSError, ValueError):  # the file is incomplete: its process creates it now
                         self._find(entry)
         for name, tail in list(self._tails.items()):
@@ -229,4 +222,4 @@ class Traces:
             tail = SpanTail(Path(entry.path))
             if tail.identity["run"] == self._run:
                 self._tails[entry.name] = tail
-                self._seen.add(entry.name)
+                self._seen_files.add(entry.name)

@@ -40,7 +40,7 @@ class WaitDescriptions:
             operations.Find: lambda ticket, op: names.progress(op),
             operations.LockDevices: lambda ticket, op: _holders(locks.in_the_way(ticket)),
             operations.Spawn: lambda ticket, op: templates.describe(),
-            operations.CloseGroup: lambda ticket, op: self._group(op.group),
+            operations.CloseGroup: lambda ticket, op: self._live_workers_of(op.group),
         }
 
     async def request_progress(self, requester: Requester, op: operations.RequestProgress) -> str:
@@ -53,8 +53,7 @@ class WaitDescriptions:
         """Describe the items of a channel under a key, and the requests that wait there."""
         return self._channels.describe(op.number, op.key)
 
-    def _group(self, name: str) -> str:
-        """Name the live processes of a group."""
+    def _live_workers_of(self, name: str) -> str:
         alive = [
             f"{worker.process.setup.name}{f' ({state})' if (state := self._state(worker)) else ''}"
             for worker in self._router.endpoints.values()

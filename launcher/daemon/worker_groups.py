@@ -38,7 +38,6 @@ from .worker_process import DESCRIPTORS_PER_WORKER, WorkerProcess, WorkerSetup
 logger = own_logger(__name__)
 
 _MAX_FORMER: Final = 64
-"""Replaced dead workers of a group whose exit reports are kept."""
 
 NewProcess = Callable[[asyncio.AbstractEventLoop, WorkerSetup, str, Path], WorkerProcess]
 """Factory of a worker process, not yet started."""
@@ -232,7 +231,6 @@ class WorkerGroups:
         return _first_number(environment.get("OMP_NUM_THREADS")) or max(1, self._site.cpus // there)
 
     def _shared_variables(self, environment: Mapping[str, str], threads: int) -> dict[str, str]:
-        """Return an environment with the node's own variables added."""
         node = {"RLINF_RUN_ID": self._site.run, "RLINF_NODE_RANK": str(self._site.node)}
         return {"OMP_NUM_THREADS": str(threads), **environment, **node}
 
@@ -252,11 +250,7 @@ class WorkerGroups:
         del group.former[:-_MAX_FORMER]
 
     def _check_wanted(self, group: LocalGroup) -> None:
-        """Check that the group may get workers.
-
-        Raises:
-            LaunchError: the group is closed, its owner is gone, or the node is ending.
-        """
+        """Raise LaunchError if the group is closed, its owner is gone, or the node is ending."""
         if group.closed is not None or group.owner in self._gone or self.closing:
             raise LaunchError(f"group '{group.name}' was closed while its workers were started")
 
@@ -269,7 +263,6 @@ class WorkerGroups:
         return store
 
     def _profiled(self, profiler: Any, place: WorkerEnv, spec: dict[str, Any]) -> ProfiledStarter | None:
-        """Return the starter of a worker under a profiler; None without a profiler."""
         if profiler is None:
             return None
         python = place.python or self._templates.python

@@ -14,8 +14,7 @@ from rlinf_async import settings
 from rlinf_async._core.printable import printable
 
 MAX_LINE_BYTES: Final = 8192
-_MAX_REPORTED_CHARS: Final = 400
-"""Characters of a line in an exit report; the log has all of them."""
+_MAX_REPORTED_LINE_CHARS: Final = 400
 MAX_LAST_READS: Final = 32
 """Reads of a dead worker's pipe.  Its own output is in the first ones (a pipe holds 64 KiB, or 1 MiB if enlarged); a
 descendant that writes without end must not block the node."""
@@ -52,7 +51,7 @@ class WorkerOutput:
     def last_lines(self) -> list[str]:
         """Return the last lines, including an unfinished one."""
         rest = _text(self._rest).strip()
-        return [_cut(line, _MAX_REPORTED_CHARS) for line in (*self._last, rest) if line]
+        return [_cut(line, _MAX_REPORTED_LINE_CHARS) for line in (*self._last, rest) if line]
 
     def _readable(self) -> None:
         self._read()

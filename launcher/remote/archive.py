@@ -98,7 +98,6 @@ def _is_our_checkout(folder: Path) -> bool:
 
 
 def _add_file(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
-    """Add a plain file; hard links are stored with their contents."""
     member.type, member.linkname = tarfile.REGTYPE, ""
     with path.open("rb") as file:
         member.size = os.fstat(file.fileno()).st_size

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List
 
 _GRACE_S = 3.0
-_DEATH_S = 15.0
-"""Seconds from SIGKILL to the end of a process; the kernel may have much memory to free."""
+_DEATH_S = 15.0  # seconds from SIGKILL to the end of a process; the kernel may have much memory to free
+# The same values as in launcher/daemon/guardian.py.
 _TRACKERS = (b"resource_tracker import main", b"torch_shm_manager")
 _TRACKERS_S = 3.0
-"""Same values as in ``launcher/daemon/guardian.py``."""
 _ANSWER_TIMEOUT_S = 3.0
 _NOTE_TIMEOUT_S = 1.0
 _NOTE = "swept-by"

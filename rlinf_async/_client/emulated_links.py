@@ -1,7 +1,7 @@
 """Delays a worker's outgoing messages by emulated data-centre links: latency, and bandwidth as node 0 grants it.
 
-Where nothing is emulated ``here`` is None, and senders ask for nothing but that.  What is kept of one link
-leaves in its order; what is meant for others is not held up by it.  A link of its own needs no other node.
+Where nothing is emulated ``here`` is None, and senders ask for nothing but that.  Delayed messages of one link
+keep their order and do not hold up those of other links.  A link of its own needs no other node.
 Links are shared by workers anywhere in the run, so node 0's daemon says when they are free
 (``launcher/daemon/service.py``). On a link that is free, what the question takes is part of the wait; on one
 that is taken a message is never early, however long the question was under way, so that together they never get more

@@ -39,7 +39,7 @@ LIMITS: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
     (chain, "CHAIN_FROM_BYTES", 64 * _KIB),
     (chain, "_MAX_PIECE_BYTES", 64 * _KIB),
     (chain, "_MIN_PIECE_BYTES", 16 * _KIB),
-    (channel_replies, "_MAX_ITEMS", 2),
+    (channel_replies, "_MAX_ITEMS_PER_FRAME", 2),
     (daemon_link, "_BATCH_BYTES", 16 * _KIB),
     (daemon_link, "_MAX_KEPT_BYTES", 128 * _KIB),
     (daemon_link, "_MAX_QUEUED_PIECES", 2),

@@ -188,7 +188,7 @@ UNREACHED: Final[tuple[tuple[str, str], ...]] = (
     (r"if self\.client\.user_loop is None:", "callbacks of a simulated program do not end it"),
     (r"in_flight\.attempts > _MAX_ATTEMPTS", "what has left for a process that lives has come: no link fails for good"),
     (
-        r"if producer\.process is None:|> _MAX_GONE_GROUPS:|== _MAX_ITEMS:",
+        r"if producer\.process is None:|> _MAX_GONE_GROUPS:|== _MAX_ITEMS_PER_FRAME:",
         "a program has one driver, which ends with it, and fewer groups and items",
     ),
     (

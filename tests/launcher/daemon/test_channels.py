@@ -611,7 +611,7 @@ async def test_a_batch_that_is_there_is_given_and_one_that_is_not_is_refused(dae
 async def test_many_small_items_share_frames_and_among_large_ones_each_has_its_own(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_replies, "_MAX_ITEMS", 2)
+    monkeypatch.setattr(channel_replies, "_MAX_ITEMS_PER_FRAME", 2)
     producer, consumer = Process(daemon), Process(daemon)
     await daemon.host(producer.id)
     for body in (b"a", b"b", b"c", b"d"):

@@ -208,4 +208,4 @@ async def test_who_is_gone_is_not_told(house: House) -> None:
     house.exit_reports.forget(watcher.id)
     house.exit_reports.ended(watched.id, None)
     assert not wire.sent
-    assert not house.exit_reports._watchers
+    assert not house.exit_reports._watchers_of
