@@ -7,9 +7,7 @@ source of a frame is the connection that it came on, whatever the frame itself c
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import itertools
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -19,17 +17,24 @@ from rlinf_async._core.descriptors import limit_met
 from rlinf_async._core.frames import FrameError, Status
 from rlinf_async._core.operations import Answer as Answered, Operation
 from rlinf_async._core.own_logger import own_logger
-from rlinf_async._core.segment import close_fds, write_segment
+from rlinf_async._core.segment import close_fds
 from rlinf_async.errors import LaunchError, NodeLost
 
 from .cleanup import run_all
 from .endpoint import Endpoint
 from .node_link import NodeLink
 from .reply_coalescing import MAX_DELAY_S, Answer, ReplyCoalescing
+from .routed_frames import (
+    duplicate_fds,
+    is_valid_queue_frame,
+    is_well_formed,
+    parse_hop,
+    seal_body,
+    slots_of,
+    split_route,
+)
 
 logger = own_logger(__name__)
-
-_INT: Final = frozenset({int})
 
 _QUEUE_KINDS: Final = frozenset({frames.PUT, frames.GET, frames.QUEUE})
 
@@ -44,9 +49,6 @@ _STATE_REQUESTS: Final = frozenset(
     )
 )
 """Requests about the present state of another node: answered with an error while the link to that node is down."""
-
-_MAX_INLINE_BYTES: Final = 4 << 20
-"""Largest body that the daemon copies into the frame when it has no free descriptor for sealed memory."""
 
 _SIGNALS: Final = frozenset({frames.CANCEL, frames.CREDIT, frames.FAILED})
 
@@ -104,11 +106,11 @@ class Router:
         kind = frame[0]
         frame[2] = source.id
         if type(frame[-1]) is memoryview:
-            fds = self._seal_body(frame)
+            fds = seal_body(frame, self.node)
         if kind in _QUEUE_KINDS:
             self.to_queue(frame, fds)
             return
-        if kind in (frames.CALL, frames.REPLY, frames.MESSAGE) and not _is_well_formed(frame, fds):
+        if kind in (frames.CALL, frames.REPLY, frames.MESSAGE) and not is_well_formed(frame, fds):
             close_fds(fds)
             raise FrameError(f"{source!r} sent a frame of kind {kind} that makes no sense")
         if kind == frames.CALL:
@@ -188,13 +190,9 @@ class Router:
     # -- moving -------------------------------------------------------------------------------------------------
 
     def to_queue(self, frame: list[Any], fds: list[int]) -> None:
-        """Send a queue's request to the daemon that hosts the queue.
-
-        Raises:
-            FrameError: the frame is malformed.
-        """
+        """Send a queue's request to the daemon that hosts the queue; raise FrameError for a malformed one."""
         node = frames.node_of(frame[3])
-        if frames.number_of(frame[3]) or not _is_valid_queue_frame(frame, fds):
+        if frames.number_of(frame[3]) or not is_valid_queue_frame(frame, fds):
             close_fds(fds)
             raise FrameError(f"endpoint {frame[2]:#x} sent a frame of kind {frame[0]} that makes no sense")
         if node == self.node:
@@ -231,10 +229,7 @@ class Router:
             self._send_to_node(node, (frames.REQUEST, 0, me, node, number, name, fields), ())
 
     def ask(self, node: int, operation: Operation[Answered]) -> asyncio.Future[Answered]:
-        """Send a request to a daemon and return a future of its answer; cancel the future to stop waiting.
-
-        The future raises LaunchError with the reason if the other daemon refuses.
-        """
+        """Send a request to a daemon; return a future of its answer, or of a LaunchError with the refusal."""
         answer: asyncio.Future[Answered] = self._loop.create_future()
         number = next(self._request_numbers)
         self._requests[number] = answer
@@ -297,23 +292,6 @@ class Router:
             if worker is not None:
                 worker.pending_calls.complete(caller.id, call)
 
-    def _seal_body(self, frame: list[Any]) -> list[int]:
-        """Move a body that was received as bytes, for lack of a free descriptor, into sealed memory; return its fd.
-
-        Without a descriptor even now, the body stays in the frame, or an error text replaces a large one.
-        """
-        memory = frame[-1]
-        try:
-            fds = [write_segment([memory], len(memory))]
-        except (OSError, MemoryError) as error:
-            if len(memory) <= _MAX_INLINE_BYTES:
-                frame[-1] = bytes(memory)
-            else:
-                frame[-1] = f"the daemon of node {self.node} cannot pass it on: {error}{limit_met(error)}"
-            return []
-        frame[1], frame[-1] = 1, len(memory)
-        return fds
-
     def _resume(self, source: Endpoint, frame: list[Any]) -> None:
         """Forward how many frames of a broken direct socket one side has received to the other side."""
         if not all(type(field) is int for field in frame[3:]):
@@ -373,30 +351,12 @@ class Router:
             me = frames.endpoint(self.node, 0)
             self.deliver((frames.ANSWER, 0, me, frame[2], frame[4], False, [error, text]))
         elif frame[0] == frames.CALL:
-            self._refuse_slots(frame, _slots(frame[3]), Status.LOST, frames.pack([node, text]))
-
-    def _split_route(self, route: Any, fds: list[int]) -> tuple[list[tuple[int, int]], list[list[Any]]]:
-        """Split a route into (endpoint number, slot) pairs of this node and hops to others; close ``fds`` on errors."""
-        local: list[tuple[int, int]] = []
-        remote_hops: list[list[Any]] = []
-        try:
-            if type(route) is not list:
-                raise FrameError(f"a route that is {route!r}")
-            for hop in route:
-                node, targets = _parse_hop(hop)
-                if node == self.node:
-                    local.extend(zip(targets[::2], targets[1::2], strict=True))
-                else:
-                    remote_hops.append(hop)
-        except FrameError:
-            close_fds(fds)
-            raise
-        return local, remote_hops
+            self._refuseslots_of(frame, slots_of(frame[3]), Status.LOST, frames.pack([node, text]))
 
     def _route_call(self, frame: list[Any], fds: list[int]) -> None:
         kind, count, source, route, call, method, credit, body = frame
         now = clock.monotonic()
-        targets, remote_hops = self._split_route(route, fds)
+        targets, remote_hops = split_route(route, self.node, fds)
         local: list[tuple[Endpoint, int]] = []
         for number, slot in targets:
             endpoint = self.endpoints.get(number) or self.replaced.get(number)
@@ -405,11 +365,11 @@ class Router:
             else:
                 local.append((endpoint, slot))
         try:
-            copies = _duplicate(fds, len(local) + len(remote_hops))
+            copies = duplicate_fds(fds, len(local) + len(remote_hops))
         except OSError as error:
             text = f"the daemon of node {self.node} cannot pass the arguments on: {error}{limit_met(error)}"
-            slots = [slot for _, slot in local] + _slots(remote_hops)
-            self._refuse_slots(frame, slots, Status.UNKNOWN, frames.pack(text))
+            slots = [slot for _, slot in local] + slots_of(remote_hops)
+            self._refuseslots_of(frame, slots, Status.UNKNOWN, frames.pack(text))
             return
         if len(local) > 1 and not credit:
             self._coalescing.expect(source, call, len(local))
@@ -423,14 +383,14 @@ class Router:
     def _route_message(self, frame: list[Any], fds: list[int]) -> None:
         """Deliver a message to every live target of its route; ``DeathWatch`` reports dead ones."""
         kind, count, source, route, facts, body = frame
-        targets, remote_hops = self._split_route(route, fds)
+        targets, remote_hops = split_route(route, self.node, fds)
         local: list[tuple[Endpoint, int]] = []
         for number, slot in targets:
             endpoint = self.endpoints.get(number)
             if endpoint is not None and endpoint.exchanges and endpoint.exit_report is None:
                 local.append((endpoint, slot))
         try:
-            copies = _duplicate(fds, len(local) + len(remote_hops))
+            copies = duplicate_fds(fds, len(local) + len(remote_hops))
         except OSError as error:
             count = 0
             body = f"the daemon of node {self.node} cannot pass the message on: {error}{limit_met(error)}"
@@ -439,7 +399,7 @@ class Router:
         for hop in remote_hops:
             self._send_to_node(hop[0], [kind, count, source, [hop], facts, body], copies.pop() if count else ())
 
-    def _refuse_slots(self, frame: frames.Frame, slots: list[int], status: Status, body: bytes) -> None:
+    def _refuseslots_of(self, frame: frames.Frame, slots: list[int], status: Status, body: bytes) -> None:
         me = frames.endpoint(self.node, 0)
         for slot in slots:
             self.deliver((frames.REPLY, 0, me, frame[2], frame[4], slot, int(status), body))
@@ -462,7 +422,7 @@ class Router:
         if type(rest[0]) is not int or (kind == frames.CREDIT and type(rest[1]) is not int):
             raise FrameError(f"a frame of kind {kind} about call {rest[0]!r}")
         for hop in route:
-            node, targets = _parse_hop(hop)
+            node, targets = parse_hop(hop)
             if node != self.node:
                 self._send_to_node(node, [kind, 0, source, [hop], *rest], ())
                 continue
@@ -535,63 +495,3 @@ class Router:
         """Send a frame to every other daemon."""
         for node_link in self.node_links.values():
             node_link.send(frame)
-
-
-def _parse_hop(hop: Any) -> tuple[int, list[int]]:
-    is_one = type(hop) is list and len(hop) == 2 and type(hop[0]) is int and type(hop[1]) is list
-    if not is_one or len(hop[1]) % 2 or not set(map(type, hop[1])) <= _INT:
-        raise FrameError(f"a route with {hop!r}")
-    return hop[0], hop[1]
-
-
-def _is_well_formed(frame: list[Any], fds: list[int]) -> bool:
-    """True if a CALL, REPLY or MESSAGE may go on; a malformed one would fail in its receiver, not here."""
-    body = frame[-1]
-    if frame[0] == frames.CALL and not frames.is_call_sound(frame):
-        return False
-    if not fds:
-        return type(body) is bytes or type(body) is str
-    return _is_sealed(body, fds)
-
-
-def _is_valid_queue_frame(frame: list[Any], fds: list[int]) -> bool:
-    """True if a queue's frame may go on."""
-    # A list in the place of the body would be taken for a transfer between nodes; a text says why the body was lost.
-    if frame[0] != frames.PUT:
-        return not fds
-    return _is_sealed(frame[-1], fds) if fds else type(frame[-1]) in (bytes, int, str)
-
-
-def _is_sealed(body: Any, fds: list[int]) -> bool:
-    return type(body) is int and len(fds) == 1 and _is_sealed_memory(fds[0], body)
-
-
-def _is_sealed_memory(fd: int, size: int) -> bool:
-    try:
-        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK) and 0 <= size <= os.fstat(fd).st_size
-    except OSError:
-        return False
-
-
-def _duplicate(fds: list[int], copies: int) -> list[list[int]]:
-    """Return one set of descriptors per receiver; uses up the originals, even when it raises OSError."""
-    if not fds:
-        return []
-    if not copies:
-        close_fds(fds)
-        return []
-    sets = [fds]
-    try:
-        for _ in range(copies - 1):
-            sets.append([])
-            for fd in fds:
-                sets[-1].append(os.dup(fd))
-    except OSError:
-        for copy in sets:
-            close_fds(copy)
-        raise
-    return sets
-
-
-def _slots(route: list[list[Any]]) -> list[int]:
-    return [slot for _, targets in route for slot in targets[1::2]]

@@ -127,6 +127,7 @@ NEAREST: Final = {
     "launcher/daemon/probe_process.py": "tests/launcher/daemon/test_probes.py",
     "launcher/daemon/profiled_worker.py": "tests/test_profiling.py",
     "launcher/daemon/resources.py": "tests/test_locks.py",
+    "launcher/daemon/routed_frames.py": "tests/launcher/daemon/test_messages.py tests/launcher/daemon/test_router.py",
     "launcher/daemon/router.py": "tests/launcher/daemon/test_messages.py",
     "launcher/daemon/run_metrics.py": "tests/test_metrics.py",
     "launcher/daemon/service.py": "tests/launcher/daemon/test_cleanup.py tests/_core/test_operations.py"
