@@ -12,7 +12,6 @@ import pytest
 from rlinf_async._core import frames, operations
 from rlinf_async._core.frames import FrameError
 from rlinf_async._core.segment import write_segment
-from rlinf_launcher.daemon import router as routers
 from rlinf_launcher.daemon.death_watch import DeathWatch
 from rlinf_launcher.daemon.endpoint import Endpoint
 from rlinf_launcher.daemon.handlers import Requester
@@ -153,7 +152,7 @@ async def test_without_descriptors_the_receivers_hear_that_the_message_could_not
     def exhausted(fd: int) -> int:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(routers.os, "dup", exhausted)
+    monkeypatch.setattr(os, "dup", exhausted)
     source, _ = house.worker()
     (first, one), (second, two) = house.worker(), house.worker()
     fd = write_segment([b"x" * 50_000], 50_000)
