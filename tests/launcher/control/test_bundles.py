@@ -22,8 +22,8 @@ from rlinf_async.errors import LaunchError
 from rlinf_launcher.cli.control import main
 from rlinf_launcher.control.attachment import attached
 from rlinf_launcher.control.bundle_file import read_bundle
-from rlinf_launcher.control.far_logs import find_far_logs
 from rlinf_launcher.control.recorded_run import RecordedRun
+from rlinf_launcher.control.remote_logs import find_remote_logs
 from rlinf_launcher.control.run_places import LocalRun, find_runs
 from rlinf_launcher.control.run_snapshot import RunSnapshot
 from rlinf_launcher.control.snapshot_taking import fetch_files, take_snapshot
@@ -141,7 +141,7 @@ async def test_a_log_on_another_machine_is_copied_from_its_last_lines_on(run: Lo
     with path.open("a") as log:
         log.writelines(f"{'x' * 99} {number}\n" for number in range(20_000))  # two pieces
     async with attached(here, 10) as attachment:
-        logs, missing = await find_far_logs(attachment, tmp_path)
+        logs, missing = await find_remote_logs(attachment, tmp_path)
         assert missing == {}
         log = next(log for log in logs if log.file.path == "rollout/rank_1.err")
         await log.begin(3)
