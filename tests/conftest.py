@@ -51,7 +51,7 @@ _VISIBLE_GPUS = pytest.StashKey[str | None]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "shared_cluster: (of a module) tests share a cluster; leaks count at the end")
-    config.addinivalue_line("markers", "long: takes minutes; not part of make test")
+    config.addinivalue_line("markers", "long: (added to tests whose marker has a make command of its own) not run by CI")
     # How long an example takes says something of the machine only.
     hypothesis.settings.register_profile("suite", deadline=None)
     hypothesis.settings.load_profile("suite")
@@ -84,7 +84,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
             names.insert(names.index("_nothing_is_left") + 1, "_no_task_is_left")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by -m
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    commanded = {line.partition(":")[0] for line in config.getini("markers") if "(make " in line}
+    for item in items:
+        if any(mark.name in commanded for mark in item.iter_markers()):
+            item.add_marker("long")
     order = {path: number for number, path in enumerate(LONG_FILES)}
     items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(LONG_FILES)))
 
