@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 JOBS ?= 3
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test test-all again lint orphans histories faults soak nemesis simulate mutate fuzz museum slurm environments museum-healthy page stress training rlinf rlinf-env bench results gpu gpu-bundle docs clean
+.PHONY: run test test-all again lint orphans histories faults soak nemesis simulate mutate fuzz museum slurm environments page stress training rlinf rlinf-env bench results gpu gpu-bundle docs clean
 
 run: $(READY)
 	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
@@ -35,13 +35,13 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/vulture
 
-# A million items through channels, while producers and consumers are cancelled and killed; readers that are stopped for
-# moments, thousands of times; 200 random orders of messages among 8 ranks.
+# A million items through channels, while producers and consumers are cancelled and killed; 200 random orders of messages
+# among 8 ranks.
 histories: $(READY)
 	$(BIN)/python -m pytest -m histories $(ARGS)
 
-# Random programs of calls, messages and channels under faults, for ten minutes or RLINF_FAULTS_SECONDS; then the rows of
-# the fault matrix that have no record yet, and docs/faults.md.
+# Rough networks, nodes that are cut off and storms of deaths, for longer than make test-all has; then the rows of the
+# fault matrix that have no record yet, and docs/faults.md.
 faults: $(READY)
 	$(BIN)/python -m pytest -m faults $(ARGS)
 	$(BIN)/python -m tests.faults.matrix
@@ -61,11 +61,7 @@ fuzz: $(READY)
 
 # Programs that stand still, each for a reason of its own, and what `rlinf-ctl stuck` says of them.
 museum: $(READY)
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -rP -m "not healthy" tests/museum $(ARGS)
-
-# More than fifty healthy runs, which are asked every second whether they are stuck: a quarter of an hour on two cores.
-museum-healthy: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist load -rP -m healthy tests/museum $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -rP tests/museum $(ARGS)
 
 # The page of rlinf-ctl in headless Chromium; RLINF_PAGE_PICTURES=DIR keeps its pictures.
 page: $(READY)

@@ -51,7 +51,7 @@ _VISIBLE_GPUS = pytest.StashKey[str | None]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "shared_cluster: (of a module) tests share a cluster; leaks count at the end")
-    config.addinivalue_line("markers", "long: (added to tests whose marker has a make command of its own) not run by CI")
+    config.addinivalue_line("markers", "long: (added where a marker has a make command of its own) not run by CI")
     # How long an example takes says something of the machine only.
     hypothesis.settings.register_profile("suite", deadline=None)
     hypothesis.settings.load_profile("suite")

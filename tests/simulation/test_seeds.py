@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from rlinf_async.testing import SimCluster, sleep
-from tests.faults.judgement import Violation
 from tests.simulation.invariants import find_left
+from tests.simulation.judgement import Violation
 from tests.simulation.play import Play, Report, play
 from tests.simulation.program import Program, write
 from tests.simulation.shrink import shrink
