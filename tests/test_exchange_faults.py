@@ -76,6 +76,7 @@ def test_a_hundred_pending_operations_fail_within_2_s_of_the_peers_death_and_oth
     assert "killed by SIGKILL" in a.do(failing_exchanges.fail_to_receive, "b", 0).wait()[0]
 
 
+@pytest.mark.slow
 def test_shared_memory_is_free_again_when_sender_and_receiver_are_killed(groups: Groups) -> None:
     a, b = (groups.launch(name, 0, 0) for name in "ab")
     pids = a.do(failing_exchanges.pid).wait() + b.do(failing_exchanges.pid).wait()

@@ -14,7 +14,7 @@ import pytest
 from tests._support.fake_hosts import CHECKOUT, FakeHosts, missing
 from tests._support.leaks import wait_ended
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.slow]
 
 MakeHosts = Callable[..., FakeHosts]
 

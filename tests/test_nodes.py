@@ -145,6 +145,7 @@ def test_a_lost_node_fails_what_waits_for_it_and_leaves_the_rest() -> None:
         assert not any(psutil.pid_exists(pid) for pid in pids[2:])
 
 
+@pytest.mark.slow
 def test_a_node_that_is_lost_during_a_transfer_leaves_the_others_and_late_comers_are_told() -> None:
     with Cluster(local_nodes=2, log_to_driver=False) as cluster:
         group = Plain.create_group().launch(cluster, placement=NodePlacementStrategy([0, 1]), name="torn").wait_ready()

@@ -119,6 +119,7 @@ def about(worker: Worker) -> tuple[Any, ...]:
     return os.environ.get("TOOL_WAS_HERE"), os.environ["RANK"], worker.get_name(), float(tensor.sum()), os.getppid()
 
 
+@pytest.mark.slow
 def test_nsys_runs_each_worker_of_the_group(cluster: Cluster, tools: dict[str, str], tmp_path: Path) -> None:
     reports = tmp_path / "reports"
     config = NsightConfig(worker_groups="all", steps=[1], output_dir=str(reports), options={"trace": "cuda,nvtx"})
@@ -151,6 +152,7 @@ def exit_with_seven(worker: Worker) -> None:
     os._exit(7)
 
 
+@pytest.mark.slow
 def test_the_death_of_a_profiled_worker_is_told_as_it_was(
     cluster: Cluster, tools: dict[str, str], tmp_path: Path
 ) -> None:
@@ -161,6 +163,7 @@ def test_the_death_of_a_profiled_worker_is_told_as_it_was(
     group.close()
 
 
+@pytest.mark.slow
 def test_rocprof_runs_the_worker(cluster: Cluster, tools: dict[str, str], tmp_path: Path) -> None:
     config = RocprofSysConfig(worker_groups="all", output_dir=str(tmp_path / "r"), env={"ROCPROFSYS_MODE": "sampling"})
     group = Talker.create_group().launch(cluster, placement=ONE, name="rocm", profiling=config, env=tools)

@@ -198,6 +198,7 @@ def test_a_configured_name_that_no_group_has_is_told_at_the_end(caplog: pytest.L
 # -- for long ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bursts", [3, pytest.param(15, marks=pytest.mark.faults)])
 def test_calls_and_items_outlive_a_storm_of_deaths(cluster: Cluster, bursts: int) -> None:
     """Ranks are killed at random moments; idempotent calls answer right, and the channel's ledger stays closed."""

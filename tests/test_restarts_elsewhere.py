@@ -63,6 +63,7 @@ def test_calls_fail_with_the_node_unless_they_are_made_again_and_later_ones_wait
         assert [restarts for _, restarts, _ in group.who().wait()] == [0, 1, 1]
 
 
+@pytest.mark.slow
 def test_a_follower_of_a_lost_node_comes_back_with_the_current_weights() -> None:
     with (
         nodes(2) as cluster,
@@ -82,6 +83,7 @@ def test_a_follower_of_a_lost_node_comes_back_with_the_current_weights() -> None
         teacher.end().wait()
 
 
+@pytest.mark.slow
 def test_a_process_group_is_made_anew_though_the_store_was_on_the_lost_node() -> None:
     with nodes(2) as cluster, launched(cluster, [1, 0, 0], cls=Together) as group:
         assert group.total().wait() == [6.0] * 3
