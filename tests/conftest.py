@@ -18,6 +18,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from rlinf_async import Cluster
 from tests._support import leaks
 from tests._support.fake_hosts import FakeHosts
 
@@ -179,6 +180,14 @@ def complaints() -> Iterator[list[str]]:
         logger.removeHandler(ear)
     if heard:
         pytest.fail("logged during the test:\n" + "\n".join(heard), pytrace=False)
+
+
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A cluster for a module, with as many nodes as its ``LOCAL_NODES`` says, or one."""
+    nodes = getattr(request.module, "LOCAL_NODES", 1)
+    with Cluster(num_nodes=nodes, local_nodes=nodes if nodes > 1 else None, log_to_driver=False) as cluster:
+        yield cluster
 
 
 @pytest.fixture

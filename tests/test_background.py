@@ -8,7 +8,6 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,6 @@ from rlinf_async._worker.background import BackgroundTasks
 pytestmark = pytest.mark.shared_cluster
 
 ONE = NodePlacementStrategy([0])
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(local_nodes=1, log_to_driver=False) as cluster:
-        yield cluster
 
 
 class Host(Worker):

@@ -45,12 +45,6 @@ class Slow(Plain):
             self.log.append("closed")
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=1, log_to_driver=False) as cluster:
-        yield cluster
-
-
 @pytest.fixture
 def two(cluster: Cluster) -> Iterator[Any]:
     group = Slow.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="two", call_timeout=TIMEOUT_S)

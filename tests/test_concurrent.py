@@ -26,12 +26,6 @@ pytestmark = pytest.mark.shared_cluster
 ONE = NodePlacementStrategy([0])
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=1, log_to_driver=False) as cluster:
-        yield cluster
-
-
 @pytest.fixture
 def launch(cluster: Cluster) -> Iterator[Callable[..., Any]]:
     groups: list[Any] = []

@@ -115,12 +115,6 @@ class Operator:
         os.close(self._near)
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(log_to_driver=False) as cluster:
-        yield cluster
-
-
 @pytest.fixture
 def group(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[WorkerGroup[Debugged]]:
     group = Debugged.create_group().launch(

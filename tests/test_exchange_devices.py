@@ -33,12 +33,6 @@ WHERE = [
 NOTHING = "nothing"
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(log_to_driver=False) as cluster:
-        yield cluster
-
-
 class Groups:
     def __init__(self, cluster: Cluster, where: str) -> None:
         self._cluster = cluster

@@ -15,12 +15,7 @@ from tests._support import failing_exchanges
 from tests._support.exchanges import Talker, everybody, segments
 
 pytestmark = pytest.mark.shared_cluster
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=2, local_nodes=2, log_to_driver=False) as cluster:
-        yield cluster
+LOCAL_NODES = 2
 
 
 class Groups:

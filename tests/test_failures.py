@@ -33,12 +33,6 @@ pytestmark = pytest.mark.shared_cluster
 FOUR = NodePlacementStrategy([0] * 4)
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=1, log_to_driver=False) as cluster:
-        yield cluster
-
-
 @pytest.fixture
 def four(cluster: Cluster) -> Iterator[Any]:
     group = Plain.create_group().launch(cluster, placement=FOUR, name="four").wait_ready()

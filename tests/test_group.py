@@ -26,12 +26,6 @@ FOUR = NodePlacementStrategy([0] * 4)
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=1, log_to_driver=False) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
 def four(cluster: Cluster) -> Iterator[WorkerGroup]:
     group = Plain.create_group(3).launch(cluster, placement=FOUR, name="four")
     yield group

@@ -15,6 +15,7 @@ from rlinf_async import Cluster, DeadlineExceeded, NodePlacementStrategy, Worker
 from tests._support.exchanges import Talker
 
 pytestmark = pytest.mark.shared_cluster
+LOCAL_NODES = 2
 
 
 class Owner(Talker):
@@ -23,12 +24,6 @@ class Owner(Talker):
     def __init__(self) -> None:
         super().__init__()
         self.global_accelerator_ids = [0, 1]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=2, local_nodes=2, log_to_driver=False) as cluster:
-        yield cluster
 
 
 @pytest.fixture

@@ -18,14 +18,9 @@ from rlinf_async import Cluster, ConfigError, NodeLost, NodePlacementStrategy, W
 from tests._support.workers import Parent, Plain, SeedWorker
 
 pytestmark = pytest.mark.shared_cluster
+LOCAL_NODES = 2
 
 BOTH = NodePlacementStrategy([0, 0, 1, 1])
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=2, local_nodes=2, log_to_driver=False) as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -41,12 +40,6 @@ while [ "$1" != "--" ]; do shift; done
 shift
 TOOL_WAS_HERE=1 exec "$PYTHON_EXECUTABLE" "$@"
 """
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(log_to_driver=False) as cluster:
-        yield cluster
 
 
 @pytest.fixture

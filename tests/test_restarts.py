@@ -8,7 +8,6 @@ import random
 import re
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +24,11 @@ from rlinf_async import (
 from tests._support.mortal_workers import Mortal, Pupil, Teacher, Together
 
 pytestmark = pytest.mark.shared_cluster
+LOCAL_NODES = 2
 
 ONE = NodePlacementStrategy([0])
 TWO = NodePlacementStrategy([0, 0])
 THREE = NodePlacementStrategy([0, 0, 1])
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(local_nodes=2, log_to_driver=False) as cluster:
-        yield cluster
 
 
 def started(cluster: Cluster, *args: Any, cls: Any = Mortal, placement: Any = THREE, **options: Any) -> Any:

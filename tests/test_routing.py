@@ -13,6 +13,7 @@ from rlinf_async import Channel, Cluster, NodePlacementStrategy, Worker
 from tests._support.exchanges import Talker
 
 pytestmark = pytest.mark.shared_cluster
+LOCAL_NODES = 2
 
 ROWS = 12
 
@@ -23,12 +24,6 @@ class Router(Talker):
     def __init__(self, serves: str | None = None) -> None:
         super().__init__()
         self.batch_router: dict[str, list[str]] = {} if serves is None else {serves: []}
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=2, local_nodes=2, log_to_driver=False) as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="module")

@@ -21,12 +21,6 @@ pytestmark = pytest.mark.shared_cluster
 CHECKOUT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=1, log_to_driver=False) as cluster:
-        yield cluster
-
-
 @pytest.fixture
 def group(cluster: Cluster) -> Iterator[Any]:
     group = Plain.create_group().launch(cluster, placement=NodePlacementStrategy([0] * 3), name="stream").wait_ready()

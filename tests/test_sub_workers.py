@@ -22,6 +22,7 @@ from tests._support.exchanges import Talker
 from tests._support.workers import OVERWRITE_ENVIRONMENT, Plain
 
 pytestmark = pytest.mark.shared_cluster
+LOCAL_NODES = 2
 
 
 class Sub(Worker):
@@ -70,12 +71,6 @@ def tell(boss: Worker, parent: int, rank: int, function: Any, *args: Any) -> Any
 def dismiss(boss: Worker, parent: int, ranks: list[int]) -> None:
     for rank in ranks:
         boss.send(None, "brood", [parent, rank])
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=2, local_nodes=2, log_to_driver=False) as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="module")

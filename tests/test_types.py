@@ -115,12 +115,6 @@ WRONG = """
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=1, log_to_driver=False) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
 def group(cluster: Cluster) -> Iterator[WorkerGroup[Scaling]]:
     group = Scaling.create_group().launch(cluster, TWO, name="scaling")
     yield group

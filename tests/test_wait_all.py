@@ -19,12 +19,6 @@ from tests._support.workers import Plain
 pytestmark = pytest.mark.shared_cluster
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=1, log_to_driver=False) as cluster:
-        yield cluster
-
-
 @pytest.fixture
 def three(cluster: Cluster) -> Iterator[Any]:
     group = Plain.create_group().launch(cluster, NodePlacementStrategy([0] * 3), name="three").wait_ready()

@@ -18,18 +18,13 @@ from tests._support.exchanges import Talker
 from tests._support.relayed_broadcasts import NBYTES
 
 pytestmark = pytest.mark.shared_cluster
+LOCAL_NODES = 4
 
 NODES = [0, 0, 1, 1, 2, 3]
 """Of the ranks: the first is the source; ranks 2, 4 and 5 are hosts."""
 RANKS = range(len(NODES))
 
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=4, local_nodes=4, log_to_driver=False) as cluster:
-        yield cluster
 
 
 class Group:
