@@ -94,7 +94,7 @@ def who_are_you(worker: Sub) -> Any:
     return worker.get_name(), worker._rank, worker._world_size, worker.get_parent_rank(), info.pid, info.node_name, same
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.slow), "fork"])
 def test_a_subprocess_is_a_worker_below_its_parent(boss: Any, brood: Any, method: str) -> None:
     pids = brood.execute_on(1).breed([0, 1], 2, method).wait()[0]
     for rank in (0, 1):
@@ -328,6 +328,7 @@ def be_half(worker: Worker) -> None:
     Worker(rank=0)
 
 
+@pytest.mark.slow
 def test_the_methods_of_a_subprocess_cannot_be_called(cluster: Cluster, boss: Any, brood: Any) -> None:
     brood.execute_on(0).breed([0, 1], 2).wait()
     group = WorkerGroup.from_group_name(Plain, "brood:0", cluster=cluster)

@@ -170,6 +170,7 @@ async def test_a_worker_that_is_killed_has_left_all_that_had_ended(path: Path) -
     assert trace.of("busy:1", "ping")
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_killed_leaves_a_file_that_is_whole_up_to_its_last_line(path: Path) -> None:
     script = (
         "import os, signal\n"
@@ -201,6 +202,7 @@ async def test_a_run_that_is_not_traced_records_nothing() -> None:
         assert await Tracer.finalize() is None
 
 
+@pytest.mark.slow
 async def test_the_configuration_turns_it_on_and_an_argument_or_the_variable_names_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +231,7 @@ def test_a_file_that_cannot_be_written_is_an_error_at_the_start(tmp_path: Path) 
         Cluster(trace=3)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_under_the_launcher_a_flag_is_enough(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -275,6 +278,7 @@ async def run_on_two_nodes(path: Path) -> None:
         await group.exchange()
 
 
+@pytest.mark.slow
 async def test_spans_of_two_nodes_line_up_although_a_daemon_has_another_clock(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,7 @@ def group(cluster: Cluster) -> Iterator[WorkerGroup[Scaling]]:
     group.close()
 
 
+@pytest.mark.slow
 def test_mypy_knows_right_calls_from_wrong_ones(tmp_path: Path) -> None:
     (tmp_path / "mypy.ini").write_text(dedent(CONFIGURATION))
     (tmp_path / "right.py").write_text(dedent(WORKER) + dedent(RIGHT))

@@ -87,7 +87,7 @@ def test_the_source_sends_it_once_and_each_node_passes_it_on(group: Group, shape
     group.wait_for_nothing()
 
 
-@pytest.mark.parametrize("victim", [2, 4])
+@pytest.mark.parametrize("victim", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_host_that_stops_half_way_keeps_it_from_nobody_and_has_it_later(cluster: Cluster, victim: int) -> None:
     group = Group(cluster, seconds=4.0, stall=4.0 - NBYTES / (4 << 20))
     pid = group.pid(victim)

@@ -54,5 +54,6 @@ def check(program: Path, *arguments: str, at_least: int, flags: tuple[str, ...] 
         assert codes.count(0) >= at_least, codes
 
 
+@pytest.mark.slow
 def test_a_training_loop_is_no_hang() -> None:
     check(HEALTHY / "training_loop.py", "4", at_least=1)

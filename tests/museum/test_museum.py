@@ -28,8 +28,12 @@ PAUSE_S = 5.0
 START_TIMEOUT_S = 180
 """For several that start side by side on a machine that has other work too."""
 
-SHORT = {("calls_in_a_circle", True), ("no_more_producers", False), ("straggler", True)}
-"""Exhibits, and whether by a link, that are asked in every suite; the others in ``make museum``."""
+MARKS = {
+    ("calls_in_a_circle", True): (),
+    ("no_more_producers", False): pytest.mark.slow,
+    ("straggler", True): pytest.mark.slow,
+}
+"""By exhibit, and whether by a link: when it is asked; the others are ``make museum``."""
 
 
 def rank(group: str, ranks: str) -> str:
@@ -188,11 +192,9 @@ def visit(name: str, home: Path | None) -> Visit:
 
 def exhibits() -> list[object]:
     """The short ones come first, so that what begins before them does not wait for the others."""
-    visits = sorted(product(EXHIBITS, (False, True)), key=lambda each: each not in SHORT)
+    visits = sorted(product(EXHIBITS, (False, True)), key=lambda each: each not in MARKS)
     return [
-        pytest.param(
-            *each, marks=() if each in SHORT else pytest.mark.museum, id=f"{each[0]}{'-by-a-link' if each[1] else ''}"
-        )
+        pytest.param(*each, marks=MARKS.get(each, pytest.mark.museum), id=f"{each[0]}{'-by-a-link' if each[1] else ''}")
         for each in visits
     ]
 

@@ -152,6 +152,7 @@ def launched(tmp_path: Path, script: str, *words: str, **environ: str) -> tuple[
     return done.returncode, done.stderr, Path(told[1])
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_kept_beside_its_logs_and_can_be_kept_again(tmp_path: Path, capsys: Any) -> None:
     code, told, path = launched(tmp_path, DYING)
     assert code == 1
@@ -170,6 +171,7 @@ def test_a_run_that_fails_is_kept_beside_its_logs_and_can_be_kept_again(tmp_path
     assert {ring.identity["process"] for ring in again.rings} == {"driver", "actor:0"}
 
 
+@pytest.mark.slow
 def test_a_run_that_takes_too_long_is_kept_with_its_verdict_before_it_is_ended(tmp_path: Path) -> None:
     settings = {"RLINF_RECORDER_EVENTS": "0", "RLINF_INSPECTION_TIMEOUT_S": "0.3"}
     code, _, path = launched(tmp_path, ENDLESS, "--timeout", "8", "--log-dir", str(tmp_path / "logs"), **settings)

@@ -90,6 +90,7 @@ def test_a_port_that_is_taken_is_an_error(run: LocalRun) -> None:
         assert main(["--run-dir", str(places()[0]), "page", run.run, "--port", port]) == 1
 
 
+@pytest.mark.slow
 def test_a_live_page_has_news_until_its_run_has_ended(launcher: subprocess.Popen[str], run: LocalRun) -> None:
     """Last: it ends the run."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
