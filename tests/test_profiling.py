@@ -87,15 +87,6 @@ def test_a_window_of_torchs_profiler_is_a_trace_of_what_ran_in_it(cluster: Clust
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_group_that_is_not_named_has_no_windows(cluster: Cluster, tmp_path: Path) -> None:
-    config = TorchProfileConfig(worker_groups=["actor"], output_dir=str(tmp_path))
-    group = Talker.create_group().launch(cluster, placement=ONE, name="env", profiling=config)
-    group.start_profile(0).wait()
-    assert group.stop_profile().wait() == [None]
-    group.close()
-    assert not list(tmp_path.iterdir())
-
-
 def test_reports_are_with_the_logs_where_nothing_else_is_said_and_windows_do_not_overlap(cluster: Cluster) -> None:
     config = TorchProfileConfig(worker_groups="all")
     group = Talker.create_group().launch(cluster, placement=ONE, name="actor", profiling=config)

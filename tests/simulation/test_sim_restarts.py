@@ -91,24 +91,6 @@ def test_a_death_ends_the_hooks_and_the_next_attempt_meets(cls: Any, victims: tu
         assert lost >= {0, 1, 2} - {victim, 1}
 
 
-def test_a_rank_that_is_given_up_leaves_the_others_to_their_calls() -> None:
-    sim = SimCluster(nodes=2, seed=1)
-
-    async def main() -> list[int]:
-        async with Cluster(log_to_driver=False) as cluster:
-            group = launch(cluster, max_restarts=1)
-            await group.who()
-            sim.kill("ring", 1)
-            await asyncio.sleep(1.5)
-            sim.kill("ring", 1)
-            async with asyncio.timeout(20):
-                with pytest.raises(WorkerDied, match="died more than 1 time within 600 s"):
-                    await group.who()
-                return await group.execute_on(0, 2).who()
-
-    assert sim.run(main) == [0, 2]
-
-
 def test_a_restart_by_hand_is_not_counted_and_the_death_after_it_is() -> None:
     sim = SimCluster(nodes=2, seed=1)
 
