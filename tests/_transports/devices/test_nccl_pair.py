@@ -22,12 +22,12 @@ class Cuda:
     """The current stream of each thread, and what was done there, in order.
 
     Attributes:
-        has_received, find_event: it has come to the end of both.
+        has_received, has_sent: it has come to the end of both.
     """
 
     def __init__(self) -> None:
         self.done: dict[str, list[str]] = {"receive": [], "send": []}
-        self.has_received, self.find_event = threading.Event(), threading.Event()
+        self.has_received, self.has_sent = threading.Event(), threading.Event()
         self._thread = threading.local()
         self._names = iter(["one", "other"])
 
@@ -47,7 +47,7 @@ class Cuda:
         way = threading.current_thread().name.removeprefix("rlinf-nccl-")
         self.done[way].append(f"{what} in {self.current}")
         if way == "send" and what == "synchronize":
-            self.find_event.set()
+            self.has_sent.set()
 
     # -- a group, and who hears of it -------------------------------------------------------------------------------
 
@@ -100,7 +100,7 @@ def test_each_direction_has_a_stream_of_its_own_so_that_neither_waits_for_the_ot
     pair.receive(Other(1, [4]))
     pair.send(One(2, [4]), 0, 0)
     assert cuda.has_received.wait(20)
-    assert cuda.find_event.wait(20)
+    assert cuda.has_sent.wait(20)
     pair.close(ClosedError("the test is over"))
     streams = {way: done[0].rpartition(" ")[2] for way, done in cuda.done.items()}
     assert set(streams.values()) == {"one", "other"}
