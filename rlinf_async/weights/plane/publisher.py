@@ -321,7 +321,8 @@ class Publisher:
 
     def _take_back(self, version: int) -> None:
         """What is not published after all is in the store no more, and nobody waits for it."""
-        self._handles.pop(version, None)
+        if (handle := self._handles.pop(version, None)) is not None:  # which also ends the operation that is recorded
+            handle._settle(error=ClosedError(f"{handle._describe()} was not published"))
         store = self._store
         if store is not None and version > self.version:
             store.withdraw(version)

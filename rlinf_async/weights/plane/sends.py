@@ -25,21 +25,27 @@ class Sends:
     Attributes:
         last: the handle of the version sent last.
         untold: handles of versions whose outcome nobody has heard, the oldest first.
-        made: the publisher, if something has needed it.
     """
 
     def __init__(self, bridge: Bridge, make: Callable[[], Publisher]) -> None:
         self.last: SyncHandle | None = None
         self.untold: dict[SyncHandle, None] = {}
         self.turns = Turns(bridge)
-        self.made: Publisher | None = None
+        self._made: dict[str, Publisher] = {}
         self._make = make
 
     @property
+    def made(self) -> Publisher | None:
+        """The publisher, if something has needed it."""
+        return self._made.get("publisher")
+
+    @property
     def publisher(self) -> Publisher:
-        if self.made is None:
-            self.made = self._make()
-        return self.made
+        made = self._made.get("publisher")
+        # Two threads may both make one at the first send: all use the one that is stored first, and the other one has
+        # begun nothing.  A lock could be held by a thread that a forked process lacks.
+        # tests/weights/plane/test_sends.py::test_threads_that_send_first_at_once_have_one_publisher
+        return self._made.setdefault("publisher", self._make()) if made is None else made
 
     @property
     def version(self) -> int:
