@@ -80,8 +80,8 @@ class Task(Work[Any]):
             self.cancel()
 
     def _wait_for_thread(self, timeout: float | None) -> None:
-        # A worker's ``def`` method runs on the thread of the loop on which an ``async def`` one has begun this: the loop
-        # stands still meanwhile, and the wait would never end.
+        # A worker's ``def`` method runs on the thread of the loop on which an ``async def`` one has begun this.  The
+        # loop stands still meanwhile, and the wait would never end:
         # tests/weights/waiting/test_bridge.py::test_a_wait_does_not_block_the_loop_that_its_work_needs
         if self._thread == threading.get_ident():
             raise RuntimeError(

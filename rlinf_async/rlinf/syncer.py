@@ -12,15 +12,14 @@ import torch
 from torch import nn
 
 from rlinf_async._messaging.collective_options import CollectiveGroupOptions
-from rlinf_async.errors import ConfigError, StaleVersion, WeightMismatch
+from rlinf_async.errors import ConfigError, WeightMismatch
 from rlinf_async.rlinf.sending import Sending
 from rlinf_async.rlinf.syncer_options import read_syncer
 from rlinf_async.weights.model.gather import gathers_here
 from rlinf_async.weights.model.gather_calls import Call, Calls
 from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, name_of
 from rlinf_async.weights.model.shards import is_sharded
-from rlinf_async.weights.state.send_arguments import number_of
-from rlinf_async.weights.waiting.aside import outlast
+from rlinf_async.weights.waiting.execution import outlast
 
 Send: TypeAlias = Callable[[Any], Awaitable[Any]]
 Recv: TypeAlias = Callable[[], Awaitable[Any]]
@@ -202,16 +201,14 @@ class WeightSyncer:
             raise RuntimeError("the sender is not initialised: await init_sender() first")
         if self._is_under_way:
             raise RuntimeError("another version is on its way: await its sync(), or deliver() what was staged")
-        version = number_of(version)
-        if version < self._latest.version:
-            raise StaleVersion.of(version, self._latest.version, "which was sent last")
+        sending = self._latest.following(version)
         self._is_under_way = True
         try:
-            tree = await in_thread(self._checked, state_dict, version, call)
+            tree = await in_thread(self._checked, state_dict, sending.version, call)
         except BaseException:
             self._is_under_way = False
             raise
-        self._latest = self._latest.following(version)
+        self._latest = sending
         return self._produce(tree, self._latest, call)
 
     def _checked(self, state_dict: Mapping[str, Any], version: int, call: Call) -> ParamTree:

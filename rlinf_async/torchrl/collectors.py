@@ -16,7 +16,7 @@ from torchrl import weight_update
 from rlinf_async._client.loop_thread import LoopThread
 from rlinf_async._core import process
 from rlinf_async.errors import ConfigError
-from rlinf_async.weights.model.resolve import _resolve_model
+from rlinf_async.weights.schemes.configuration import _resolve_model
 from rlinf_async.weights.schemes.distributed_scheme import DistributedWeightSyncScheme
 from rlinf_async.weights.schemes.multi_process import MultiProcessWeightSyncScheme
 from rlinf_async.weights.schemes.receiver import WeightReceiver

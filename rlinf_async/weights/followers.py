@@ -20,7 +20,7 @@ from rlinf_async.weights.links.weight_link import Words
 from rlinf_async.weights.links.worker_link import WorkerLink
 from rlinf_async.weights.plane.publisher import Publisher
 from rlinf_async.weights.state import words as say
-from rlinf_async.weights.waiting.changes import Changes
+from rlinf_async.weights.waiting.conditions import Changes
 from rlinf_async.work import Work
 
 

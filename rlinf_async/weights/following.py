@@ -10,14 +10,13 @@ from rlinf_async._client.tasks import Tasks
 from rlinf_async._core import clock
 from rlinf_async.errors import ClosedError, DeadlineExceeded
 from rlinf_async.weights.links.worker_link import WorkerLink
-from rlinf_async.weights.plane.receiving import Receiving
 from rlinf_async.weights.plane.subscriber import Subscriber
 from rlinf_async.weights.schemes.sync_options import SyncOptions
 from rlinf_async.weights.scope import Scope
 from rlinf_async.weights.state import words as say
-from rlinf_async.weights.state.send_arguments import check_seconds
-from rlinf_async.weights.waiting.aside import outlast
-from rlinf_async.weights.waiting.gate import Reading
+from rlinf_async.weights.state.versions import Versioned
+from rlinf_async.weights.waiting.conditions import Reading
+from rlinf_async.weights.waiting.execution import check_seconds, outlast
 from rlinf_async.work import blocking
 
 
@@ -69,7 +68,7 @@ def follow(
     return Following(model, group, rank, name, timeout, checked)
 
 
-class Following(Receiving, Scope):
+class Following(Versioned, Scope):
     """Followed weights.  Entering waits for version 1; when the trainer leaves, the model keeps what it has.
 
     A thread of its own applies each version as soon as nobody reads, so that a method that blocks keeps nobody waiting.
@@ -90,6 +89,7 @@ class Following(Receiving, Scope):
             raise
         self._link = WorkerLink(group, rank, name)
         self._subscriber = Subscriber(self._link, model, model_id=name, **options.for_subscriber())
+        self._reception = self._subscriber._reception
         self._tasks = Tasks(self._thread.loop, self._on_loop)
         self._met = self._tasks.run(self._meet(), f"version 1 of '{name}' from {group}:{rank}", abandonable=False)
 

@@ -15,14 +15,15 @@ from rlinf_async.weights.followers import Followers
 from rlinf_async.weights.model.gather import gathers_here
 from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.param_tree import ParamTree
-from rlinf_async.weights.model.streamed import exhaust, is_streamed
+from rlinf_async.weights.model.source import exhaust, is_streamed
 from rlinf_async.weights.plane.publisher import Publisher
 from rlinf_async.weights.plane.sends import Sends
 from rlinf_async.weights.schemes.sharded import are_sharded
 from rlinf_async.weights.schemes.sync_options import SyncOptions
 from rlinf_async.weights.scope import Scope
-from rlinf_async.weights.state.send_arguments import check_seconds, number_of
 from rlinf_async.weights.state.sync_report import SyncReport
+from rlinf_async.weights.state.versions import next_version
+from rlinf_async.weights.waiting.execution import check_seconds
 
 _BEHIND: Final = 2
 """Versions that followers may be behind, by default."""
@@ -140,7 +141,7 @@ class Publication(Scope):
         call = self._sending.publisher.next_call(sharded=self._is_sharded)
         check_seconds(timeout)
         begin = functools.partial(self._send, call, weights, version=version, timeout=timeout)
-        return self._sending.turns.run(begin, f"a send by {self!r}")
+        return self._sending.turns.run(begin, f"a send of '{self._name}'")
 
     async def _send(self, call: Call, weights: Any = None, *, version: int | None = None, **options: Any) -> int:
         self._check_open()
@@ -151,7 +152,7 @@ class Publication(Scope):
         if self._followers is not None:
             self._followers.check()
         if self._followers is None and not self._is_sharded:
-            number = number_of(self._counted + 1 if version is None else version)
+            number = next_version(self._counted, version)
             if self._streamed is not None and weights is None:
                 # Rank 0 iterates twice for the first version: to learn what there is, and to pack it.
                 await self._sending.publisher.aside.do(exhaust, self._streamed, 1 if self._counted else 2, nbytes=None)

@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Final, Self
 from rlinf_async._core import process
 from rlinf_async._worker.context import require_exchange
 from rlinf_async.errors import ClosedError
-from rlinf_async.weights.waiting.aside import outlast
-from rlinf_async.weights.waiting.bridge import Bridge
+from rlinf_async.weights.waiting.execution import Bridge, outlast
 from rlinf_async.work import Work
 
 _lock: Final = threading.Lock()

@@ -29,9 +29,8 @@ from rlinf_async.weights.model.gather import gather_buckets as gather_buckets
 from rlinf_async.weights.model.param_tree import name_of as name_of
 from rlinf_async.weights.model.places import Places as Places
 from rlinf_async.weights.model.writing import Update as Update
-from rlinf_async.weights.plane.delivery import Parcel as Parcel
 from rlinf_async.weights.plane.outlets import Outlets as Outlets
-from rlinf_async.weights.plane.sync_handle import SyncHandle as SyncHandle
+from rlinf_async.weights.plane.sync_handle import Parcel as Parcel, SyncHandle as SyncHandle
 from rlinf_async.weights.state import words as words
 from rlinf_async.weights.transports.deliveries import SingleDelivery as SingleDelivery
-from rlinf_async.weights.waiting.bridge import Bridge as Bridge
+from rlinf_async.weights.waiting.execution import Bridge as Bridge

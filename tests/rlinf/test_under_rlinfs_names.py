@@ -16,7 +16,7 @@ import pytest
 
 from rlinf_async._core import dialect, import_hook, process
 from rlinf_async.rlinf.only_cluster import Cluster
-from rlinf_async.weights.waiting.bridge import Bridge
+from rlinf_async.weights.waiting.execution import Bridge
 
 PROGRAM = """
     import asyncio, json, multiprocessing, pickle, subprocess, sys, time

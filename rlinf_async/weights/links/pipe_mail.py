@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async.errors import ConfigError, DeadlineExceeded, PeerLost
 from rlinf_async.weights.links.socket_link import Notice
-from rlinf_async.weights.waiting.aside import outlast
+from rlinf_async.weights.waiting.execution import outlast
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

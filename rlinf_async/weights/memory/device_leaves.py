@@ -46,7 +46,7 @@ class DeviceLeaves:
             logger.info("memory of weights on %s could not be freed: %s", self.device, error)
 
 
-_retired: Final[list[tuple[int, DeviceLeaves]]] = []
+retired: Final[list[tuple[int, DeviceLeaves]]] = []
 _retiring: Final = threading.Lock()
 
 
@@ -64,16 +64,15 @@ def retire(fd: int, leaves: DeviceLeaves) -> None:
         fd: of ``SlotWriter.leave_gpu``; closed when they are freed.
     """
     with _retiring:
-        _retired.append((fd, leaves))
+        retired.append((fd, leaves))
     free_retired()
 
 
 def free_retired() -> int:
     """Frees retired leaves that no process has open; returns the number of others."""
-    if _retired:
-        with _retiring:
-            _retired[:] = [(fd, leaves) for fd, leaves in _retired if not _is_freed(fd, leaves)]
-    return len(_retired)
+    with _retiring:
+        retired[:] = [(fd, leaves) for fd, leaves in retired if not _is_freed(fd, leaves)]
+        return len(retired)
 
 
 def _is_freed(fd: int, leaves: DeviceLeaves) -> bool:

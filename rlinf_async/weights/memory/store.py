@@ -9,7 +9,7 @@ import torch
 
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async.weights.memory.cuda import CUDA
-from rlinf_async.weights.memory.device_leaves import DeviceLeaves, free_retired, retire
+from rlinf_async.weights.memory.device_leaves import DeviceLeaves, free_retired, retire, retired
 from rlinf_async.weights.memory.gpus import Gpus, Registrar, copy_settled
 from rlinf_async.weights.memory.slot import IN_SLOT, ON_GPU, PUBLISHED, SlotLayout, SlotWriter
 from rlinf_async.weights.model.copying import Copy, copy_tensors
@@ -93,7 +93,8 @@ class Store:
         Raises:
             MemoryError, OSError: as the constructor.
         """
-        free_retired()
+        if retired:
+            free_retired()
         others = sorted((slot for slot in self._slots if slot is not self.latest), key=_age)
         taken = next((slot for slot in others if not slot.is_held and slot.claim()), None)
         grows = taken is None and len(self._slots) < self.most

@@ -1,9 +1,11 @@
-"""The source of a published version: its tensors in the manifest's order, found quickly from the second time on."""
+"""Sources of published versions: models, whose tensors are found quickly from the second time on, and functions that
+yield ``(name, tensor)``.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -16,11 +18,10 @@ from rlinf_async.weights.model.copying import copy_tensors
 from rlinf_async.weights.model.fit import are_equal
 from rlinf_async.weights.model.gather import gather_into
 from rlinf_async.weights.model.gather_calls import Call
-from rlinf_async.weights.model.manifest import Manifest, TransportDtype, dtype_of
+from rlinf_async.weights.model.manifest import Manifest, TransportDtype, dtype_of, not_dense
 from rlinf_async.weights.model.naming import UNCHANGED, Naming
-from rlinf_async.weights.model.param_tree import ParamTree, Path, Select, memory_of, name_of, path_of
+from rlinf_async.weights.model.param_tree import ParamTree, Path, Select, is_chosen, memory_of, name_of, path_of
 from rlinf_async.weights.model.shards import is_sharded
-from rlinf_async.weights.model.streamed import items_of
 
 _dtype: Final = attrgetter("dtype")
 _shape: Final = attrgetter("shape")
@@ -50,6 +51,7 @@ class Source:
         self.manifest = Manifest.of(tree, transport_dtype)
         self._select = select
         self._naming = naming
+        self._renames = bool(naming)
         self._transport_dtype = transport_dtype
         self._names = [name_of(leaf.path) for leaf in self.manifest.leaves]
         self._expected = [(leaf.shape, dtype_of(leaf.dtype)) for leaf in self.manifest.leaves]
@@ -148,7 +150,7 @@ class Source:
             source = source.state_dict(keep_vars=True)
         if not isinstance(source, dict) or len(source) != len(self._names) + len(self._ties):
             return None
-        if self._naming:
+        if self._renames:
             source = {name_of(self._naming.of(path_of(name))): tensor for name, tensor in source.items()}
         found: list[Any] = [source.get(name) for name in self._names]
         if not all(issubclass(kind, torch.Tensor) for kind in set(map(type, found))):
@@ -202,3 +204,51 @@ def unpack_extra(packed: bytes) -> Mapping[Any, Any]:
     """What ``pack_extra`` has packed."""
     found: Mapping[Any, Any] = codec.decode(packed) if packed else {}
     return found
+
+
+def is_streamed(source: Any) -> bool:
+    """True if it is a function, and no model that can be called."""
+    return callable(source) and not isinstance(source, nn.Module) and not hasattr(source, "items")
+
+
+def items_of(source: Any, select: Select, naming: Naming) -> Iterator[tuple[Path, torch.Tensor]]:
+    """Yield each selected tensor, whole, by the path under which it travels.
+
+    DTensors are gathered, on all ranks of their mesh, which therefore have to iterate as well.
+
+    Raises:
+        WeightMismatch: the function yields something else than a name and a tensor.
+    """
+    found = source()
+    for item in found.items() if isinstance(found, Mapping) else found:
+        name, tensor = item if isinstance(item, tuple) and len(item) == 2 else (None, item)
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            raise WeightMismatch(f"a function of weights yields (name, tensor), and has yielded {_described(item)}")
+        path = path_of(name)
+        if is_chosen(path, tensor, select):
+            whole: Any = tensor.detach()
+            yield naming.of(path), whole.full_tensor() if is_sharded(whole) else whole
+
+
+def _described(item: Any) -> str:
+    if isinstance(item, tuple):
+        return f"({', '.join(repr(each) if isinstance(each, str) else type(each).__name__ for each in item)})"
+    return f"{type(item).__name__}"
+
+
+def layout_of(source: Any, select: Select, naming: Naming) -> ParamTree:
+    """Return tensors of the same names, shapes and dtypes that take no memory; the real ones are dropped one by one."""
+    found: dict[Path, torch.Tensor] = {}
+    for path, tensor in items_of(source, select, naming):
+        if path in found:
+            raise WeightMismatch(f"a function of weights has yielded {name_of(path)!r} twice")
+        is_odd = bool(not_dense(tensor)) or tensor.is_meta  # the manifest refuses it by name
+        found[path] = tensor if is_odd else torch.empty([1] * tensor.dim(), dtype=tensor.dtype).expand(tensor.shape)
+    return ParamTree(found)
+
+
+def exhaust(source: Any, times: int) -> None:
+    """Iterate on a rank that sends nothing: to yield a tensor may take all ranks."""
+    for _ in range(times):
+        for _ in items_of(source, "all", Naming()):
+            pass

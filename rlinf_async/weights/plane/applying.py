@@ -19,8 +19,8 @@ from rlinf_async.weights.model.param_tree import Path
 from rlinf_async.weights.model.source import unpack_extra
 from rlinf_async.weights.plane.destination import Destination
 from rlinf_async.weights.state.versions import Reception, Verdict
-from rlinf_async.weights.waiting.aside import Aside
-from rlinf_async.weights.waiting.gate import ReadingGate
+from rlinf_async.weights.waiting.conditions import ReadingGate
+from rlinf_async.weights.waiting.execution import Aside
 
 logger = own_logger(__name__)
 

@@ -1,4 +1,6 @@
-"""``HostMemory``: slots for versions that one receiver gets for all receivers of its machine."""
+"""Versions on their way between machines: ``Outgoing`` at the sender, ``HostMemory`` at the receiver that gets them for
+all receivers of its machine.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,11 @@ from typing import Any
 
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._messaging.landing import Host
+from rlinf_async._messaging.state.relay_plan import Job
 from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.weights.links.weight_link import Link
+from rlinf_async.weights.memory.slot import SlotWriter
 from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.waiting.dropped import on_drop
@@ -91,3 +95,38 @@ class _SlotRoom:
     def abandon(self) -> None:
         self._slot.hold()  # it may still be written to, and is replaced when its turn comes
         self.memory = None  # who waits for what does not come any more may be there for a while
+
+
+class Outgoing(Job):
+    """No slot is used again while it is sent from; if it is replaced meanwhile, its memory stays.
+
+    Args:
+        seconds: that its receivers have for it.
+        may_wait: it leaves for a machine once what is on its way there has landed.
+    """
+
+    def __init__(
+        self, version: int, store: Store, writer: SlotWriter, seconds: float, *, may_wait: bool = False
+    ) -> None:
+        super().__init__(version, writer.nbytes, seconds)
+        self.may_wait = may_wait
+        self.writer = writer
+        self.body = None
+        self._store = store
+
+    @property
+    def is_current(self) -> bool:  # type: ignore[override]
+        return self._store.latest is self.writer and self.writer.version == self.number  # and not a later one
+
+    def publish(self) -> Outgoing:
+        self.packed = self.nbytes
+        self.facts = (self.writer.extra,)
+        return self
+
+    def hold(self) -> None:
+        if self.body is None:  # the slot may be closed later; and there may be no memory for its leaves
+            self.body = self.writer.leaves
+        self.writer.hold()
+
+    def release(self) -> None:
+        self.writer.let_go()

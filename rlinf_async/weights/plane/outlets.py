@@ -20,7 +20,7 @@ from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.weights.links.weight_link import Link, Words
 from rlinf_async.weights.memory.slot import SlotWriter
 from rlinf_async.weights.memory.store import Store
-from rlinf_async.weights.plane.outgoing import Outgoing
+from rlinf_async.weights.plane.host_memory import Outgoing
 from rlinf_async.weights.plane.outlet import Outlet, State
 from rlinf_async.weights.state import words as say
 from rlinf_async.weights.state.sync_report import Ack
@@ -260,11 +260,12 @@ class Outlets:
     def begin(self, version: int, names: Sequence[Hashable], store: Store, writer: SlotWriter) -> bool:
         """A version is being packed; whether anybody on another machine gets it as it is, from ``packed`` on."""
         with self._lock:
-            there = [self._outlets[name] for name in names if name in self._outlets]
-            there = [outlet for outlet in there if outlet.link.error is None]
-            far = [outlet for outlet in there if outlet.link.node is not None]
+            there = [outlet for name in names if (outlet := self._outlets.get(name)) is not None]
+            far = [outlet for outlet in there if outlet.link.node is not None and outlet.link.error is None]
+            if not far:
+                return False
             job = Outgoing(version, store, writer, self.seconds, may_wait=self._ahead)
-            return bool(far) and self._relay.act(self._plan.begin, job, far)
+            return self._relay.act(self._plan.begin, job, far)
 
     def packed(self, version: int, nbytes: int) -> None:
         """So many bytes of it."""

@@ -14,8 +14,7 @@ from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.copying import Copy, copy_in_order, copy_tensors
 from rlinf_async.weights.model.gather_calls import Call
 from rlinf_async.weights.model.param_tree import ParamTree
-from rlinf_async.weights.model.source import Source
-from rlinf_async.weights.model.streamed import is_streamed
+from rlinf_async.weights.model.source import Source, is_streamed
 from rlinf_async.weights.plane.verifying import Verifying
 
 
@@ -65,7 +64,7 @@ class Packing:
 
     def marks(self) -> Marks:
         """In the thread that has made the weights: how far their GPUs have come there."""
-        return self._gpus.mark(self._places)
+        return self._gpus.mark(self._places) if self._places else {}
 
     def pack(
         self,

@@ -23,17 +23,15 @@ from rlinf_async.weights.model.gather_calls import Call, Calls
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.naming import UNCHANGED, Naming
 from rlinf_async.weights.model.param_tree import ParamTree
-from rlinf_async.weights.model.source import Source, pack_extra
-from rlinf_async.weights.model.streamed import is_streamed, layout_of
-from rlinf_async.weights.plane.delivery import Delivery, Parcel
+from rlinf_async.weights.model.source import Source, is_streamed, layout_of, pack_extra
 from rlinf_async.weights.plane.outlet import Outlet
 from rlinf_async.weights.plane.outlets import Outlets
 from rlinf_async.weights.plane.packing import Packing
-from rlinf_async.weights.plane.sync_handle import SyncHandle
+from rlinf_async.weights.plane.sync_handle import Delivery, Parcel, SyncHandle
 from rlinf_async.weights.state.sync_report import Ack, SyncReport
-from rlinf_async.weights.waiting.aside import Aside
-from rlinf_async.weights.waiting.changes import Changes
+from rlinf_async.weights.waiting.conditions import Changes
 from rlinf_async.weights.waiting.dropped import on_drop
+from rlinf_async.weights.waiting.execution import Aside
 
 logger = own_logger(__name__)
 

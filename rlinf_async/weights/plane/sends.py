@@ -12,7 +12,7 @@ from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost
 from rlinf_async.weights.plane.publisher import Publisher
 from rlinf_async.weights.plane.sync_handle import SyncHandle
 from rlinf_async.weights.state.sync_report import Ack, SyncReport
-from rlinf_async.weights.waiting.bridge import Bridge, Turns
+from rlinf_async.weights.waiting.execution import Bridge, Turns
 
 
 class Sends:

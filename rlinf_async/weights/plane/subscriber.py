@@ -26,10 +26,10 @@ from rlinf_async.weights.plane.applying import Applying, give_back
 from rlinf_async.weights.plane.destination import Destination
 from rlinf_async.weights.plane.host_memory import HostMemory
 from rlinf_async.weights.state import words as say
-from rlinf_async.weights.waiting.aside import ProcessEnds
-from rlinf_async.weights.waiting.changes import Changes
+from rlinf_async.weights.state.versions import Versioned
+from rlinf_async.weights.waiting.conditions import Changes, Reading
 from rlinf_async.weights.waiting.dropped import on_drop
-from rlinf_async.weights.waiting.gate import Reading
+from rlinf_async.weights.waiting.execution import ProcessEnds
 
 logger = own_logger(__name__)
 
@@ -40,7 +40,7 @@ _LOOK_AGAIN_S: Final = 0.5
 """Seconds after which ``close`` looks whether another thread's loop has stopped, of which nobody hears."""
 
 
-class Subscriber:
+class Subscriber(Versioned):
     """Receives one model's weights, in whole versions only: at its end of a link, or as they are handed to it.
 
     At a link, somebody has to ``receive``, again and again, or to ``serve`` once::
@@ -108,7 +108,8 @@ class Subscriber:
             verify=verify,
             patience=ack_timeout,
         )
-        self._reception, self.gate = self._applying.reception, self._applying.gate
+        self._reception = self._applying.reception
+        self.gate = self._applying.gate
         self._changes = Changes(model_id)
         self._news: deque[Words] = deque()
         """What is heard and not acted on yet."""
@@ -133,21 +134,6 @@ class Subscriber:
         return f"<Subscriber of '{self._model_id}' version {self.version}, {self.staleness} behind>"
 
     # -- versions -----------------------------------------------------------------------------------------------
-
-    @property
-    def version(self) -> int:
-        """That is applied; 0 before the first.  It never goes back."""
-        return self._reception.version
-
-    @property
-    def published(self) -> int:
-        """The latest that was heard of."""
-        return self._reception.published
-
-    @property
-    def staleness(self) -> int:
-        """Versions that the weights are behind."""
-        return self._reception.staleness
 
     @property
     def extra(self) -> Mapping[Path, Any]:

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from rlinf_async.errors import ConfigError
 from rlinf_async.group import WorkerGroup
-from rlinf_async.weights.model.resolve import _resolve_model
-from rlinf_async.weights.schemes.configuration import Configuration
+from rlinf_async.weights.schemes.configuration import Configuration, _resolve_model
 from rlinf_async.weights.schemes.receiver import WeightReceiver
 from rlinf_async.weights.schemes.scheme import WeightSyncScheme, from_either, register_weight_sync_backend
 from rlinf_async.weights.schemes.sender import WeightSender

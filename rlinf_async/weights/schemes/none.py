@@ -12,7 +12,7 @@ from rlinf_async.weights.schemes.sender import Wanted, WeightSender
 from rlinf_async.weights.schemes.weight_strategy import WeightStrategy
 from rlinf_async.weights.state.sync_report import SyncReport
 from rlinf_async.weights.transports.transport import SilentTransport, TransportBackend
-from rlinf_async.weights.waiting.bridge import at_once
+from rlinf_async.weights.waiting.execution import at_once
 
 
 class NoTransport(SilentTransport):

@@ -15,16 +15,14 @@ from rlinf_async._core import clock
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost
 from rlinf_async.weights.links.socket_link import LOOP, Notice, SocketLink
-from rlinf_async.weights.model.resolve import _resolve_model
-from rlinf_async.weights.plane.receiving import Receiving
 from rlinf_async.weights.plane.subscriber import Subscriber
-from rlinf_async.weights.schemes.configuration import Configuration
-from rlinf_async.weights.schemes.held import held
+from rlinf_async.weights.schemes.configuration import Configuration, _resolve_model, held
 from rlinf_async.weights.schemes.weight_strategy import _get_strategy
+from rlinf_async.weights.state.versions import Reception, Versioned
 from rlinf_async.weights.transports.calls import finish
 from rlinf_async.weights.transports.transport import LinkTransport, TransportBackend
-from rlinf_async.weights.waiting.bridge import Bridge, at_once
-from rlinf_async.weights.waiting.gate import Reading
+from rlinf_async.weights.waiting.conditions import Reading
+from rlinf_async.weights.waiting.execution import Bridge, at_once
 
 logger = own_logger(__name__)
 
@@ -45,7 +43,7 @@ Write = Callable[[Any, Any], None]
 """Of a model, and the weights that it gets."""
 
 
-class WeightReceiver(Receiving):
+class WeightReceiver(Versioned):
     """Receives one model's weights in one worker; made by a scheme's ``init_on_worker``.
 
     ``receive``, ``apply_weights``, ``connect``, ``wait_version`` and ``wait_fresh`` start at once and return a ``Work``
@@ -235,7 +233,7 @@ class WeightReceiver(Receiving):
         return self._model_id or "policy"
 
     @functools.cached_property
-    def _subscriber(self) -> Subscriber:  # type: ignore[override]  # which is made when its model has a name
+    def _subscriber(self) -> Subscriber:  # which is made when its model has a name
         find = weakref.WeakMethod(self._resolve_model_ref)
         return Subscriber(
             None,
@@ -243,6 +241,10 @@ class WeightReceiver(Receiving):
             model_id=self._name,
             **self._scheme.options.for_subscriber(),
         )
+
+    @property
+    def _reception(self) -> Reception:  # type: ignore[override]  # likewise
+        return self._subscriber._reception
 
     @property
     def _standing(self) -> Subscriber:

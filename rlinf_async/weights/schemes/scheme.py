@@ -12,7 +12,7 @@ from rlinf_async.weights.schemes.receiver import WeightReceiver
 from rlinf_async.weights.schemes.sender import WeightSender
 from rlinf_async.weights.schemes.weight_strategy import _get_strategy
 from rlinf_async.weights.transports.transport import TransportBackend
-from rlinf_async.weights.waiting.bridge import Bridge
+from rlinf_async.weights.waiting.execution import Bridge
 from rlinf_async.work import Work
 
 S = TypeVar("S", bound="type[WeightSyncScheme]")

@@ -10,22 +10,19 @@ from rlinf_async._core import clock
 from rlinf_async.errors import ClosedError
 from rlinf_async.weights.model.gather import gathers_here
 from rlinf_async.weights.model.gather_calls import Call
-from rlinf_async.weights.model.streamed import is_streamed
-from rlinf_async.weights.plane.delivery import Delivery
+from rlinf_async.weights.model.source import is_streamed
 from rlinf_async.weights.plane.publisher import Publisher
 from rlinf_async.weights.plane.sends import Sends
-from rlinf_async.weights.plane.sync_handle import SyncHandle
-from rlinf_async.weights.schemes.configuration import Configuration
-from rlinf_async.weights.schemes.held import held
+from rlinf_async.weights.plane.sync_handle import Delivery, SyncHandle
+from rlinf_async.weights.schemes.configuration import Configuration, held
 from rlinf_async.weights.schemes.roster import Roster, close_all
 from rlinf_async.weights.schemes.sharded import are_sharded, gather_whole, only_helps
 from rlinf_async.weights.schemes.weight_strategy import _get_strategy
-from rlinf_async.weights.state.send_arguments import check_seconds
 from rlinf_async.weights.state.sync_report import SyncReport
 from rlinf_async.weights.transports.calls import finish
 from rlinf_async.weights.transports.deliveries import deliveries_to
 from rlinf_async.weights.transports.transport import LinkTransport, TransportBackend
-from rlinf_async.weights.waiting.bridge import Bridge
+from rlinf_async.weights.waiting.execution import Bridge, check_seconds
 
 _NOT_PENDING = "No async send is pending. Call send_async() first."
 

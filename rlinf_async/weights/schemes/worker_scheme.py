@@ -12,7 +12,7 @@ from rlinf_async.weights.schemes.scheme import WeightSyncScheme, register_weight
 from rlinf_async.weights.schemes.sender import WeightSender
 from rlinf_async.weights.transports.call_transports import WorkerTransport
 from rlinf_async.weights.transports.transport import LinkTransport, TransportBackend
-from rlinf_async.weights.waiting.bridge import at_once
+from rlinf_async.weights.waiting.execution import at_once
 
 
 class WorkerLinkTransport(LinkTransport):

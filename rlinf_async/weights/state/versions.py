@@ -1,14 +1,50 @@
-"""Versions of weights, as a receiver judges them and a sender counts who has which: plain state."""
+"""Rules of versions: the number that a sender may give, a receiver's judgement, and the ledger of who has which.
+
+Plain state.
+"""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
-from rlinf_async.weights.state.send_arguments import number_of
+_LARGEST: Final = (1 << 63) - 1
+"""Versions travel as 8 bytes."""
+
+
+def number_of(version: Any) -> int:
+    """Return the number that ``version=`` gives.
+
+    Raises:
+        TypeError: it is no whole number; a bool is none.
+        ValueError: it is negative, or too large to travel.
+    """
+    try:
+        if isinstance(version, bool):
+            raise TypeError
+        number = operator.index(version)
+    except TypeError:
+        raise TypeError(f"version= takes a whole number; got {version!r}") from None
+    if not 0 <= number <= _LARGEST:
+        raise ValueError(f"version= is at least 0 and at most {_LARGEST}; got {number}")
+    return number
+
+
+def next_version(last: int, version: int | None = None) -> int:
+    """Return the number of the version that follows ``last``: the next one, or the one that the caller gives.
+
+    Raises:
+        ValueError: it is not after the last one, or too large to travel.
+        TypeError: it is no whole number.
+    """
+    number = number_of(last + 1 if version is None else version)
+    if number <= last:
+        raise ValueError(f"version {number} is not after version {last}, which was published last")
+    return number
 
 
 class Verdict(Enum):
@@ -92,6 +128,27 @@ class Reception:
         self.is_whole = False
 
 
+class Versioned:
+    """Base of receivers whose versions a ``Reception`` has."""
+
+    _reception: Reception
+
+    @property
+    def version(self) -> int:
+        """The version in the model; 0 before the first. It never goes back."""
+        return self._reception.version
+
+    @property
+    def published(self) -> int:
+        """The latest version that this receiver has heard of."""
+        return self._reception.published
+
+    @property
+    def staleness(self) -> int:
+        """Versions that the model is behind."""
+        return self._reception.staleness
+
+
 @dataclass
 class Target:
     """One receiver, as its sender knows it.
@@ -134,18 +191,8 @@ class Ledger:
         return complete
 
     def check(self, version: int | None) -> int:
-        """The number of the next version.
-
-        Raises:
-            ValueError: it is not after the last one, or too large to travel.
-            TypeError: it is no whole number.
-        """
-        if version is None:
-            return number_of(self.version + 1)
-        version = number_of(version)
-        if version <= self.version:
-            raise ValueError(f"version {version} is not after version {self.version}, which was published last")
-        return version
+        """Return the number of the next version; the errors are those of ``next_version``."""
+        return next_version(self.version, version)
 
     @property
     def pending(self) -> dict[int, list[Any]]:

@@ -8,7 +8,7 @@ from rlinf_async.weights.model.param_tree import ParamTree, is_tensordict
 from rlinf_async.weights.model.writing import plan_update
 from rlinf_async.weights.transports.calls import copied
 from rlinf_async.weights.transports.transport import SilentTransport
-from rlinf_async.weights.waiting.bridge import at_once
+from rlinf_async.weights.waiting.execution import at_once
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from rlinf_async.group import WorkerGroup
 from rlinf_async.weights.transports.calls import CallTransport, detached, method_of, told
-from rlinf_async.weights.waiting.bridge import at_once
+from rlinf_async.weights.waiting.execution import at_once
 from rlinf_async.work import Work
 
 _METHODS: Final = {

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from rlinf_async.errors import DeadlineExceeded
 from rlinf_async.group import WorkerGroup
 from rlinf_async.weights.model.param_tree import ParamTree, is_tensordict, memory_of
-from rlinf_async.weights.waiting.bridge import Bridge, at_once
+from rlinf_async.weights.waiting.execution import Bridge, at_once
 from rlinf_async.work import Work
 
 _NONE: Final = object()

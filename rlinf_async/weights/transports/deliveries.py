@@ -8,9 +8,9 @@ from typing import Any
 from rlinf_async._core import clock
 from rlinf_async.errors import DeadlineExceeded, WrongAcknowledgement
 from rlinf_async.group import WorkerGroup
-from rlinf_async.weights.plane.delivery import Delivery, Parcel
+from rlinf_async.weights.plane.sync_handle import Delivery, Parcel
 from rlinf_async.weights.transports.calls import CallTransport, cancel, finish, size_of
-from rlinf_async.weights.waiting.bridge import Bridge
+from rlinf_async.weights.waiting.execution import Bridge
 
 
 class SingleDelivery:

@@ -19,8 +19,7 @@ from rlinf_async.weights.links.store_mail import StoreMail
 from rlinf_async.weights.model.copying import copy_tensors
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import ParamTree, Path, is_tensordict, name_of
-from rlinf_async.weights.waiting.aside import Aside
-from rlinf_async.weights.waiting.bridge import Bridge
+from rlinf_async.weights.waiting.execution import Aside, Bridge
 from rlinf_async.work import Work
 
 logger = own_logger(__name__)

@@ -12,7 +12,7 @@ from rlinf_async.weights.links.pipe_mail import UPDATE, PipeMail
 from rlinf_async.weights.links.socket_link import OWN, Notice, SocketLink
 from rlinf_async.weights.transports.calls import detached
 from rlinf_async.weights.transports.transport import LinkTransport
-from rlinf_async.weights.waiting.bridge import Bridge
+from rlinf_async.weights.waiting.execution import Bridge
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlinf_async.weights.waiting.aside import outlast
-from rlinf_async.weights.waiting.bridge import Bridge, Turns
+from rlinf_async.weights.waiting.execution import Bridge, Turns, outlast
 from rlinf_async.work import Work
 
 

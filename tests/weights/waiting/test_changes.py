@@ -8,7 +8,7 @@ from typing import Any
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
 from rlinf_async._waits.user_code import futures_of
-from rlinf_async.weights.waiting.changes import Changes
+from rlinf_async.weights.waiting.conditions import Changes
 
 
 def awaited_by(task: asyncio.Task[Any]) -> Any:
