@@ -100,8 +100,7 @@ class Following(Versioned, Scope):
         await self._link.opened.async_wait()
         self._link.send([say.JOIN])
         try:
-            await self._subscriber.connect(None)
-            await self._subscriber.wait_version(1)
+            await self._subscriber.begin(None)
         except Exception:
             if self._link.error is None:  # the trainer offers the next version too, which a mended model takes
                 self._subscriber.serve()

@@ -7,10 +7,10 @@ from asyncio import _get_running_loop as running_loop
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Self
 
-from rlinf_async._core import process
 from rlinf_async._worker.context import require_exchange
 from rlinf_async.errors import ClosedError
 from rlinf_async.weights.waiting.execution import Bridge, outlast
+from rlinf_async.weights.waiting.ownership import OwnerProcess
 from rlinf_async.work import Work
 
 _lock: Final = threading.Lock()
@@ -37,7 +37,7 @@ class Scope:
     def __init__(self, name: str, groups: Sequence[str]) -> None:
         require_exchange()
         self._name = name
-        self._pid = process.pid
+        self._process = OwnerProcess()
         self._is_closed = False
         self._failure = ""
         """The error by which it is left, in words."""
@@ -48,7 +48,7 @@ class Scope:
         # them: tests/weights/test_publish.py::test_a_name_is_in_use_once_at_a_time_with_each_group
         with _lock:
             for line in self._lines.keys() & self._open.keys():
-                if self._open[line]._pid != process.pid:  # of the worker that has forked this one
+                if not self._open[line]._process.is_here:  # of the worker that has forked this one
                     continue
                 raise RuntimeError(
                     f"weights named '{name}' are {self._open[line]._use} group '{line[0]}' by this worker already: "
@@ -71,8 +71,8 @@ class Scope:
     # -- life ---------------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
-        if self._pid != process.pid:
-            raise process.forked(repr(self), self._pid)
+        if not self._process.is_here:
+            raise self._process.forked(repr(self))
         if self._is_closed:
             raise ClosedError(f"{self!r} is closed")
 
@@ -81,7 +81,7 @@ class Scope:
         return self._bridge.run(self._close(), f"the end of {self!r}", abandonable=False)
 
     async def _close(self) -> None:
-        if self._pid != process.pid:
+        if not self._process.is_here:
             return
         if self._is_closed:
             await self._ended.async_wait()

@@ -20,6 +20,7 @@ from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async.errors import ConfigError, DeadlineExceeded, PeerLost
 from rlinf_async.weights.links.socket_link import Notice
 from rlinf_async.weights.waiting.execution import outlast
+from rlinf_async.weights.waiting.ownership import reset_in_children
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -48,6 +49,7 @@ class PipeMail:
     def __init__(self, pipe: Any) -> None:
         self._pipe = weakref.proxy(pipe)
         self._reset()
+        reset_in_children(self)
 
     def _reset(self) -> None:
         self.notices: dict[str, Notice] = {}
@@ -75,8 +77,6 @@ class PipeMail:
     def forget(cls) -> None:
         """In a forked process, without the threads that hold locks."""
         cls._finding = threading.Lock()
-        for mail in cls._all.values():
-            mail._reset()
 
     # -- writing ------------------------------------------------------------------------------------------------------
 

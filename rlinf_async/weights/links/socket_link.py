@@ -27,7 +27,8 @@ from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async._wire import local_socket
 from rlinf_async._wire.unix import Connection
 from rlinf_async.errors import AuthError, ConfigError, PeerLost, RLinfAsyncError, TransferFailed
-from rlinf_async.weights.links.weight_link import Link, Words
+from rlinf_async.weights.links.weight_link import Link, Words, no_match
+from rlinf_async.weights.waiting.ownership import OwnerProcess
 
 logger = own_logger(__name__)
 
@@ -185,12 +186,12 @@ class _Hub(LoopThread):
 
     def __init__(self) -> None:
         super().__init__("rlinf-weights")
-        self.pid = process.pid
+        self.process = OwnerProcess()
         self.sockets: set[_Sockets] = set()
 
     def call(self, callback: Callable[[], object]) -> None:
         """From any thread, and in a garbage collection: it takes no lock.  Does nothing in a forked process."""
-        if self.pid == process.pid:
+        if self.process.is_here:
             with contextlib.suppress(RuntimeError):  # the loop has ended, because all is closed
                 super().call(callback)
 
@@ -300,7 +301,7 @@ class _Sockets:
         if kind == _JOIN:
             name, mode = frames.unpack(part)
             if name != link.name:
-                link.label = f"{link._role}, which has a receiver of '{name}' and none of '{link.name}'"
+                link.label = link._role + no_match("has a receiver of", [name], link.name)
                 return
             link.mode = mode
             if self.listener is not None:
@@ -369,7 +370,7 @@ class _Sockets:
         if link is not None:
             link._order = threading.RLock()  # another thread may have held it
             link._sockets = link._finalizer = None
-            link.error = link.error or process.forked(f"the link to {link.label}", self.hub.pid)
+            link.error = link.error or self.hub.process.forked(f"the link to {link.label}")
 
 
 def _connect(notice: Notice) -> tuple[socket.socket, int]:

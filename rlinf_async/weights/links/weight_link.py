@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from rlinf_async._core.own_logger import own_logger
@@ -18,6 +19,15 @@ from rlinf_async.work import Work
 logger = own_logger(__name__)
 
 Words = list[Any]
+
+
+def no_match(what: str, names: Iterable[str], own: str) -> str:
+    """Return that the other side has weights of these names and none of this side's, to follow its label.
+
+    Args:
+        what: ``"sends weights of"``.
+    """
+    return f", which {what} {', '.join(map(repr, names))} and none of '{own}'"
 
 
 class Listener(Protocol):

@@ -9,12 +9,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
-from rlinf_async._core import process
 from rlinf_async._core.frames import node_of
 from rlinf_async._messaging.landing import give_up
 from rlinf_async._worker.context import require_client, require_exchange
 from rlinf_async.errors import ClosedError
-from rlinf_async.weights.links.weight_link import Link, Words
+from rlinf_async.weights.links.weight_link import Link, Words, no_match
+from rlinf_async.weights.waiting.ownership import OwnerProcess
 from rlinf_async.work import Work
 
 _NAMES_LINE: Final = "names of weights"
@@ -38,7 +38,7 @@ class _End:
         self.exchange = require_exchange()
         self.ids: list[bytes | None] = [secrets.token_bytes(8), None]
         self.works: dict[Work[Any], None] = {}
-        self.pid = process.pid
+        self.process = OwnerProcess()
         self._loop = require_client().loop
 
     def say(self, words: Words | None) -> None:
@@ -52,7 +52,7 @@ class _End:
 
     def drop(self) -> None:
         """The link is collected: leaves on the client's loop, because here all sorts of locks may be held."""
-        if self.pid == process.pid:
+        if self.process.is_here:
             with contextlib.suppress(RuntimeError):  # the run is over
                 self._loop.call_soon_threadsafe(self.leave)
 
@@ -90,7 +90,7 @@ class WorkerLink(Link):
         names = _names.get(self._here.member, set()).copy()
         if not names or self._name in names:
             return ""
-        return f", which has weights of {', '.join(map(repr, sorted(names)))} and none of '{self._name}'"
+        return no_match("has weights of", sorted(names), self._name)
 
     @property
     def label(self) -> str:
@@ -172,7 +172,7 @@ class WorkerLink(Link):
         return True
 
     def _end(self, error: Exception) -> None:
-        if self._here.pid == process.pid:  # in a forked one, a thread that is not there may have had the lock
+        if self._here.process.is_here:  # in a forked one, a thread that is not there may have had the lock
             super()._end(error)
 
     def _close(self) -> None:

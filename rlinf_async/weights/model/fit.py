@@ -14,10 +14,18 @@ from torch.nn.parameter import is_lazy
 
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights.model.copying import are_alike, are_contiguous, as_integers
-from rlinf_async.weights.model.manifest import Manifest, dtype_of, not_dense
+from rlinf_async.weights.model.manifest import Manifest, dtype_of
 from rlinf_async.weights.model.naming import Naming, advice
 from rlinf_async.weights.model.overlap import overlaps
-from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, Path, local_part, memory_of, name_of
+from rlinf_async.weights.model.param_tree import (
+    EXTRA_STATE,
+    ParamTree,
+    Path,
+    local_part,
+    memory_of,
+    name_of,
+    why_without_values,
+)
 from rlinf_async.weights.model.places import Part, Place, Places, Value
 from rlinf_async.weights.model.shards import ShardOption, Slice, is_sharded
 
@@ -98,7 +106,7 @@ class Fit:
         for path, index in names.items():
             leaf, found = leaves[index], places.tensors.get(path)
             # Of a leaf that goes as it is to one place that is judged with the place.
-            if (found is None or found[0].parts) and (why := _without_values(leaf, "in the weights")):
+            if (found is None or found[0].parts) and (why := why_without_values(leaf, "in the weights")):
                 yield f"{name_of(path)!r} {why}"
             elif found is not None:
                 try:
@@ -130,7 +138,7 @@ class Fit:
             return id(place.tensor) if id(place.tensor) in mapped else memory_of(place.tensor)
 
         self.ties: list[tuple[tuple[Place, int], tuple[Place, int]]] = []
-        others = [place for place in others if _without_values(place.tensor, "") is None]
+        others = [place for place in others if not why_without_values(place.tensor)]
         everything = (*tensors, *(place.tensor for place in others))
         addresses = set(map(torch.Tensor.data_ptr, everything)) if is_simple else ()
         by_memory: dict[Any, tuple[Place, int]] = {}
@@ -269,20 +277,9 @@ def _why_copied(pairs: Sequence[tuple[Place, int]], parts: Sequence[torch.Tensor
     return f"the tensors are on several devices, {', '.join(sorted(map(str, devices)))}" if len(devices) > 1 else ""
 
 
-def _without_values(tensor: torch.Tensor, where: str) -> str | None:
-    if is_lazy(tensor):
-        return f"is not initialised {where}: run the model once, which gives lazy layers their shapes"
-    if tensor.is_meta:
-        return f"is on the meta device {where} and has no memory: give it some, by to_empty() of its module"
-    if kind := not_dense(tensor):
-        return f"is {kind} {where}, and only dense tensors can be written: make it dense"
-    return None
-
-
 def _problem(target: torch.Tensor, source: torch.Tensor, *, maps: bool, strict: bool) -> str | None:
     """The reason why one cannot be written over the other, if there is one."""
-    why = _without_values(target, "in the destination") or _without_values(source, "in the weights")
-    if why is not None:
+    if why := why_without_values(target, "in the destination") or why_without_values(source, "in the weights"):
         return why
     if is_sharded(source) and not is_sharded(target):
         return "is a DTensor in the weights and none in the destination: send its full_tensor()"

@@ -14,7 +14,7 @@ import msgpack
 import torch
 
 from rlinf_async.errors import WeightMismatch
-from rlinf_async.weights.model.param_tree import ParamTree, Path, name_of
+from rlinf_async.weights.model.param_tree import ParamTree, Path, name_of, why_without_values
 
 TransportDtype: TypeAlias = torch.dtype | str | Callable[[str, torch.dtype], torch.dtype | str | None] | None
 
@@ -25,8 +25,6 @@ _FORMAT: Final = 1
 _STRINGS, _INTEGERS = frozenset({str}), frozenset({int})
 _DIGEST_SIZE: Final = 16
 _NAMED: Final = 5  # keys that an error names
-_DENSE: Final = {"quantized": "dequantize()", "nested": "to_padded_tensor()"}
-"""Methods that give dense tensors of other forms than sparse ones."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +77,8 @@ class Manifest:
         """
         rows = []
         for path, tensor in tree.tensors.items():
-            if kind := not_dense(tensor):
-                instead = f"send its {_DENSE.get(kind, 'to_dense()')} in its place, or leave it out by select="
-                raise WeightMismatch(f"{name_of(path)!r} is {kind}, and only dense tensors travel: {instead}")
-            if tensor.is_meta:
-                raise WeightMismatch(
-                    f"{name_of(path)!r} is on the meta device and has no values: give it some before it is synchronised"
-                )
+            if why := why_without_values(tensor):
+                raise WeightMismatch(f"{name_of(path)!r} {why}")
             dtype = dtype_name(tensor.dtype)
             rows.append((path, dtype, _transported(path, tensor.dtype, transport_dtype), tuple(tensor.shape)))
         return _laid_out(rows, tree.aliases)
@@ -173,13 +166,6 @@ class Manifest:
             begin = flat.storage_offset() + leaf.offset // flat.itemsize
             views[leaf.path] = flat.as_strided(leaf.shape, _row_major(leaf.shape), begin)  # the quickest way
         return views
-
-
-def not_dense(tensor: torch.Tensor) -> str:
-    """The form of a tensor that is not dense, in words; empty for a dense one."""
-    if tensor.is_quantized or tensor.is_nested:
-        return "quantized" if tensor.is_quantized else "nested"
-    return "" if tensor.layout is torch.strided else str(tensor.layout)
 
 
 @functools.cache  # asked for each leaf, several times, of which a model may have fifty thousand

@@ -19,6 +19,9 @@ Select: TypeAlias = Literal["all", "trainable"] | Callable[[str, Any], bool]
 
 EXTRA_STATE: Final = "_extra_state"  # the last part of the key under which torch stores what get_extra_state returns
 
+_DENSE: Final = {"quantized": "dequantize()", "nested": "to_padded_tensor()"}
+"""Methods that give dense tensors of other forms than sparse ones."""
+
 
 class ParamTree:
     """Tensors by path, in the order of their paths; tied tensors once.
@@ -209,10 +212,7 @@ def _plain(value: Any, path: Path) -> Any:
                 "Make it numpy.ascontiguousarray(array, dtype=numpy.float32), or another dtype of torch's"
             ) from None
     if isinstance(value, torch.Tensor) and is_lazy(value):
-        raise ValueError(
-            f"{name_of(path)!r} is not initialised and has no shape yet: run the model once before it is sent, which "
-            "gives lazy layers theirs"
-        )
+        raise ValueError(f"{name_of(path)!r} {why_without_values(value)}")
     return _unwrapped(value)
 
 
@@ -253,6 +253,34 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Itself; of a DTensor what this rank has of it."""
     part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part
+
+
+def why_without_values(tensor: torch.Tensor, where: str = "") -> str:
+    """Return why a tensor has no dense values to be sent or written, to follow its name; empty if it has them.
+
+    Args:
+        where: the side in words, ``"in the weights"``, where both are compared; empty for a source of weights.
+    """
+    if is_lazy(tensor):
+        if where:
+            return f"is not initialised {where}: run the model once, which gives lazy layers their shapes"
+        once = "run the model once before it is sent, which gives lazy layers theirs"
+        return f"is not initialised and has no shape yet: {once}"
+    if tensor.is_meta:
+        if where:
+            return f"is on the meta device {where} and has no memory: give it some, by to_empty() of its module"
+        return "is on the meta device and has no values: give it some before it is synchronised"
+    kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
+    if kind == str(torch.strided):
+        return ""
+    if where:
+        return f"is {kind} {where}, and only dense tensors can be written: make it dense"
+    instead = _DENSE.get(kind, "to_dense()")
+    return f"is {kind}, and only dense tensors travel: send its {instead} in its place, or leave it out by select="
+
+
+def has_extra_state(module: nn.Module) -> bool:
+    return type(module).get_extra_state is not nn.Module.get_extra_state
 
 
 def memory_of(tensor: torch.Tensor) -> Any:

@@ -15,6 +15,7 @@ from rlinf_async.weights.model.naming import Naming
 from rlinf_async.weights.model.param_tree import (
     EXTRA_STATE,
     Path,
+    has_extra_state,
     is_non_tensor,
     is_tensordict,
     key_path,
@@ -248,12 +249,9 @@ class Places:
             for name, tensor in owner.items():
                 if tensor is not None:
                     self._add(Place((*above, name), owner, name, tensor, parts))
-        kind = type(module)
-        if kind.set_extra_state is not nn.Module.set_extra_state:
-            has_state = kind.get_extra_state is not nn.Module.get_extra_state
-            self.values[(*above, EXTRA_STATE)] = Value(
-                module.get_extra_state if has_state else lambda: None, module.set_extra_state
-            )
+        if type(module).set_extra_state is not nn.Module.set_extra_state:
+            get = module.get_extra_state if has_extra_state(module) else lambda: None
+            self.values[(*above, EXTRA_STATE)] = Value(get, module.set_extra_state)
         for name, part in module._modules.items():
             if part is not None:
                 self.holders.append((module._modules, name, part))

@@ -18,9 +18,18 @@ from rlinf_async.weights.model.copying import copy_tensors
 from rlinf_async.weights.model.fit import are_equal
 from rlinf_async.weights.model.gather import gather_into
 from rlinf_async.weights.model.gather_calls import Call
-from rlinf_async.weights.model.manifest import Manifest, TransportDtype, dtype_of, not_dense
+from rlinf_async.weights.model.manifest import Manifest, TransportDtype, dtype_of
 from rlinf_async.weights.model.naming import UNCHANGED, Naming
-from rlinf_async.weights.model.param_tree import ParamTree, Path, Select, is_chosen, memory_of, name_of, path_of
+from rlinf_async.weights.model.param_tree import (
+    ParamTree,
+    Path,
+    Select,
+    is_chosen,
+    memory_of,
+    name_of,
+    path_of,
+    why_without_values,
+)
 from rlinf_async.weights.model.shards import is_sharded
 
 _dtype: Final = attrgetter("dtype")
@@ -242,8 +251,9 @@ def layout_of(source: Any, select: Select, naming: Naming) -> ParamTree:
     for path, tensor in items_of(source, select, naming):
         if path in found:
             raise WeightMismatch(f"a function of weights has yielded {name_of(path)!r} twice")
-        is_odd = bool(not_dense(tensor)) or tensor.is_meta  # the manifest refuses it by name
-        found[path] = tensor if is_odd else torch.empty([1] * tensor.dim(), dtype=tensor.dtype).expand(tensor.shape)
+        if not why_without_values(tensor):  # else the manifest refuses it by its name
+            tensor = torch.empty([1] * tensor.dim(), dtype=tensor.dtype).expand(tensor.shape)
+        found[path] = tensor
     return ParamTree(found)
 
 

@@ -17,7 +17,7 @@ from rlinf_async.weights.links.weight_link import Link
 from rlinf_async.weights.memory.slot import SlotWriter
 from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.manifest import Manifest
-from rlinf_async.weights.waiting.dropped import on_drop
+from rlinf_async.weights.waiting.ownership import on_drop
 from rlinf_async.work import Work
 
 logger = own_logger(__name__)

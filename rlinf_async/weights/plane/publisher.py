@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from rlinf_async._core import clock, process
+from rlinf_async._core import clock
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES
 from rlinf_async._recorder import recording
@@ -30,8 +30,8 @@ from rlinf_async.weights.plane.packing import Packing
 from rlinf_async.weights.plane.sync_handle import Delivery, Parcel, SyncHandle
 from rlinf_async.weights.state.sync_report import Ack, SyncReport
 from rlinf_async.weights.waiting.conditions import Changes
-from rlinf_async.weights.waiting.dropped import on_drop
 from rlinf_async.weights.waiting.execution import Aside
+from rlinf_async.weights.waiting.ownership import OwnerProcess, on_drop
 
 logger = own_logger(__name__)
 
@@ -94,7 +94,7 @@ class Publisher:
         behind: int = 0,
         gpus: Gpus = CUDA,
     ) -> None:
-        self._pid = process.pid
+        self._process = OwnerProcess()
         self._source = source
         self.model_id = model_id
         self._slots = slots if slots is not None else (3 if apply == "map" else 2)
@@ -491,8 +491,8 @@ class Publisher:
     # -- life ---------------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
-        if self._pid != process.pid:
-            raise process.forked(f"the sender of '{self.model_id}'", self._pid)
+        if not self._process.is_here:
+            raise self._process.forked(f"the sender of '{self.model_id}'")
         if self._is_closed:
             raise ClosedError(f"the publisher of '{self.model_id}' is closed")
 
@@ -505,7 +505,7 @@ class Publisher:
             reason: told to the receivers, where the sender has failed.
         """
         self._is_closed = True
-        for handle in list(self._handles.values()) if self._pid == process.pid else ():
+        for handle in list(self._handles.values()) if self._process.is_here else ():
             handle.give_up(ClosedError(f"the publisher of '{self.model_id}' is closed"))
         try:
             await self.aside.wait()
@@ -518,7 +518,7 @@ class Publisher:
         if packing is not None and packing.verifying is not None:
             packing.verifying.end()
         try:
-            if self._pid == process.pid:  # in a forked one, a thread that is not there may have had their lock
+            if self._process.is_here:  # in a forked one, a thread that is not there may have had their lock
                 self._outlets.close(reason)
                 self._changes.notify()  # whoever waits for receivers hears that it is closed
             if store is not None:  # nothing is packed there, or sent from there, any more

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from rlinf_async._core import clock, process
+from rlinf_async._core import clock
 from rlinf_async._core.failures import pack_error
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._messaging.state.relay_plan import TO_HOSTS
@@ -28,8 +28,8 @@ from rlinf_async.weights.plane.host_memory import HostMemory
 from rlinf_async.weights.state import words as say
 from rlinf_async.weights.state.versions import Versioned
 from rlinf_async.weights.waiting.conditions import Changes, Reading
-from rlinf_async.weights.waiting.dropped import on_drop
 from rlinf_async.weights.waiting.execution import ProcessEnds
+from rlinf_async.weights.waiting.ownership import OwnerProcess, on_drop
 
 logger = own_logger(__name__)
 
@@ -89,7 +89,7 @@ class Subscriber(Versioned):
     ) -> None:
         self.link = link
         self._listens = False
-        self._pid: int | None = None
+        self._process: OwnerProcess | None = None
         """The process that listens to the link, or to which weights have come as a message."""
         self._model_id = model_id
         self._maps = apply == "map"
@@ -250,6 +250,12 @@ class Subscriber(Versioned):
             sender = f"the sender of '{self._model_id}' ({self.link.label})"
             raise DeadlineExceeded(f"{sender} did not connect within {timeout:g} s")
 
+    async def begin(self, timeout: float | None) -> None:
+        """Connect, and wait until the first version is applied; the errors are those of both."""
+        begun = clock.monotonic()
+        await self.connect(timeout)
+        await self.wait_version(1, clock.rest(timeout, begun))
+
     async def receive(self, timeout: float | None = 0.001) -> bool:
         """Applies what has been published, if there is something.
 
@@ -271,7 +277,7 @@ class Subscriber(Versioned):
 
     def belongs_here(self) -> None:
         """Keep forked processes from using their copies."""
-        self._pid = self._pid or process.pid
+        self._process = self._process or OwnerProcess()
 
     def _listen(self) -> None:
         if self.link is not None and not self._listens:
@@ -492,8 +498,8 @@ class Subscriber(Versioned):
 
     def _check_process(self) -> None:
         """A forked one has no thread that reads the link, and another one may have been in the gate."""
-        if self._pid not in (None, process.pid):
-            raise process.forked(f"the receiver of '{self._model_id}'", self._pid)
+        if self._process is not None and not self._process.is_here:
+            raise self._process.forked(f"the receiver of '{self._model_id}'")
 
     async def close(self) -> None:
         """Gives back the link and the memory; once readers have left, mapped tensors get memory of their own.
@@ -505,7 +511,7 @@ class Subscriber(Versioned):
         self._is_closed = True
         async with contextlib.AsyncExitStack() as then:  # what is named last comes first
             then.callback(self._ended)
-            is_copy = self._pid not in (None, process.pid)
+            is_copy = self._process is not None and not self._process.is_here
             then.push_async_callback(self._applying.close, is_copy=is_copy)  # behind what is copied
             then.push_async_callback(self._end_host)
             if self.link is not None:
@@ -515,7 +521,7 @@ class Subscriber(Versioned):
     async def _end_serving(self) -> None:
         """Cancels the task, and waits for its end, unless its loop does not run: that would be for ever."""
         serving = self._serving
-        if serving is None or self._pid != process.pid:
+        if serving is None or self._process is None or not self._process.is_here:
             return
         loop = serving.get_loop()
         if loop is asyncio.get_running_loop():

@@ -303,7 +303,7 @@ class WeightReceiver(Versioned):
         """
         self._check_open()
         if isinstance(self._transport, LinkTransport):
-            return self._bridge.run(self._watched(_begin(self._standing, timeout)), "the sender")
+            return self._bridge.run(self._watched(self._standing.begin(timeout)), "the sender")
         return at_once()
 
     async def _watched(self, waiting: Coroutine[Any, Any, None]) -> None:
@@ -384,12 +384,6 @@ class WeightReceiver(Versioned):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._forget()
-
-
-async def _begin(subscriber: Subscriber, timeout: float | None) -> None:
-    begun = clock.monotonic()
-    await subscriber.connect(timeout)
-    await subscriber.wait_version(1, clock.rest(timeout, begun))
 
 
 async def _close(*ends: Any) -> None:

@@ -8,7 +8,15 @@ from typing import Any, Literal
 from torch import nn
 
 from rlinf_async.weights.links.socket_link import Notice
-from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, Path, is_tensordict, key_path, path_of
+from rlinf_async.weights.model.param_tree import (
+    EXTRA_STATE,
+    ParamTree,
+    Path,
+    has_extra_state,
+    is_tensordict,
+    key_path,
+    path_of,
+)
 from rlinf_async.weights.model.writing import plan_update
 
 
@@ -127,7 +135,7 @@ def _extra_states(module: nn.Module) -> dict[Path, Any]:
     return {
         (*(path_of(name) if name else ()), EXTRA_STATE): part.get_extra_state()
         for name, part in parts
-        if type(part).get_extra_state is not nn.Module.get_extra_state
+        if has_extra_state(part)
     }
 
 

@@ -10,6 +10,7 @@ from rlinf_async._core.own_logger import own_logger
 from rlinf_async.errors import DeadlineExceeded, PeerLost, RemoteError, RLinfAsyncError, WrongAcknowledgement
 from rlinf_async.weights.links.pipe_mail import UPDATE, PipeMail
 from rlinf_async.weights.links.socket_link import OWN, Notice, SocketLink
+from rlinf_async.weights.links.weight_link import no_match
 from rlinf_async.weights.transports.calls import detached
 from rlinf_async.weights.transports.transport import LinkTransport
 from rlinf_async.weights.waiting.execution import Bridge
@@ -207,8 +208,7 @@ class MPTransport(LinkTransport):
             except PeerLost as error:
                 logger.info("a notice is passed over: %s", error)
         elif self._mail.notices:
-            names = ", ".join(f"'{name}'" for name in self._mail.notices)
-            link.label = f"the other end of the pipe, which sends weights of {names} and none of '{link.name}'"
+            link.label = "the other end of the pipe" + no_match("sends weights of", self._mail.notices, link.name)
 
     def _name_others(self) -> None:
         """Tells senders of other models, once each, for whose weights this one looks in vain."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import os
 import selectors
 import threading
 import weakref
@@ -16,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 from rlinf_async._client.tasks import Task, Tasks
 from rlinf_async.errors import ClosedError
+from rlinf_async.weights.waiting.ownership import OwnerProcess, reset_in_children
 from rlinf_async.work import Work
 
 
@@ -31,6 +31,10 @@ class Bridge:
 
     def __init__(self) -> None:
         self._tasks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Tasks] = weakref.WeakKeyDictionary()
+        self._reset()
+        reset_in_children(self)
+
+    def _reset(self) -> None:
         self._blocking = _Blocking()
 
     def run(self, coroutine: Coroutine[Any, Any, Any], what: str, *, abandonable: bool = True) -> Any:
@@ -60,13 +64,11 @@ class Bridge:
             return runner.run(coroutine)
 
     def _block(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        if self._blocking.pid != os.getpid():  # forked: another thread may have had the lock, and the loop is a copy
-            self._blocking = _Blocking()
         blocking = self._blocking
         with blocking.lock:
             if blocking.runner is None:
                 blocking.runner = asyncio.Runner(loop_factory=_new_loop)
-                weakref.finalize(self, _close, blocking.runner, blocking.pid)
+                weakref.finalize(self, _close, blocking.runner, OwnerProcess())
             return blocking.runner.run(coroutine, context=contextvars.copy_context())
 
     def release(self) -> None:
@@ -75,7 +77,7 @@ class Bridge:
         if blocking.lock.acquire(blocking=False):
             try:
                 if blocking.runner is not None:
-                    _close(blocking.runner, blocking.pid)
+                    _close(blocking.runner, OwnerProcess())
                     blocking.runner = None
             finally:
                 blocking.lock.release()
@@ -85,7 +87,6 @@ class _Blocking:
     """What one process blocks with."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.lock = threading.Lock()
         self.runner: asyncio.Runner | None = None
 
@@ -106,10 +107,10 @@ def _on(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]
     return call
 
 
-def _close(runner: asyncio.Runner, pid: int) -> None:
+def _close(runner: asyncio.Runner, process: OwnerProcess) -> None:
     with contextlib.suppress(RuntimeError):  # it is closed already
         # Where a loop runs nothing can be awaited by blocking; in a forked process its tasks are the parent's.
-        if pid == os.getpid() and running_loop() is None:
+        if process.is_here and running_loop() is None:
             runner.close()
         elif not (loop := runner.get_loop()).is_running():
             loop.close()
@@ -191,10 +192,13 @@ class Aside:
 
     def __init__(self, label: str) -> None:
         self.label = label
-        self._pid = os.getpid()
+        self._is_closed = False
+        self._reset()
+        reset_in_children(self)
+
+    def _reset(self) -> None:
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
-        self._is_closed = False
 
     async def do(self, function: Callable[..., T], *args: Any, nbytes: int | None) -> T:
         """Calls a function, in the thread if it copies so much that the loop should go on meanwhile.
@@ -210,7 +214,7 @@ class Aside:
         """
         if nbytes is not None and nbytes <= _AT_ONCE:
             return function(*args)
-        with self._locked():  # whoever closes it closes it behind this
+        with self._lock:  # whoever closes it closes it behind this
             try:
                 future = asyncio.get_running_loop().run_in_executor(self._thread(), function, *args)
             except RuntimeError as error:
@@ -219,7 +223,7 @@ class Aside:
 
     async def wait(self) -> None:
         """Waits for the end of what is being done and what is to be done."""
-        with self._locked():
+        with self._lock:
             executor = self._executor
             last = None if executor is None else executor.submit(_nothing)
         if last is not None:
@@ -234,7 +238,7 @@ class Aside:
         if nbytes is not None and nbytes <= _AT_ONCE:
             function(*args)
             return
-        with self._locked():
+        with self._lock:
             if not self._is_closed:
                 self._thread().submit(function, *args)
 
@@ -245,11 +249,6 @@ class Aside:
         finally:
             self.close()
 
-    def _locked(self) -> threading.Lock:
-        if self._pid != os.getpid():  # forked: the thread is the parent's, and so is whoever had the lock
-            self._pid, self._lock, self._executor = os.getpid(), threading.Lock(), None
-        return self._lock
-
     def _thread(self) -> ThreadPoolExecutor:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix=self.label)
@@ -257,7 +256,7 @@ class Aside:
 
     def close(self) -> None:
         """Waits for the end of what is being done."""
-        with self._locked():
+        with self._lock:
             executor, self._executor, self._is_closed = self._executor, None, True
         if executor is not None:
             executor.shutdown()
