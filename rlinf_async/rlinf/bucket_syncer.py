@@ -14,7 +14,7 @@ from rlinf_async.rlinf.buckets import IncomingBuckets, Marked, buckets_in_call
 from rlinf_async.rlinf.sending import Sending
 from rlinf_async.rlinf.syncer import Recv, Send, WeightSyncer, in_thread
 from rlinf_async.rlinf.syncer_options import device_of, precision_of
-from rlinf_async.weights.model.gather_calls import Call
+from rlinf_async.weights.model.gather_calls import GatherCall
 from rlinf_async.weights.model.param_tree import ParamTree, is_tensordict, name_of, path_of
 from rlinf_async.weights.model.places import Places
 from rlinf_async.weights.model.writing import in_turn, plan_update
@@ -82,7 +82,9 @@ class BucketWeightSyncer(WeightSyncer):
         self._check_rank(tree, call)
         return self._buckets(tree, version, call)
 
-    def _buckets(self, tree: ParamTree, version: int | torch.Tensor, call: Call) -> Iterator[dict[str, torch.Tensor]]:
+    def _buckets(
+        self, tree: ParamTree, version: int | torch.Tensor, call: GatherCall
+    ) -> Iterator[dict[str, torch.Tensor]]:
         return buckets_in_call(
             call,
             self._named(tree).items(),
@@ -108,7 +110,7 @@ class BucketWeightSyncer(WeightSyncer):
         if version > _LARGEST:
             raise ValueError(f"a bucket syncer's version= is at most {_LARGEST}; got {version}")
 
-    def _produce(self, tree: ParamTree, sending: Sending, call: Call) -> Iterator[dict[str, torch.Tensor]]:
+    def _produce(self, tree: ParamTree, sending: Sending, call: GatherCall) -> Iterator[dict[str, torch.Tensor]]:
         for number, bucket in enumerate(self._buckets(tree, sending.version, call)):
             yield Marked(bucket, (sending, number))
 

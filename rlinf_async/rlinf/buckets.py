@@ -11,12 +11,12 @@ from rlinf_async.errors import StaleVersion, WeightMismatch
 from rlinf_async.rlinf.sending import Arrivals, Sending
 from rlinf_async.rlinf.syncer_options import device_of
 from rlinf_async.weights.model.gather import gather_buckets
-from rlinf_async.weights.model.gather_calls import Call, Calls
+from rlinf_async.weights.model.gather_calls import GatherCall, GatherCalls
 from rlinf_async.weights.model.param_tree import ParamTree, Path
 
 TOTAL_BUCKETS: Final = "total_buckets"
 SYNCER_VERSION: Final = "syncer_version"
-_calls: Final = Calls()
+_calls: Final = GatherCalls()
 """Of ``iter_named_tensor_buckets``; a syncer counts its own."""
 
 
@@ -60,7 +60,7 @@ def iter_named_tensor_buckets(
 
 
 def buckets_in_call(
-    call: Call,
+    call: GatherCall,
     items: Iterable[tuple[str, torch.Tensor]],
     version: int | torch.Tensor,
     bucket_size: int,

@@ -19,7 +19,7 @@ from rlinf_async.rlinf.syncer_options import device_of
 from rlinf_async.weights.model.delta import GPU_PIECE, PIECE, Delta, encode
 from rlinf_async.weights.model.fit import Fit
 from rlinf_async.weights.model.gather import gather_into
-from rlinf_async.weights.model.gather_calls import Call
+from rlinf_async.weights.model.gather_calls import GatherCall
 from rlinf_async.weights.model.leaf_memory import LeafMemory
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import ParamTree, name_of, path_of
@@ -151,7 +151,7 @@ class PatchWeightSyncer(WeightSyncer):
         assert manifest is not None
         manifest.check(Manifest.of(tree, lambda name, dtype: manifest.by_path[path_of(name)].transport_dtype))
 
-    def _produce(self, tree: ParamTree, sending: Sending, call: Call) -> Iterator[Any]:
+    def _produce(self, tree: ParamTree, sending: Sending, call: GatherCall) -> Iterator[Any]:
         self._is_requested = False  # before the base: a request from here on is for the version after this
         manifest, base = self._manifest, self._base
         assert manifest is not None
@@ -291,7 +291,9 @@ def _as_leaves(fit: Fit, manifest: Manifest) -> tuple[list[torch.Tensor], list[t
     return [leaves[index] for index in sorted(leaves)], others
 
 
-def _packed(manifest: Manifest, tree: ParamTree, device: torch.device, is_sender: bool, call: Call) -> torch.Tensor:
+def _packed(
+    manifest: Manifest, tree: ParamTree, device: torch.device, is_sender: bool, call: GatherCall
+) -> torch.Tensor:
     """A region with the tree's tensors; collective if some are sharded."""
     region = torch.zeros(manifest.nbytes if is_sender else 0, dtype=torch.uint8, device=device)
     gather_into(manifest.views(region) if is_sender else {}, tree, call)

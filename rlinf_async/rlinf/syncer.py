@@ -16,7 +16,7 @@ from rlinf_async.errors import ConfigError, WeightMismatch
 from rlinf_async.rlinf.sending import Sending
 from rlinf_async.rlinf.syncer_options import read_syncer
 from rlinf_async.weights.model.gather import gathers_here
-from rlinf_async.weights.model.gather_calls import Call, Calls
+from rlinf_async.weights.model.gather_calls import GatherCall, GatherCalls
 from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, name_of
 from rlinf_async.weights.model.shards import is_sharded
 from rlinf_async.weights.waiting.execution import outlast
@@ -55,7 +55,7 @@ class WeightSyncer:
         self._sends, self._gathers = True, False  # what this rank does with the version that is under way
         self._is_under_way = self._is_applying = False
         self._latest = Sending.none_yet()  # the last one that a receiver may have heard of
-        self._calls = Calls()
+        self._calls = GatherCalls()
 
     @staticmethod
     def create(config: Any) -> WeightSyncer:
@@ -165,7 +165,7 @@ class WeightSyncer:
     def sender_initialized(self) -> bool:
         return self._sender_initialized
 
-    def _produce(self, tree: ParamTree, sending: Sending, call: Call) -> Iterator[Any]:
+    def _produce(self, tree: ParamTree, sending: Sending, call: GatherCall) -> Iterator[Any]:
         """The messages of one sending, each made when it is asked for, in a thread.
 
         Args:
@@ -184,7 +184,7 @@ class WeightSyncer:
             WeightMismatch: the tensors are no more those that were agreed on.
         """
 
-    def _begin_anew(self, names: Collection[str] | None, is_sender: bool | None) -> Call:
+    def _begin_anew(self, names: Collection[str] | None, is_sender: bool | None) -> GatherCall:
         call = self._calls.next()
         if self._is_under_way:
             raise RuntimeError("a version is on its way: await its sync(), or deliver() what was staged")
@@ -211,13 +211,13 @@ class WeightSyncer:
         self._latest = sending
         return self._produce(tree, self._latest, call)
 
-    def _checked(self, state_dict: Mapping[str, Any], version: int, call: Call) -> ParamTree:
+    def _checked(self, state_dict: Mapping[str, Any], version: int, call: GatherCall) -> ParamTree:
         tree = self._select(state_dict, self._names)
         self._check_rank(tree, call)
         self._check(tree, version)
         return tree
 
-    def _check_rank(self, tree: ParamTree, call: Call) -> None:
+    def _check_rank(self, tree: ParamTree, call: GatherCall) -> None:
         """Decides whether this rank sends; sharded weights are gathered on rank 0 of torch.distributed.
 
         Raises:

@@ -16,15 +16,15 @@ from rlinf_async._core import clock
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._worker.context import require_exchange
 from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost
-from rlinf_async.weights.links.weight_link import Words
+from rlinf_async.weights.links.weight_link import LinkMessage
 from rlinf_async.weights.links.worker_link import WorkerLink
 from rlinf_async.weights.plane.publisher import Publisher
-from rlinf_async.weights.state import words as say
-from rlinf_async.weights.waiting.conditions import Changes
+from rlinf_async.weights.state import messages
+from rlinf_async.weights.waiting.conditions import ConditionVar
 from rlinf_async.work import Work
 
 
-class _Line(WorkerLink):
+class _FollowerLink(WorkerLink):
     """A link to a worker that may follow.  It hears the JOIN itself; from then on the publisher listens."""
 
     def __init__(self, followers: Followers, group: str, rank: int, name: str) -> None:
@@ -33,11 +33,11 @@ class _Line(WorkerLink):
         self._followers = followers
         super().__init__(group, rank, name)
 
-    def hear(self, words: Words) -> None:
-        if words == [say.JOIN]:
+    def on_message(self, words: LinkMessage) -> None:
+        if words == [messages.JOIN]:
             self._followers._joined(self)
 
-    def hear_end(self, error: Exception) -> None:
+    def on_end(self, error: Exception) -> None:
         """Heard in ``_end``, whoever listens."""
 
     def _end(self, error: Exception) -> None:
@@ -62,14 +62,14 @@ class Followers:
         self._patience = patience
         self._exchange = require_exchange()
         self._lock = threading.Lock()
-        self._lines: dict[str, _Line | None] = {}
+        self._lines: dict[str, _FollowerLink | None] = {}
         """By their workers' names; None: it is being made."""
         self._sizes: dict[str, int | None] = dict.fromkeys(groups)
         self._met: set[str] = set()
         """Ranks that have followed once."""
         self._failures: dict[str, Exception] = {}
         """Not told yet: why a group was not found, by its name; how a rank has ended, by its own."""
-        self._changes = Changes(name)
+        self._changes = ConditionVar(name)
         self._is_closed = False
         self._forget_introductions = self._exchange.watch_introductions(self._introduced)
         for group in self._sizes:
@@ -110,7 +110,7 @@ class Followers:
                 return
             self._lines[worker] = None
         # Not under the lock: a word that has come is heard by now in the thread that reads it, and asks for the lock.
-        line = _Line(self, group, rank, self._name)
+        line = _FollowerLink(self, group, rank, self._name)
         with self._lock:
             self._lines[worker] = line
             is_closed = self._is_closed
@@ -121,7 +121,7 @@ class Followers:
         else:
             line.listen(line)
 
-    def _joined(self, line: _Line) -> None:
+    def _joined(self, line: _FollowerLink) -> None:
         line.has_joined = True
         try:
             self._publisher.add(line.worker, line)
@@ -132,7 +132,7 @@ class Followers:
             self._find(line.group)
         self._changes.notify()
 
-    def _ended(self, line: _Line, error: Exception) -> None:
+    def _ended(self, line: _FollowerLink, error: Exception) -> None:
         """The worker has left, or has ended, and then one of its name may be there already."""
         with self._lock:
             if self._is_closed or self._lines.get(line.worker) is not line:

@@ -13,7 +13,7 @@ from rlinf_async.weights.links.worker_link import WorkerLink
 from rlinf_async.weights.plane.subscriber import Subscriber
 from rlinf_async.weights.schemes.sync_options import SyncOptions
 from rlinf_async.weights.scope import Scope
-from rlinf_async.weights.state import words as say
+from rlinf_async.weights.state import messages
 from rlinf_async.weights.state.versions import Versioned
 from rlinf_async.weights.waiting.conditions import Reading
 from rlinf_async.weights.waiting.execution import check_seconds, outlast
@@ -98,7 +98,7 @@ class Following(Versioned, Scope):
 
     async def _meet(self) -> None:
         await self._link.opened.async_wait()
-        self._link.send([say.JOIN])
+        self._link.send([messages.JOIN])
         try:
             await self._subscriber.begin(None)
         except Exception:
@@ -157,12 +157,12 @@ class Following(Versioned, Scope):
 
     async def _end(self) -> None:
         try:
-            await outlast(self._tasks.run(self._let_go(), f"the end of {self!r}", abandonable=False))
+            await outlast(self._tasks.run(self._close_subscriber(), f"the end of {self!r}", abandonable=False))
         finally:
             self._thread.stop()
             self._tasks.loop_ended()
 
-    async def _let_go(self) -> None:
+    async def _close_subscriber(self) -> None:
         self._tasks.start_no_more()  # of a thread that has seen this open: it would not end once the loop has stopped
         await self._tasks.settle()
         await self._subscriber.close()

@@ -13,7 +13,7 @@ from rlinf_async._worker import context
 from rlinf_async.errors import ClosedError, NodeLost
 from rlinf_async.weights.followers import Followers
 from rlinf_async.weights.model.gather import gathers_here
-from rlinf_async.weights.model.gather_calls import Call
+from rlinf_async.weights.model.gather_calls import GatherCall
 from rlinf_async.weights.model.param_tree import ParamTree
 from rlinf_async.weights.model.source import exhaust, is_streamed
 from rlinf_async.weights.plane.publisher import Publisher
@@ -102,7 +102,7 @@ class Publication(Scope):
         identity = context.identity
         sends = gathers_here() if self._is_sharded else identity is not None and identity.info.rank == 0
         make = functools.partial(Publisher, model, model_id=name, **options.for_publisher())
-        self._sending = Sends(self._bridge, make)
+        self._sending = Sends(self._adapter, make)
         if sends:
             self._followers = Followers(self._sending.publisher, name, groups, self._patience)
 
@@ -143,7 +143,7 @@ class Publication(Scope):
         begin = functools.partial(self._send, call, weights, version=version, timeout=timeout)
         return self._sending.turns.run(begin, f"a send of '{self._name}'")
 
-    async def _send(self, call: Call, weights: Any = None, *, version: int | None = None, **options: Any) -> int:
+    async def _send(self, call: GatherCall, weights: Any = None, *, version: int | None = None, **options: Any) -> int:
         self._check_open()
         if self._sends_ahead:
             self._sending.tell_earlier()
@@ -155,7 +155,9 @@ class Publication(Scope):
             number = next_version(self._counted, version)
             if self._streamed is not None and weights is None:
                 # Rank 0 iterates twice for the first version: to learn what there is, and to pack it.
-                await self._sending.publisher.aside.do(exhaust, self._streamed, 1 if self._counted else 2, nbytes=None)
+                await self._sending.publisher.worker_thread.do(
+                    exhaust, self._streamed, 1 if self._counted else 2, nbytes=None
+                )
             self._counted = number
             return number
         is_first = self._sending.last is None
@@ -199,7 +201,7 @@ class Publication(Scope):
             DeadlineExceeded, PeerLost, Exception: as ``send``; the notes name the followers that lack the version.
         """
         check_seconds(timeout)
-        return self._bridge.run(self._delivered(timeout), f"the delivery of {self!r}")
+        return self._adapter.run(self._delivered(timeout), f"the delivery of {self!r}")
 
     async def _delivered(self, timeout: float | None) -> SyncReport:
         self._check_open()

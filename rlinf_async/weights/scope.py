@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Self
 
 from rlinf_async._worker.context import require_exchange
 from rlinf_async.errors import ClosedError
-from rlinf_async.weights.waiting.execution import Bridge, outlast
+from rlinf_async.weights.waiting.execution import SyncAdapter, outlast
 from rlinf_async.weights.waiting.ownership import OwnerProcess
 from rlinf_async.work import Work
 
@@ -42,7 +42,7 @@ class Scope:
         self._failure = ""
         """The error by which it is left, in words."""
         self._ended: Work[None] = Work()
-        self._bridge = Bridge()
+        self._adapter = SyncAdapter()
         self._lines = dict.fromkeys(((group, name) for group in groups), self)
         # Two links to one worker on a line of one name would each take words that are meant for the other, and drop
         # them: tests/weights/test_publish.py::test_a_name_is_in_use_once_at_a_time_with_each_group
@@ -78,7 +78,7 @@ class Scope:
 
     def close(self) -> Any:
         """Ends it; the other side keeps the version that it has.  Idempotent; in a coroutine a ``Work``."""
-        return self._bridge.run(self._close(), f"the end of {self!r}", abandonable=False)
+        return self._adapter.run(self._close(), f"the end of {self!r}", abandonable=False)
 
     async def _close(self) -> None:
         if not self._process.is_here:
@@ -126,11 +126,11 @@ class Scope:
     def __enter__(self) -> Self:
         if running_loop() is not None:
             raise RuntimeError(f"`with` would block the loop that runs here: `async with` {self!r}")
-        self._bridge.run(self.__aenter__(), f"the beginning of {self!r}")
+        self._adapter.run(self.__aenter__(), f"the beginning of {self!r}")
         return self
 
     def __exit__(self, *exc_info: Any) -> None:
         try:
-            self._bridge.run(self.__aexit__(*exc_info), f"the end of {self!r}")
+            self._adapter.run(self.__aexit__(*exc_info), f"the end of {self!r}")
         finally:
-            self._bridge.release()
+            self._adapter.release()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rlinf_async.errors import PeerLost
-from rlinf_async.weights.links.weight_link import Link, Words
+from rlinf_async.weights.links.weight_link import LinkMessage, WeightLink
 
 
-class LocalLink(Link):
+class LocalLink(WeightLink):
     """One end; ``pair`` makes both.  A word is heard in the thread that says it."""
 
     is_here = True
@@ -23,7 +23,7 @@ class LocalLink(Link):
         to_receiver._other, to_sender._other = to_sender, to_receiver
         return to_receiver, to_sender
 
-    def _send(self, words: Words) -> None:
+    def _send(self, words: LinkMessage) -> None:
         other = self._other
         if other is None:  # another thread has closed this one since it was seen to be whole
             raise self._told()

@@ -27,7 +27,7 @@ from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async._wire import local_socket
 from rlinf_async._wire.unix import Connection
 from rlinf_async.errors import AuthError, ConfigError, PeerLost, RLinfAsyncError, TransferFailed
-from rlinf_async.weights.links.weight_link import Link, Words, no_match
+from rlinf_async.weights.links.weight_link import LinkMessage, WeightLink, no_match
 from rlinf_async.weights.waiting.ownership import OwnerProcess
 
 logger = own_logger(__name__)
@@ -74,7 +74,7 @@ class Notice:
                 sock.send(frames.pack([frames.HELLO, 0, _JOIN, frames.pack([model_id, OWN])]))
 
 
-class SocketLink(Link):
+class SocketLink(WeightLink):
     """One end.  A forked process has copies of it that have ended.
 
     Args:
@@ -147,12 +147,12 @@ class SocketLink(Link):
         self._finalizer.atexit = False
         return sockets
 
-    def _send(self, words: Words) -> None:
+    def _send(self, words: LinkMessage) -> None:
         if not self.is_joined:
             raise TransferFailed(f"{self.label} has not joined the link")
         self._say(words, _WORDS)
 
-    def _say(self, words: Words, kind: int) -> None:
+    def _say(self, words: LinkMessage, kind: int) -> None:
         connection = None if self._sockets is None else self._sockets.connection
         assert connection is not None
         if connection.queued_bytes > MAX_WAITING_BYTES and kind == _WORDS:

@@ -18,7 +18,7 @@ from rlinf_async.work import Work
 
 logger = own_logger(__name__)
 
-Words = list[Any]
+LinkMessage = list[Any]
 
 
 def no_match(what: str, names: Iterable[str], own: str) -> str:
@@ -30,16 +30,16 @@ def no_match(what: str, names: Iterable[str], own: str) -> str:
     return f", which {what} {', '.join(map(repr, names))} and none of '{own}'"
 
 
-class Listener(Protocol):
+class LinkListener(Protocol):
     """Who hears a link, one word at a time, in whatever thread reads it.  Raises nothing: that would end the link."""
 
-    def hear(self, words: Words) -> None: ...
+    def on_message(self, words: LinkMessage) -> None: ...
 
-    def hear_end(self, error: Exception) -> None:
+    def on_end(self, error: Exception) -> None:
         """Nothing more will come."""
 
 
-class Link:
+class WeightLink:
     """One end of the way between a sender and a receiver.
 
     Args:
@@ -63,27 +63,27 @@ class Link:
         self.label = label
         self.opened: Work[None] = Work()
         self.error: Exception | None = None
-        self._listener: Listener | None = None
-        self._kept: deque[Words] = deque()
+        self._listener: LinkListener | None = None
+        self._kept: deque[LinkMessage] = deque()
         self._order = threading.RLock()
         """Held while a word is heard: they are heard in the order in which they came."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} to {self.label} [{'ended' if self.error else 'open'}]>"
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: LinkListener) -> None:
         """From now on this one hears what arrives, and first what has arrived already."""
         is_heard = True
         with self._order:
             self._listener, ended = listener, self.error
             while self._kept:
-                is_heard = self._say_to(listener, self._kept.popleft())
+                is_heard = self._deliver(listener, self._kept.popleft())
             if ended is not None:
-                self._say_end(listener, ended)
+                self._deliver_end(listener, ended)
         if not is_heard:
             self._close()
 
-    def send(self, words: Words) -> None:
+    def send(self, words: LinkMessage) -> None:
         """Sends a word; what becomes of it is not known.
 
         Raises:
@@ -115,13 +115,13 @@ class Link:
 
     # -- what each kind of link does ----------------------------------------------------------------------------
 
-    def _send(self, words: Words) -> None:
+    def _send(self, words: LinkMessage) -> None:
         raise NotImplementedError
 
     def _close(self) -> None:
         raise NotImplementedError
 
-    def _arrive(self, words: Words) -> None:
+    def _arrive(self, words: LinkMessage) -> None:
         """A word has come."""
         with self._order:
             if self.error is not None:
@@ -129,14 +129,14 @@ class Link:
             if self._listener is None:
                 self._kept.append(words)
                 return
-            is_heard = self._say_to(self._listener, words)
+            is_heard = self._deliver(self._listener, words)
         if not is_heard:
             self._close()
 
-    def _say_to(self, listener: Listener, words: Words) -> bool:
+    def _deliver(self, listener: LinkListener, words: LinkMessage) -> bool:
         """Whether it has been heard.  What goes wrong there ends the link: nobody is to wait for more on this one."""
         try:
-            listener.hear(words)
+            listener.on_message(words)
         except Exception as error:
             logger.exception("what %s says could not be heard, and the link is given up", self.label)
             self._kept.clear()
@@ -144,9 +144,9 @@ class Link:
             return False
         return True
 
-    def _say_end(self, listener: Listener, error: Exception) -> None:
+    def _deliver_end(self, listener: LinkListener, error: Exception) -> None:
         try:
-            listener.hear_end(error)
+            listener.on_end(error)
         except Exception:
             logger.exception("the end of the link to %s could not be heard", self.label)
 
@@ -158,7 +158,7 @@ class Link:
             self.error = error
             if self._listener is not None:
                 self._kept.clear()
-                self._say_end(self._listener, error)
+                self._deliver_end(self._listener, error)
 
     def _told(self) -> Exception:
         """The error, for one who is to raise it."""

@@ -13,7 +13,7 @@ from rlinf_async._core.frames import node_of
 from rlinf_async._messaging.landing import give_up
 from rlinf_async._worker.context import require_client, require_exchange
 from rlinf_async.errors import ClosedError
-from rlinf_async.weights.links.weight_link import Link, Words, no_match
+from rlinf_async.weights.links.weight_link import LinkMessage, WeightLink, no_match
 from rlinf_async.weights.waiting.ownership import OwnerProcess
 from rlinf_async.work import Work
 
@@ -24,7 +24,7 @@ _names: dict[tuple[str, int], set[str]] = {}
 """Names of the links that other workers have, or have had, to this one; for errors."""
 
 
-class _End:
+class LinkEnd:
     """One end of a link, without the link: what has begun there, and what the other worker is told.
 
     Attributes:
@@ -41,7 +41,7 @@ class _End:
         self.process = OwnerProcess()
         self._loop = require_client().loop
 
-    def say(self, words: Words | None) -> None:
+    def say(self, words: LinkMessage | None) -> None:
         self.exchange.send((*self.ids, words), *self.member, None, None, None, self.line)
 
     def leave(self) -> None:
@@ -57,7 +57,7 @@ class _End:
                 self._loop.call_soon_threadsafe(self.leave)
 
 
-class WorkerLink(Link):
+class WorkerLink(WeightLink):
     """Ends with the framework's word, ``WorkerDied`` for one, when the other worker ends.
 
     Every word says which link it comes from, and which one of the other side it is for, once that is known: what was
@@ -74,7 +74,7 @@ class WorkerLink(Link):
 
     def __init__(self, group: str, rank: int, name: str) -> None:
         self._name = name
-        self._here = here = _End(group, rank, name)
+        self._here = here = LinkEnd(group, rank, name)
         super().__init__(f"rank {rank} of group '{group}'")
         self.address = [group, rank]
         self._finalizer = weakref.finalize(self, here.drop)
@@ -110,7 +110,7 @@ class WorkerLink(Link):
         self.node = None if node == node_of(require_client().endpoint) else node
         self.opened._settle()
 
-    def _send(self, words: Words) -> None:
+    def _send(self, words: LinkMessage) -> None:
         self._here.say(words)
 
     def send_tensor(self, tensor: Any, line: int, receiver: Any = None) -> Work[None]:

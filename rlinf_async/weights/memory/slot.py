@@ -232,7 +232,7 @@ class SlotWriter(Slot):
     def __init__(self, manifest: Manifest, layout: SlotLayout, label: str = "weights") -> None:
         self._label = label
         self._header = SlotHeader(manifest.digest)
-        self._uses: list[None] = []  # one for each ``hold``: to append and to pop takes no lock
+        self._uses: list[None] = []  # one for each ``pin``: to append and to pop takes no lock
         self.name_on_gpu: list[Any] | None = None
         fd = allocate_segment(layout.head, f"rlinf-{label}"[:200])
         try:
@@ -281,22 +281,22 @@ class SlotWriter(Slot):
     def extra(self) -> bytes:
         return bytes(self._extra(self._header.extra))
 
-    def hold(self) -> None:
-        """It is being sent from: no other version comes into it until ``let_go``."""
+    def pin(self) -> None:
+        """It is being sent from: no other version comes into it until ``unpin``."""
         self._uses.append(None)
 
-    def let_go(self) -> None:
+    def unpin(self) -> None:
         self._uses.pop()
 
     @property
-    def is_held(self) -> bool:
+    def is_pinned(self) -> bool:
         return bool(self._uses)
 
-    def claim(self) -> bool:
-        """Keeps readers out until ``give_back``.  False while it is leased."""
+    def lock(self) -> bool:
+        """Keeps readers out until ``unlock``.  False while it is leased."""
         return lock(self._fd, fcntl.F_WRLCK)
 
-    def give_back(self) -> None:
+    def unlock(self) -> None:
         lock(self._fd, fcntl.F_UNLCK)
 
     def begin(self) -> None:

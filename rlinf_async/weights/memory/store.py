@@ -96,13 +96,13 @@ class Store:
         if retired:
             free_retired()
         others = sorted((slot for slot in self._slots if slot is not self.latest), key=_age)
-        taken = next((slot for slot in others if not slot.is_held and slot.claim()), None)
+        taken = next((slot for slot in others if not slot.is_pinned and slot.lock()), None)
         grows = taken is None and len(self._slots) < self.most
         if not grows and self._before is (taken or others[0]):
             self._before = None
         if taken is None:
             taken = self._make()
-            taken.claim()
+            taken.lock()
             if grows:
                 self._slots.append(taken)
             else:
@@ -168,7 +168,7 @@ class Store:
             slot.finish(version, extra, places)
             self._before, self.latest = self.latest, slot
         finally:
-            slot.give_back()
+            slot.unlock()
         return slot
 
     def fill(self) -> None:
@@ -204,7 +204,7 @@ class Store:
             slot.finish(version, extra, IN_SLOT | PUBLISHED)
             self._before, self.latest = self.latest, slot
         finally:
-            slot.give_back()
+            slot.unlock()
         return slot
 
     def close(self) -> None:

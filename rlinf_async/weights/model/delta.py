@@ -94,7 +94,7 @@ class Delta:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _DeltaPiece:
     """Elements of one size, somewhere in a region.  Attributes in bytes: ``begin``, ``end``, ``unit``."""
 
     begin: int
@@ -164,7 +164,7 @@ def encode(
     return Delta(head, torch.cat(sections) if sections else torch.empty(0, dtype=torch.uint8, device=new.device))
 
 
-def _pieces(manifest: Manifest, size: int) -> Iterator[_Piece]:
+def _pieces(manifest: Manifest, size: int) -> Iterator[_DeltaPiece]:
     """From the manifest alone, so that both sides find the same."""
     begin = end = unit = 0
     for leaf in manifest.leaves:
@@ -174,17 +174,17 @@ def _pieces(manifest: Manifest, size: int) -> Iterator[_Piece]:
             end = leaf.offset + padded
             continue
         if end > begin:
-            yield _Piece(begin, end, unit)
+            yield _DeltaPiece(begin, end, unit)
         begin, end, unit = leaf.offset, leaf.offset + padded, own
         if leaf.nbytes >= _SMALL:
             for start in range(begin, begin + leaf.nbytes, size):
-                yield _Piece(start, min(start + size, begin + leaf.nbytes), unit)
+                yield _DeltaPiece(start, min(start + size, begin + leaf.nbytes), unit)
             begin, unit = end, 0
     if end > begin:
-        yield _Piece(begin, end, unit)
+        yield _DeltaPiece(begin, end, unit)
 
 
-def _encode(piece: _Piece, before: torch.Tensor, after: torch.Tensor) -> tuple[int, int, int, list[torch.Tensor]]:
+def _encode(piece: _DeltaPiece, before: torch.Tensor, after: torch.Tensor) -> tuple[int, int, int, list[torch.Tensor]]:
     different = _compared(before, after)
     changed = int(numpy.count_nonzero(different.numpy()) if different.device.type == "cpu" else different.sum())
     if not changed:
@@ -199,7 +199,7 @@ def _encode(piece: _Piece, before: torch.Tensor, after: torch.Tensor) -> tuple[i
     return _DENSE, changed, 0, [after]
 
 
-def _check(piece: _Piece, section: torch.Tensor, form: int, changed: int, gaps: int) -> None:
+def _check(piece: _DeltaPiece, section: torch.Tensor, form: int, changed: int, gaps: int) -> None:
     """That it changes as many elements as it says, all of them within the piece."""
     if form == _GAPS:
         skipped = section[: 2 * gaps].view(torch.int16).to(torch.int32) & _ESCAPE

@@ -15,13 +15,13 @@ from rlinf_async.weights.model.copying import share, threads_for
 from rlinf_async.weights.model.fit import as_bytes, with_one_nan
 from rlinf_async.weights.model.manifest import Manifest, dtype_name, dtype_of
 from rlinf_async.weights.model.param_tree import name_of
-from rlinf_async.weights.model.places import Part, piece_of
+from rlinf_async.weights.model.places import StackPart, piece_of
 from rlinf_async.weights.model.shards import Slice
 
 _DIGEST_BYTES: Final = 32
 _TOGETHER: Final = 64  # tensors that a thread hashes before it takes others
 
-Parts: TypeAlias = Sequence[Part | Slice]
+Parts: TypeAlias = Sequence[StackPart | Slice]
 
 Form: TypeAlias = tuple[int, str, Parts]
 """Index of a leaf, dtype of a tensor that holds it, and the part of the leaf that is (empty: all)."""

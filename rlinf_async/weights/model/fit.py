@@ -26,7 +26,7 @@ from rlinf_async.weights.model.param_tree import (
     name_of,
     why_without_values,
 )
-from rlinf_async.weights.model.places import Part, Place, Places, Value
+from rlinf_async.weights.model.places import Places, StackPart, TensorPlace, ValuePlace
 from rlinf_async.weights.model.shards import ShardOption, Slice, is_sharded
 
 _NAMED: Final = 5  # problems that an error names
@@ -74,8 +74,8 @@ class Fit:
         except WeightMismatch as error:
             raise _mismatch([str(error)]) from None
         self._values, self._paths, self._stacks = places.values, frozenset(places.tensors), places.stacks
-        self._replaced: list[tuple[Value, int]] = []
-        self._pairs: list[tuple[Place, int]] = []
+        self._replaced: list[tuple[ValuePlace, int]] = []
+        self._pairs: list[tuple[TensorPlace, int]] = []
         parts: list[torch.Tensor] = []
         self._shard = shard
         problems = list(self._match(places, leaves, names, parts))
@@ -125,7 +125,7 @@ class Fit:
                 yield f"{name_of(path)!r} {places.refused.get(path, 'is not in the destination')}"
 
     def _choose(
-        self, tensors: Sequence[torch.Tensor], others: Sequence[Place], is_simple: bool, mapped: Collection[int]
+        self, tensors: Sequence[torch.Tensor], others: Sequence[TensorPlace], is_simple: bool, mapped: Collection[int]
     ) -> list[str]:
         """Finds the tensors to be written, each once, and where from; problems with the memory that they share.
 
@@ -134,14 +134,14 @@ class Fit:
             mapped: ids of tensors that share memory only because they are mapped.
         """
 
-        def memory(place: Place) -> Any:
+        def memory(place: TensorPlace) -> Any:
             return id(place.tensor) if id(place.tensor) in mapped else memory_of(place.tensor)
 
-        self.ties: list[tuple[tuple[Place, int], tuple[Place, int]]] = []
+        self.ties: list[tuple[tuple[TensorPlace, int], tuple[TensorPlace, int]]] = []
         others = [place for place in others if not why_without_values(place.tensor)]
         everything = (*tensors, *(place.tensor for place in others))
         addresses = set(map(torch.Tensor.data_ptr, everything)) if is_simple else ()
-        by_memory: dict[Any, tuple[Place, int]] = {}
+        by_memory: dict[Any, tuple[TensorPlace, int]] = {}
         if len(addresses) == len(everything):
             by_memory = dict(enumerate(self._pairs))  # none is tied to another
         else:
@@ -231,15 +231,15 @@ class Fit:
             found[number] = place.of(found[number])
         return found
 
-    def held(self) -> list[tuple[int, Sequence[Part | Slice], torch.Tensor]]:
+    def held(self) -> list[tuple[int, Sequence[StackPart | Slice], torch.Tensor]]:
         """What was written: leaves, the parts of them, and the tensors that hold these now."""
         places = [*self.chosen, *(tied for _, tied in self.ties)]
-        held: list[tuple[int, Sequence[Part | Slice], torch.Tensor]] = [
+        held: list[tuple[int, Sequence[StackPart | Slice], torch.Tensor]] = [
             (index, (*place.parts, *place.slices), place.tensor) for place, index in places
         ]
         return held + [(index, (), value.get()) for value, index in self._replaced]
 
-    def replacements(self, leaves: Sequence[torch.Tensor], extra: Mapping[Path, Any]) -> list[tuple[Value, Any]]:
+    def replacements(self, leaves: Sequence[torch.Tensor], extra: Mapping[Path, Any]) -> list[tuple[ValuePlace, Any]]:
         """Of values in the destination, what takes their place; tensors as copies."""
         given = [(self._values[path], value) for path, value in extra.items() if path in self._values]
         return given + [(value, leaves[index].detach().clone()) for value, index in self._replaced]
@@ -256,11 +256,11 @@ def _leaves_of(weights: ParamTree | Manifest) -> tuple[list[torch.Tensor], Mappi
     return [ones[leaf.transport_dtype].expand(leaf.shape) for leaf in weights.leaves], weights.indices
 
 
-def _both(one: Place, other: Place) -> str:
+def _both(one: TensorPlace, other: TensorPlace) -> str:
     return " and ".join(sorted((str(one), str(other))))
 
 
-def _why_copied(pairs: Sequence[tuple[Place, int]], parts: Sequence[torch.Tensor]) -> str:
+def _why_copied(pairs: Sequence[tuple[TensorPlace, int]], parts: Sequence[torch.Tensor]) -> str:
     for (place, _), part in zip(pairs, parts, strict=True):
         if place.tensor.dtype is not part.dtype:
             return (

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.distributed as dist
 
-from rlinf_async.weights.model.gather_calls import GATHERING_RANK, Call, Header, announce, await_headers, received
+from rlinf_async.weights.model.gather_calls import GATHERING_RANK, GatherCall, Header, announce, await_headers, received
 from rlinf_async.weights.model.param_tree import ParamTree, Path
 from rlinf_async.weights.model.shards import cut, is_sharded
 
@@ -32,7 +32,7 @@ def gathers_here() -> bool:
 
 
 def gather_buckets(
-    tree: ParamTree, call: Call, bucket_size: int = BUCKET_BYTES, views: Mapping[Path, torch.Tensor] | None = None
+    tree: ParamTree, call: GatherCall, bucket_size: int = BUCKET_BYTES, views: Mapping[Path, torch.Tensor] | None = None
 ) -> Iterator[dict[Path, torch.Tensor]]:
     """The tensors of a tree in its order, whole, on rank 0.  Collective: every rank iterates to the end.
 
@@ -52,7 +52,7 @@ def gather_buckets(
         yield _gather(bucket, views or {}, call)
 
 
-def gather_into(views: Mapping[Path, torch.Tensor], tree: ParamTree, call: Call) -> None:
+def gather_into(views: Mapping[Path, torch.Tensor], tree: ParamTree, call: GatherCall) -> None:
     """Packs the tensors of a tree, whole, on rank 0: shards go straight to their places where no dtype is cast.
 
     Collective, as ``gather_buckets``, and raises the same.
@@ -93,7 +93,9 @@ class _Shard(NamedTuple):
         return whole
 
 
-def _gather(bucket: Mapping[Path, Any], views: Mapping[Path, torch.Tensor], call: Call) -> dict[Path, torch.Tensor]:
+def _gather(
+    bucket: Mapping[Path, Any], views: Mapping[Path, torch.Tensor], call: GatherCall
+) -> dict[Path, torch.Tensor]:
     """One bucket; what fits into its place is there at once."""
     whole: dict[Path, torch.Tensor] = {}
     by_rank: dict[int, list[_Shard]] = {}
@@ -142,7 +144,7 @@ def _gather(bucket: Mapping[Path, Any], views: Mapping[Path, torch.Tensor], call
 
 
 def _headers(
-    bucket: Mapping[Path, Any], by_rank: Mapping[int, list[_Shard]], together: Iterable[Path], call: Call
+    bucket: Mapping[Path, Any], by_rank: Mapping[int, list[_Shard]], together: Iterable[Path], call: GatherCall
 ) -> dict[int, tuple[Header, torch.device]]:
     """What each rank announces to the one that gathers, and where from."""
     devices = {rank: bucket[shards[0].path].to_local().device for rank, shards in by_rank.items()}

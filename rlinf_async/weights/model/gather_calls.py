@@ -20,21 +20,21 @@ from rlinf_async.errors import TransferFailed
 GATHERING_RANK: Final = 0
 
 _lock: Final = threading.Lock()
-_senders: Final[list[weakref.ref[Calls]]] = []
+_senders: Final[list[weakref.ref[GatherCalls]]] = []
 """Whose weights are sharded, in the order in which that was seen first, which is the same on every rank."""
 
 
-class Calls:
+class GatherCalls:
     """Of one sender.  Every rank makes the same calls, in the same order, and counts each before it can be refused."""
 
     def __init__(self) -> None:
         self.count = 0
         self._place = -1
 
-    def next(self) -> Call:
+    def next(self) -> GatherCall:
         with _lock:
             self.count += 1
-            return Call(self, self.count)
+            return GatherCall(self, self.count)
 
     @property
     def place(self) -> int:
@@ -46,14 +46,14 @@ class Calls:
             return self._place
 
 
-class Call:
+class GatherCall:
     """One of them.  Gathers once, in one or more parts.
 
     Attributes:
         number: among those of its sender.
     """
 
-    def __init__(self, calls: Calls, number: int) -> None:
+    def __init__(self, calls: GatherCalls, number: int) -> None:
         self.number = number
         self._calls = calls
         self._buckets = itertools.count()

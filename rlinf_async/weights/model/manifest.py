@@ -187,17 +187,17 @@ def dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
-def _transported(path: Path, dtype: torch.dtype, wish: TransportDtype) -> str:
-    if wish is None or not dtype.is_floating_point:
+def _transported(path: Path, dtype: torch.dtype, transport_dtype: TransportDtype) -> str:
+    if transport_dtype is None or not dtype.is_floating_point:
         return dtype_name(dtype)
-    if not isinstance(wish, (torch.dtype, str)):
-        wish = wish(name_of(path), dtype)
-        if wish is None:
+    if not isinstance(transport_dtype, (torch.dtype, str)):
+        transport_dtype = transport_dtype(name_of(path), dtype)
+        if transport_dtype is None:
             return dtype_name(dtype)
-    wished = dtype_of(wish) if isinstance(wish, str) else wish
-    if not wished.is_floating_point:
-        raise ValueError(f"transport_dtype is a floating-point dtype; got {wished} for {name_of(path)!r}")
-    return dtype_name(wished)
+    found = dtype_of(transport_dtype) if isinstance(transport_dtype, str) else transport_dtype
+    if not found.is_floating_point:
+        raise ValueError(f"transport_dtype is a floating-point dtype; got {found} for {name_of(path)!r}")
+    return dtype_name(found)
 
 
 def _laid_out(rows: Iterable[tuple[Path, str, str, tuple[int, ...]]], aliases: Mapping[Path, Path]) -> Manifest:

@@ -25,7 +25,7 @@ from rlinf_async.weights.model.param_tree import (
 from rlinf_async.weights.model.shards import ShardOption, Slice, Spec, is_sharded, slices_of
 
 
-class Part(NamedTuple):
+class StackPart(NamedTuple):
     """One member's part of a leaf that goes to a stack: index ``member`` of ``size`` along ``dimension``."""
 
     dimension: int
@@ -33,7 +33,7 @@ class Part(NamedTuple):
     size: int
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """One tensor of a destination.
 
     Attributes:
@@ -47,7 +47,7 @@ class Place(NamedTuple):
     owner: Any
     key: Any
     tensor: torch.Tensor
-    parts: tuple[Part, ...] = ()
+    parts: tuple[StackPart, ...] = ()
     slices: tuple[Slice, ...] = ()
     whole: Any = None
 
@@ -56,7 +56,7 @@ class Place(NamedTuple):
         """The tensor that the mapping holds."""
         return self.tensor if self.whole is None else self.whole
 
-    def sliced(self, leaf: torch.Tensor, shard: ShardOption) -> Place:
+    def sliced(self, leaf: torch.Tensor, shard: ShardOption) -> TensorPlace:
         """Return this place with the slices of a leaf that go here.
 
         Args:
@@ -111,13 +111,13 @@ class Place(NamedTuple):
 
 
 def piece_of(tensor: torch.Tensor, part: Sequence[int]) -> torch.Tensor:
-    """Return the part of a tensor that a ``Part`` or a ``Slice`` says, which may have travelled as plain data."""
+    """Return the part of a tensor that a ``StackPart`` or a ``Slice`` says, which may have travelled as plain data."""
     if len(part) == len(Slice._fields):
         return tensor.narrow(*part[:3])
     return tensor.select(*part[:2])
 
 
-class Value(NamedTuple):
+class ValuePlace(NamedTuple):
     """One place for what is not a tensor: the extra state of a module, an entry of a mapping.
 
     Attributes:
@@ -129,14 +129,14 @@ class Value(NamedTuple):
     problem: Callable[[Any], str] = lambda value: ""
 
 
-class _Members(list[Any]):
+class _MemberValues(list[Any]):
     """Values of the members of lazy stacks, in the order in which these were found."""
 
 
-def _stacked(members: list[tuple[tuple[Part, ...], Any, Any]]) -> Value:
+def _stacked(members: list[tuple[tuple[StackPart, ...], Any, Any]]) -> ValuePlace:
     """One place for the values that the members of lazy stacks have under one key, given as nested lists."""
 
-    def of(value: Any, parts: tuple[Part, ...]) -> Any:
+    def of(value: Any, parts: tuple[StackPart, ...]) -> Any:
         for part in parts:
             value = _member(value, *part)
         return value
@@ -144,7 +144,7 @@ def _stacked(members: list[tuple[tuple[Part, ...], Any, Any]]) -> Value:
     def put(values: Any) -> None:
         from tensordict import NonTensorData
 
-        found = values if isinstance(values, _Members) else [of(values, parts) for parts, _, _ in members]
+        found = values if isinstance(values, _MemberValues) else [of(values, parts) for parts, _, _ in members]
         for (_, holder, key), value in zip(members, found, strict=True):
             holder[key] = NonTensorData(value)  # a list would become a stack, and a number a tensor
 
@@ -156,7 +156,7 @@ def _stacked(members: list[tuple[tuple[Part, ...], Any, Any]]) -> Value:
             return f"is in a lazy stack, whose members each get one of a list of values: {error}"
         return ""
 
-    return Value(lambda: _Members(holder[key] for _, holder, key in members), put, problem)
+    return ValuePlace(lambda: _MemberValues(holder[key] for _, holder, key in members), put, problem)
 
 
 def _member(values: Any, dimension: int, member: int, size: int) -> Any:
@@ -180,12 +180,12 @@ class Places:
         stacks: lazy stacks, and the members that they have.
     """
 
-    tensors: dict[Path, list[Place]] = field(default_factory=dict)
-    values: dict[Path, Value] = field(default_factory=dict)
+    tensors: dict[Path, list[TensorPlace]] = field(default_factory=dict)
+    values: dict[Path, ValuePlace] = field(default_factory=dict)
     refused: dict[Path, str] = field(default_factory=dict)
     holders: list[tuple[Any, Any, Any]] = field(default_factory=list)
     stacks: list[tuple[Any, list[Any]]] = field(default_factory=list)
-    _stacked: dict[Path, list[tuple[tuple[Part, ...], Any, Any]]] = field(default_factory=dict)
+    _stacked: dict[Path, list[tuple[tuple[StackPart, ...], Any, Any]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, destination: Any, naming: Naming | None = None) -> Places:
@@ -209,7 +209,7 @@ class Places:
                 found.tensors[path] = [place._replace(path=path) for place in places]
         return found
 
-    def _walk(self, holder: Any, above: Path, parts: tuple[Part, ...]) -> None:
+    def _walk(self, holder: Any, above: Path, parts: tuple[StackPart, ...]) -> None:
         if is_tensordict(holder):  # before modules: TensorDictParams are both, and their _parameters may be copies
             inner = getattr(holder, "__dict__", {}).get("_param_td", holder)
             if inner is not holder:
@@ -219,7 +219,7 @@ class Places:
                 members = list(holder.tensordicts)
                 self.stacks.append((holder, members))
                 for index, member in enumerate(members):
-                    self._walk(member, above, (*parts, Part(holder.stack_dim, index, len(members))))
+                    self._walk(member, above, (*parts, StackPart(holder.stack_dim, index, len(members))))
             else:
                 self._walk_mapping(holder, above, parts)
         elif isinstance(holder, nn.Module):
@@ -227,7 +227,7 @@ class Places:
         else:
             self._walk_mapping(holder, above, parts)
 
-    def _walk_mapping(self, holder: Any, above: Path, parts: tuple[Part, ...]) -> None:
+    def _walk_mapping(self, holder: Any, above: Path, parts: tuple[StackPart, ...]) -> None:
         keeps = type(holder) is dict or type(holder) is getattr(sys.modules.get("tensordict"), "TensorDict", None)
         for key, value in holder.items():
             path = key_path(key, above)
@@ -240,24 +240,24 @@ class Places:
                 self._add_value(path, holder, key, parts)
             # A second look: what gives another tensor each time (h5, views of a TensorDict) would be written in vain.
             elif keeps or (again := holder.get(key)) is value or memory_of(again) == memory_of(value):
-                self._add(Place(path, holder, key, value, parts))
+                self._add(TensorPlace(path, holder, key, value, parts))
             else:
                 self.refused[path] = f"is made anew by {type(holder).__name__} at every look: it has no memory there"
 
-    def _walk_module(self, module: nn.Module, above: Path, parts: tuple[Part, ...]) -> None:
+    def _walk_module(self, module: nn.Module, above: Path, parts: tuple[StackPart, ...]) -> None:
         for owner in (module._parameters, module._buffers):
             for name, tensor in owner.items():
                 if tensor is not None:
-                    self._add(Place((*above, name), owner, name, tensor, parts))
+                    self._add(TensorPlace((*above, name), owner, name, tensor, parts))
         if type(module).set_extra_state is not nn.Module.set_extra_state:
             get = module.get_extra_state if has_extra_state(module) else lambda: None
-            self.values[(*above, EXTRA_STATE)] = Value(get, module.set_extra_state)
+            self.values[(*above, EXTRA_STATE)] = ValuePlace(get, module.set_extra_state)
         for name, part in module._modules.items():
             if part is not None:
                 self.holders.append((module._modules, name, part))
                 self._walk(part, (*above, name), parts)
 
-    def _add(self, place: Place) -> None:
+    def _add(self, place: TensorPlace) -> None:
         if is_sharded(place.tensor):
             place = place._replace(tensor=_local(place.tensor), whole=place.tensor)
         there = self.tensors.setdefault(place.path, [])
@@ -265,12 +265,12 @@ class Places:
             raise WeightMismatch(f"{name_of(place.path)!r} is there twice, once dotted and once nested")
         there.append(place)
 
-    def _add_value(self, path: Path, holder: Any, key: Any, parts: tuple[Part, ...]) -> None:
+    def _add_value(self, path: Path, holder: Any, key: Any, parts: tuple[StackPart, ...]) -> None:
         if parts:
             self.refused[path] = "is no tensor in a lazy stack of the destination, and one in the weights"
             self._stacked.setdefault(path, []).append((parts, holder, key))
         else:
-            self.values[path] = Value(lambda: holder[key], lambda value: holder.__setitem__(key, value))
+            self.values[path] = ValuePlace(lambda: holder[key], lambda value: holder.__setitem__(key, value))
 
 
 def _local(whole: Any) -> torch.Tensor:

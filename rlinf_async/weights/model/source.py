@@ -17,7 +17,7 @@ from rlinf_async.errors import ConfigError, WeightMismatch
 from rlinf_async.weights.model.copying import copy_tensors
 from rlinf_async.weights.model.fit import are_equal
 from rlinf_async.weights.model.gather import gather_into
-from rlinf_async.weights.model.gather_calls import Call
+from rlinf_async.weights.model.gather_calls import GatherCall
 from rlinf_async.weights.model.manifest import Manifest, TransportDtype, dtype_of
 from rlinf_async.weights.model.naming import UNCHANGED, Naming
 from rlinf_async.weights.model.param_tree import (
@@ -38,7 +38,7 @@ _is_meta: Final = attrgetter("is_meta")
 _requires_grad: Final = attrgetter("requires_grad")
 
 
-class Source:
+class WeightSource:
     """How the weights are got out of whatever is published, which has to stay as it was at first.
 
     Args:
@@ -178,7 +178,7 @@ class Source:
         self,
         targets: Sequence[torch.Tensor],
         tensors: Sequence[torch.Tensor],
-        call: Call | None,
+        call: GatherCall | None,
     ) -> None:
         """Puts sharded tensors whole to where they go on the rank that gathers; on the others there are no targets.
 

@@ -16,7 +16,7 @@ from rlinf_async.weights.model.copying import Copy, as_integers, copy_tensors
 from rlinf_async.weights.model.fit import Fit
 from rlinf_async.weights.model.overlap import meeting_in_memory
 from rlinf_async.weights.model.param_tree import ParamTree, Path, is_tensordict, local_part, memory_of
-from rlinf_async.weights.model.places import Value
+from rlinf_async.weights.model.places import ValuePlace
 from rlinf_async.weights.model.shards import is_sharded
 
 
@@ -56,7 +56,7 @@ class Update:
 
     targets: list[torch.Tensor]
     sources: list[torch.Tensor]
-    values: list[tuple[Value, Any]]
+    values: list[tuple[ValuePlace, Any]]
 
     @classmethod
     def of(cls, fit: Fit, leaves: Sequence[torch.Tensor], extra: Mapping[Path, Any]) -> Update:
@@ -73,7 +73,7 @@ class Update:
             Exception: what ``set_extra_state`` raises, or ``place``; the values are as they were.
         """
         # Values come first: what models make of them may fail, and they can be taken back, also if the tensors fail.
-        before: list[tuple[Value, Any]] = []
+        before: list[tuple[ValuePlace, Any]] = []
         try:
             for value, item in self.values:
                 before.append((value, value.get()))

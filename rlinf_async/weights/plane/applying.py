@@ -18,9 +18,9 @@ from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import Path
 from rlinf_async.weights.model.source import unpack_extra
 from rlinf_async.weights.plane.destination import Destination
-from rlinf_async.weights.state.versions import Reception, Verdict
+from rlinf_async.weights.state.versions import Judgement, Reception
 from rlinf_async.weights.waiting.conditions import ReadingGate
-from rlinf_async.weights.waiting.execution import Aside
+from rlinf_async.weights.waiting.execution import WorkerThread
 
 logger = own_logger(__name__)
 
@@ -51,7 +51,7 @@ class Applying:
         self.extra: Mapping[Path, Any] = {}
         self.digests: tuple[int, bytes, bytes] | None = None
         self._model_id = model_id
-        self._aside = Aside(f"weights of {model_id}")
+        self._worker_thread = WorkerThread(f"weights of {model_id}")
         self._registrar = Registrar(gpus, read_only=True)
         self._maps = maps
         self._verify = verify
@@ -84,18 +84,18 @@ class Applying:
         has_moved = self.destination.has_moved()
         manifest = Manifest.from_bytes(packed)
         mapped = self.leases.keeps_one  # which is copied, if it is left
-        await self._aside.do(self.destination.check, manifest, nbytes=None if mapped else 0)
+        await self._worker_thread.do(self.destination.check, manifest, nbytes=None if mapped else 0)
         device = None if self._verify != "off" else self.destination.device
         if has_moved:
             self.reception.moved()
             if device != self.leases.device:
-                await self._aside.do(self.leases.forget, nbytes=None)
+                await self._worker_thread.do(self.leases.forget, nbytes=None)
         self.leases.expect(manifest, extra, slots, device)
 
     async def lease(self, name: MemoryName) -> Leased | None:
         """What is in a slot, which is mapped first if it was not; see ``Leases.take``."""
         if self.leases.is_new(name):
-            await self._aside.do(self.leases.prepare, name, nbytes=name.size if name.on_gpu is None else None)
+            await self._worker_thread.do(self.leases.prepare, name, nbytes=name.size if name.on_gpu is None else None)
         return self.leases.take(name)
 
     async def apply(self, leased: Leased) -> float:
@@ -111,21 +111,23 @@ class Applying:
         destination = self.destination
         nbytes = leased.reader.nbytes
         version = leased.header.version
-        if self.reception.judge(version) is not Verdict.APPLY:
+        if self.reception.judge(version) is not Judgement.APPLY:
             return 0.0
         extra = unpack_extra(leased.reader.extra(leased.header))
         assert leased.views is not None
-        await self._aside.do(destination.compare, leased.views, extra, nbytes=nbytes)
+        await self._worker_thread.do(destination.compare, leased.views, extra, nbytes=nbytes)
         if destination.places and not leased.is_on_gpu and not leased.reader.is_registered:
-            await self._aside.do(self._register, leased, nbytes=None)  # which takes a while: readers go on meanwhile
+            await self._worker_thread.do(
+                self._register, leased, nbytes=None
+            )  # which takes a while: readers go on meanwhile
         is_mapped = self._maps and not destination.is_copied and self._verify != "sha256"
         cost = 0 if is_mapped else nbytes  # memory of its own is freed
         on_gpu = leased.is_on_gpu or bool(destination.places)
         async with self.gate.writing(self._patience):
-            if self.reception.judge(version) is not Verdict.APPLY:  # it has come by another way, meanwhile
+            if self.reception.judge(version) is not Judgement.APPLY:  # it has come by another way, meanwhile
                 return 0.0
             begun = clock.monotonic()
-            await self._aside.do(self._write, leased, extra, nbytes=None if on_gpu else cost)
+            await self._worker_thread.do(self._write, leased, extra, nbytes=None if on_gpu else cost)
             return clock.monotonic() - begun
 
     async def overwrite(self, write: Callable[[], Any], version: int | None, sender: Any) -> bool:
@@ -136,7 +138,7 @@ class Applying:
             if not self._is_new(version, sender):
                 return False
             if self.leases.keeps_one:  # what is mapped cannot be written to
-                await self._aside.do(self.destination.detach, nbytes=None)
+                await self._worker_thread.do(self.destination.detach, nbytes=None)
                 self.leases.keep(None)
             self.digests = None  # no sender knows what it should hold
             write()
@@ -149,14 +151,14 @@ class Applying:
     def _is_new(self, version: int | None, sender: Any) -> bool:
         if self._is_closed:
             raise ClosedError(f"the receiver of '{self._model_id}' is closed")
-        verdict = Verdict.APPLY if version is None else self.reception.judge(version, sender)
-        if verdict is Verdict.STALE:
+        verdict = Judgement.APPLY if version is None else self.reception.judge(version, sender)
+        if verdict is Judgement.STALE:
             here = self.reception.version
             raise ValueError(
                 f"version {version} of '{self._model_id}' is not after version {here}, which the model has: a sender "
                 f"that begins anew goes on from there with send(version={here + 1})"
             )
-        return verdict is Verdict.APPLY
+        return verdict is Judgement.APPLY
 
     async def move_out(self) -> None:
         """The sender is gone, and its memory is let go of, but for what tensors stand in.
@@ -166,11 +168,11 @@ class Applying:
         """
         if self.destination.device is None or self.destination.is_copied:
             if self.leases.has_unkept:
-                await self._aside.do(self.leases.shed, nbytes=None)
+                await self._worker_thread.do(self.leases.shed, nbytes=None)
             return
         try:
             async with self.gate.writing(self._patience):
-                await self._aside.do(self._detach, nbytes=None)
+                await self._worker_thread.do(self._detach, nbytes=None)
         except Exception as error:
             logger.warning("weights stay in the memory of a sender that is gone: %s", error)
 
@@ -197,19 +199,19 @@ class Applying:
         waits = self.leases.keeps_one and not self.gate.is_read_here()
         try:
             async with self.gate.writing(self._patience) if waits else contextlib.nullcontext():
-                await self._aside.do(self._give_back, nbytes=0 if self.leases.manifest is None else None)
+                await self._worker_thread.do(self._release_slots, nbytes=0 if self.leases.manifest is None else None)
         except BaseException as error:  # readers have not left
-            await self._aside.do(self.leases.close, nbytes=None)
+            await self._worker_thread.do(self.leases.close, nbytes=None)
             if not isinstance(error, DeadlineExceeded):
                 raise
             logger.warning("tensors of '%s' stay in the memory of their sender: %s", self._model_id, error)
         finally:
-            self._aside.close()
+            self._worker_thread.close()
 
-    def _give_back(self) -> None:
+    def _release_slots(self) -> None:
         with self._writing:  # what is being written has seen nothing of the end
             pass
-        give_back(self.destination, self.leases)
+        release_slots(self.destination, self.leases)
 
     def _is_pinned(self) -> bool:
         """True if so many versions are looked at besides that the next one is copied; the log says so once."""
@@ -251,7 +253,7 @@ class Applying:
                 self.digests = (leased.header.version, *self.destination.digests(leased.views))
 
 
-def give_back(destination: Destination | None, leases: Leases) -> None:
+def release_slots(destination: Destination | None, leases: Leases) -> None:
     """Gives slots back for good; tensors that are mapped get memory of their own."""
     if destination is not None and leases.keeps_one:
         destination.detach()

@@ -151,7 +151,7 @@ class Destination:
         is_far = self._fit.maps and self._gpus.only_place(sources) != self.device
         if self._fit.maps and not is_far and not copies:
             if self._mapped is not targets:
-                self._let_go(targets, lambda data: data)
+                self._unmap(targets, lambda data: data)
             if self.device is not None:
                 self._gpus.settle(self.device)  # what readers have begun looks at the memory before
             stand_in(targets, sources)
@@ -161,7 +161,7 @@ class Destination:
             if (why := self._fit.why_copied or _ELSEWHERE * is_far) and not (self._is_first and is_far):
                 self._tell(why)
             self._is_first = False
-            self._let_go(targets, torch.empty_like)
+            self._unmap(targets, torch.empty_like)
             if copies:  # whoever keeps tensors of mapped versions may keep those of this one too
                 for target in targets:
                     target.data = torch.empty_like(target.data)
@@ -185,7 +185,7 @@ class Destination:
             self._is_told = True
             logger.warning("weights are copied to %s and not mapped: %s", self.device or "the CPU", why)
 
-    def _let_go(
+    def _unmap(
         self,
         written: Sequence[torch.Tensor] = (),
         room: Callable[[torch.Tensor], torch.Tensor] = torch.clone,
@@ -204,7 +204,7 @@ class Destination:
     def detach(self) -> None:
         """Gives mapped tensors memory of their own, with what they show: that of the last version is going away."""
         was_mapped = bool(self._mapped)
-        self._let_go()
+        self._unmap()
         if was_mapped and self.device is not None:
             self._gpus.settle(self.device)
 

@@ -13,7 +13,7 @@ from rlinf_async._messaging.landing import Host
 from rlinf_async._messaging.state.relay_plan import Job
 from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async.errors import ClosedError, TransferFailed
-from rlinf_async.weights.links.weight_link import Link
+from rlinf_async.weights.links.weight_link import WeightLink
 from rlinf_async.weights.memory.slot import SlotWriter
 from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.manifest import Manifest
@@ -36,7 +36,7 @@ class HostMemory:
         host: hears the sender.
     """
 
-    def __init__(self, link: Link, manifest: bytes, extra: int, slots: int, line: int, label: str) -> None:
+    def __init__(self, link: WeightLink, manifest: bytes, extra: int, slots: int, line: int, label: str) -> None:
         self._store: Store | None = None
         self._keep: Callable[[], object] = lambda: None
         """Prevents that the store is given back a second time, when this is dropped."""
@@ -86,14 +86,14 @@ class _SlotRoom:
             raise
 
     def hold(self) -> Callable[[], None]:
-        self._slot.hold()
-        return self._slot.let_go
+        self._slot.pin()
+        return self._slot.unpin
 
     def finish(self, version: int, extra: bytes) -> list[Any]:
         return list(self._store.received(self._slot, version, extra).name)
 
     def abandon(self) -> None:
-        self._slot.hold()  # it may still be written to, and is replaced when its turn comes
+        self._slot.pin()  # it may still be written to, and is replaced when its turn comes
         self.memory = None  # who waits for what does not come any more may be there for a while
 
 
@@ -126,7 +126,7 @@ class Outgoing(Job):
     def hold(self) -> None:
         if self.body is None:  # the slot may be closed later; and there may be no memory for its leaves
             self.body = self.writer.leaves
-        self.writer.hold()
+        self.writer.pin()
 
     def release(self) -> None:
-        self.writer.let_go()
+        self.writer.unpin()

@@ -12,14 +12,14 @@ from rlinf_async.weights.memory.gpus import Gpus, Marks, copy_settled
 from rlinf_async.weights.memory.slot import SlotWriter
 from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.copying import Copy, copy_in_order, copy_tensors
-from rlinf_async.weights.model.gather_calls import Call
+from rlinf_async.weights.model.gather_calls import GatherCall
 from rlinf_async.weights.model.param_tree import ParamTree
-from rlinf_async.weights.model.source import Source, is_streamed
+from rlinf_async.weights.model.source import WeightSource, is_streamed
 from rlinf_async.weights.plane.verifying import Verifying
 
 
 class Readers(Protocol):
-    """Who is waiting for it, as ``Outlets``."""
+    """Who is waiting for it, as ``ReceiverTable``."""
 
     def begin(self, version: int, names: Sequence[Hashable], store: Store, writer: SlotWriter) -> bool: ...
 
@@ -42,7 +42,7 @@ class Packing:
 
     def __init__(
         self,
-        taker: Source,
+        taker: WeightSource,
         tree: ParamTree,
         store: Store | None,
         readers: Readers,
@@ -72,7 +72,7 @@ class Packing:
         version: int,
         names: Sequence[Hashable],
         marks: Marks,
-        call: Call | None = None,
+        call: GatherCall | None = None,
     ) -> SlotWriter | None:
         """Packs a version; None where that is done on another rank.
 

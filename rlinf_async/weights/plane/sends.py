@@ -12,7 +12,7 @@ from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost
 from rlinf_async.weights.plane.publisher import Publisher
 from rlinf_async.weights.plane.sync_handle import SyncHandle
 from rlinf_async.weights.state.sync_report import Ack, SyncReport
-from rlinf_async.weights.waiting.execution import Bridge, Turns
+from rlinf_async.weights.waiting.execution import SyncAdapter, Turns
 
 
 class Sends:
@@ -27,10 +27,10 @@ class Sends:
         untold: handles of versions whose outcome nobody has heard, the oldest first.
     """
 
-    def __init__(self, bridge: Bridge, make: Callable[[], Publisher]) -> None:
+    def __init__(self, adapter: SyncAdapter, make: Callable[[], Publisher]) -> None:
         self.last: SyncHandle | None = None
         self.untold: dict[SyncHandle, None] = {}
-        self.turns = Turns(bridge)
+        self.turns = Turns(adapter)
         self._made: dict[str, Publisher] = {}
         self._make = make
 
@@ -53,7 +53,7 @@ class Sends:
         return 0 if self.made is None else self.made.version
 
     @property
-    def gave_up(self) -> bool:
+    def is_outcome_unknown(self) -> bool:
         """True if nobody knows who has the version sent last."""
         last = self.last
         return last is None or last.version != self.version or (last.done() and last.report is None)

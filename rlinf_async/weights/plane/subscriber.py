@@ -14,7 +14,7 @@ from rlinf_async._core.failures import pack_error
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._messaging.state.relay_plan import TO_HOSTS
 from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost, TransferFailed
-from rlinf_async.weights.links.weight_link import Link, Words
+from rlinf_async.weights.links.weight_link import LinkMessage, WeightLink
 from rlinf_async.weights.memory.cuda import CUDA
 from rlinf_async.weights.memory.gpus import Gpus
 from rlinf_async.weights.memory.slot import PUBLISHED, MemoryName
@@ -22,12 +22,12 @@ from rlinf_async.weights.memory.slot_reader import MemoryGone
 from rlinf_async.weights.model.naming import UNCHANGED, Naming
 from rlinf_async.weights.model.param_tree import Path
 from rlinf_async.weights.model.shards import ShardOption
-from rlinf_async.weights.plane.applying import Applying, give_back
+from rlinf_async.weights.plane.applying import Applying, release_slots
 from rlinf_async.weights.plane.destination import Destination
 from rlinf_async.weights.plane.host_memory import HostMemory
-from rlinf_async.weights.state import words as say
+from rlinf_async.weights.state import messages
 from rlinf_async.weights.state.versions import Versioned
-from rlinf_async.weights.waiting.conditions import Changes, Reading
+from rlinf_async.weights.waiting.conditions import ConditionVar, Reading
 from rlinf_async.weights.waiting.execution import ProcessEnds
 from rlinf_async.weights.waiting.ownership import OwnerProcess, on_drop
 
@@ -74,7 +74,7 @@ class Subscriber(Versioned):
 
     def __init__(
         self,
-        link: Link | None,
+        link: WeightLink | None,
         destination: Any = None,
         *,
         model_id: str = "policy",
@@ -110,8 +110,8 @@ class Subscriber(Versioned):
         )
         self._reception = self._applying.reception
         self.gate = self._applying.gate
-        self._changes = Changes(model_id)
-        self._news: deque[Words] = deque()
+        self._changes = ConditionVar(model_id)
+        self._news: deque[LinkMessage] = deque()
         """What is heard and not acted on yet."""
         self._owed: list[int] = []
         """Versions that were heard of and not acknowledged."""
@@ -200,24 +200,24 @@ class Subscriber(Versioned):
 
     # -- receiving ----------------------------------------------------------------------------------------------
 
-    def hear(self, words: Words) -> None:
+    def on_message(self, words: LinkMessage) -> None:
         """A word of the sender; from any thread.  It is acted on by whoever receives."""
         what, *facts = words
-        if what == say.PUBLISH:
+        if what == messages.PUBLISH:
             self._reception.heard(facts[0])
-        elif what == say.LEAVE:
+        elif what == messages.LEAVE:
             self._why = facts[0]
             return
         elif what in TO_HOSTS:
             if self._host is not None:  # or it is the host no more, which the sender may not have known
                 self._host.host.hear(what, *facts)
             return
-        if what in (say.HELLO, say.HOST):
+        if what in (messages.HELLO, messages.HOST):
             self._host_begins(facts)
         self._news.append(words)
         self._changes.notify()
 
-    def hear_end(self, error: Exception) -> None:
+    def on_end(self, error: Exception) -> None:
         """Notes that the link has ended, and why, and wakes all waiters."""
         if self._why:
             error = ClosedError(f"the sender of '{self._model_id}' has left by an error: {self._why}")
@@ -311,7 +311,7 @@ class Subscriber(Versioned):
             self._is_taking = False
             self._changes.notify()
 
-    def _next(self) -> list[Words]:
+    def _next(self) -> list[LinkMessage]:
         """One word; or several published versions that are there to be read, of which only the last counts.
 
         One that is only asked about is no such: on another machine the one before may land after the question.
@@ -322,16 +322,16 @@ class Subscriber(Versioned):
             words.append(news.popleft())
         return words
 
-    async def _act(self, words: list[Words]) -> None:
+    async def _act(self, words: list[LinkMessage]) -> None:
         what, *facts = words[-1]
-        if what == say.PUBLISH:
+        if what == messages.PUBLISH:
             _, memory, sent = facts
             if memory is not None:
                 await self._apply([each[1] for each in words], memory, sent)
             else:
                 await self._agree()
                 self._say_ack(0, None)
-        elif what in (say.HELLO, say.HOST):
+        elif what in (messages.HELLO, messages.HOST):
             await self._meet(*facts[:5])
         else:
             logger.warning("%r has heard %r, which means nothing to it", self, what)
@@ -342,7 +342,7 @@ class Subscriber(Versioned):
         if self._keep is None:  # of two ends in one process, the sender's warns
             what = "" if self.link is None or self.link.is_here else f"subscriber of '{self._model_id}'"
             destination = applying.destination if self._maps else None
-            self._keep = on_drop(self, what, functools.partial(give_back, destination, applying.leases))
+            self._keep = on_drop(self, what, functools.partial(release_slots, destination, applying.leases))
         self._reception.heard(version)
         try:
             await self._agree((manifest, extra, slots))
@@ -391,7 +391,7 @@ class Subscriber(Versioned):
             is_published = leased.header.places & PUBLISHED
             if leased.views is None:
                 if is_published:
-                    self._say(say.NEED, leased.header.version, None)
+                    self._say(messages.NEED, leased.header.version, None)
                 return
             try:
                 # It has been written again and may be withdrawn before it is published; another version is on its way.
@@ -414,7 +414,7 @@ class Subscriber(Versioned):
         self._lacked = [*(each for each in self._lacked if each == version), version]
         if len(self._lacked) > _TRIES:
             return False
-        self._say(say.NEED, version, memory)
+        self._say(messages.NEED, version, memory)
         return True
 
     def _acknowledge(self, failure: Any, *facts: Any) -> None:
@@ -423,7 +423,7 @@ class Subscriber(Versioned):
             self._say_ack(version, failure, *facts)
 
     def _say_ack(self, version: int, failure: Any, *facts: Any) -> None:
-        self._say(say.ACK, version, failure, self._applying.leases.gpu, *(facts or (0.0, 0.0, 0.0, None)))
+        self._say(messages.ACK, version, failure, self._applying.leases.gpu, *(facts or (0.0, 0.0, 0.0, None)))
 
     def _say(self, *words: Any) -> None:
         assert self.link is not None
@@ -550,6 +550,6 @@ class Subscriber(Versioned):
         await self.close()
 
 
-def _is_there(words: Words) -> bool:
+def _is_there(words: LinkMessage) -> bool:
     """Whether they say in which memory a version is."""
-    return bool(words[0] == say.PUBLISH and words[2] is not None)
+    return bool(words[0] == messages.PUBLISH and words[2] is not None)

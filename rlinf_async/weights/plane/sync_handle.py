@@ -13,7 +13,7 @@ from rlinf_async.weights.state.sync_report import SyncReport
 from rlinf_async.work import Work
 
 
-class Parcel(NamedTuple):
+class WeightsMessage(NamedTuple):
     """A version of the weights as a message carries it.
 
     Attributes:
@@ -41,7 +41,7 @@ class Delivery(Protocol):
     def nbytes(self) -> int:
         """Bytes of the weights as they travelled; 0: not known."""
 
-    async def stage(self, parcel: Parcel) -> None:
+    async def stage(self, parcel: WeightsMessage) -> None:
         """Sends it; finished when the weights may change.
 
         Raises:
@@ -55,7 +55,7 @@ class Delivery(Protocol):
             WrongAcknowledgement: a receiver has said something else than what was expected; it may be called again.
         """
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """Ends what nobody waits for any more."""
 
 
@@ -112,14 +112,14 @@ class SyncHandle(Work[SyncReport]):
 
     def cancel(self) -> None:
         """Nobody waits for it any more; the next version may be published."""
-        self.give_up(ClosedError(f"nobody waited for {self._describe()} any more"))
+        self.abandon(ClosedError(f"nobody waited for {self._describe()} any more"))
 
-    def give_up(self, error: Exception) -> None:
+    def abandon(self, error: Exception) -> None:
         """Ends it with an error, and with it what is under way."""
         self._forget(self.version)
         if self._settle(error=error):
             for delivery in self.deliveries:
-                delivery.give_up()
+                delivery.abandon()
 
     async def collect(self, answered: Callable[[Hashable, int, Exception | None], None]) -> None:
         """Waits for the ends of its deliveries; if that is cancelled, it may be called again.

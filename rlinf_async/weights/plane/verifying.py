@@ -32,13 +32,13 @@ class Verifying:
         self._expected = ExpectedDigests(store.manifest)
         self._held: dict[int, _Held] = {}
 
-    def hold(self, version: int) -> None:
+    def pin(self, version: int) -> None:
         """Hold the slot of a version that is about to be published."""
-        self._let_go([version])  # of that number, what was packed and not published
+        self._unpin([version])  # of that number, what was packed and not published
         latest = self._store.latest
         if latest is not None and latest.version == version and latest.is_in_slot:
             self._expected = self._expected.following()
-            latest.hold()
+            latest.pin()
             self._held[version] = _Held(latest, list(latest.views.values()), self._expected)
 
     def hash(self, version: int, pending: Collection[int]) -> None:
@@ -47,15 +47,15 @@ class Verifying:
         Args:
             pending: other versions that receivers may still answer; the slots of all others may be written again.
         """
-        self._let_go(self._held.keys() - {version, *pending})
+        self._unpin(self._held.keys() - {version, *pending})
         held = self._held.get(version)
         if held is not None:
             held.expected.begin(version, held.leaves)
 
-    def _let_go(self, versions: Iterable[int]) -> None:
+    def _unpin(self, versions: Iterable[int]) -> None:
         for version in versions:
             if (held := self._held.pop(version, None)) is not None:
-                held.slot.let_go()
+                held.slot.unpin()
 
     def judge(self, name: Hashable, ack: Ack, digests: Sequence[Any] | None) -> Ack:
         """A receiver's answer with the digest of what it holds; a failure, if that is not what was sent."""

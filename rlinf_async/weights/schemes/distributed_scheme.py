@@ -24,7 +24,7 @@ class _DistributedReceiver(WeightReceiver):
 
     def connect(self, timeout: float | None = 60.0) -> Any:
         self._check_open()
-        return self._bridge.run(self._connect(timeout), "the sender")
+        return self._adapter.run(self._connect(timeout), "the sender")
 
     async def _connect(self, timeout: float | None) -> None:
         while not self.version and not await self._receive(_MAX_WAIT_S if timeout is None else timeout):

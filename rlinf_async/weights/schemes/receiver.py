@@ -22,7 +22,7 @@ from rlinf_async.weights.state.versions import Reception, Versioned
 from rlinf_async.weights.transports.calls import finish
 from rlinf_async.weights.transports.transport import LinkTransport, TransportBackend
 from rlinf_async.weights.waiting.conditions import Reading
-from rlinf_async.weights.waiting.execution import Bridge, at_once
+from rlinf_async.weights.waiting.execution import SyncAdapter, at_once
 
 logger = own_logger(__name__)
 
@@ -73,7 +73,7 @@ class WeightReceiver(Versioned):
         """What belongs to this process."""
         self._is_closed = False
         self._heard = 0
-        self._bridge = Bridge()
+        self._adapter = SyncAdapter()
         self.__dict__.pop("_subscriber", None)
 
     def __repr__(self) -> str:
@@ -126,7 +126,7 @@ class WeightReceiver(Versioned):
             Exception: they do not fit.  As of all of these the sender gets the same error; the model is as it was.
         """
         self._check_open()
-        return self._bridge.run(self._receive(timeout), f"weights of '{self._model_id}'")
+        return self._adapter.run(self._receive(timeout), f"weights of '{self._model_id}'")
 
     async def _receive(self, timeout: float, *, in_background: bool = False) -> bool:
         transport = self._transport
@@ -197,7 +197,7 @@ class WeightReceiver(Versioned):
             Exception: they do not fit; the model is as it was.
         """
         self._check_open()
-        return self._bridge.run(self._apply_and_answer(weights, version), f"weights of '{self._model_id}'")
+        return self._adapter.run(self._apply_and_answer(weights, version), f"weights of '{self._model_id}'")
 
     async def _apply_and_answer(self, weights: Any, version: int | None) -> None:
         if isinstance(weights, Notice):
@@ -287,7 +287,7 @@ class WeightReceiver(Versioned):
 
     def _wait(self, waiting: Coroutine[Any, Any, None], what: str) -> Any:
         only_waits = self._standing.link is None  # else it receives meanwhile
-        return self._bridge.wait(waiting, what) if only_waits else self._bridge.run(self._watched(waiting), what)
+        return self._adapter.wait(waiting, what) if only_waits else self._adapter.run(self._watched(waiting), what)
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -303,7 +303,7 @@ class WeightReceiver(Versioned):
         """
         self._check_open()
         if isinstance(self._transport, LinkTransport):
-            return self._bridge.run(self._watched(self._standing.begin(timeout)), "the sender")
+            return self._adapter.run(self._watched(self._standing.begin(timeout)), "the sender")
         return at_once()
 
     async def _watched(self, waiting: Coroutine[Any, Any, None]) -> None:
@@ -370,15 +370,15 @@ class WeightReceiver(Versioned):
         self._is_closed = True
         if running_loop() is None:
             # Another thread may be waiting for weights, with the loop that this one is to use.
-            self._subscriber.hear_end(ClosedError(f"{self!r} is closed"))
+            self._subscriber.on_end(ClosedError(f"{self!r} is closed"))
         ends, self._transport = (self._subscriber, self._transport), None
-        work = self._bridge.run(_close(*ends), f"the closing of {self!r}", abandonable=False)
-        self._bridge.release()
+        work = self._adapter.run(_close(*ends), f"the closing of {self!r}", abandonable=False)
+        self._adapter.release()
         return work
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the context."""
-        own = ("_bridge", "_heard", "_subscriber", "_is_closed")
+        own = ("_adapter", "_heard", "_subscriber", "_is_closed")
         return {name: value for name, value in self.__dict__.items() if name not in own} | {"_context_ref": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from rlinf_async.weights.transports.calls import finish
 from rlinf_async.weights.transports.transport import TransportBackend
 
 
-class Roster:
+class WorkerRoster:
     """What a ``WeightSender`` knows of its workers."""
 
     _transport: TransportBackend | None

@@ -12,7 +12,7 @@ from rlinf_async.weights.schemes.receiver import WeightReceiver
 from rlinf_async.weights.schemes.sender import WeightSender
 from rlinf_async.weights.schemes.weight_strategy import _get_strategy
 from rlinf_async.weights.transports.transport import TransportBackend
-from rlinf_async.weights.waiting.execution import Bridge
+from rlinf_async.weights.waiting.execution import SyncAdapter
 from rlinf_async.work import Work
 
 S = TypeVar("S", bound="type[WeightSyncScheme]")
@@ -208,9 +208,9 @@ class WeightSyncScheme(Configuration):
         self._sender = self._receiver = None
         self._initialized_on_sender = self._initialized_on_worker = False
         works = [work for end in ends if isinstance(work := end.close(), Work)]
-        bridge = Bridge()
-        closing = bridge.run(_every(works), f"the closing of {type(self).__name__}")
-        bridge.release()
+        adapter = SyncAdapter()
+        closing = adapter.run(_every(works), f"the closing of {type(self).__name__}")
+        adapter.release()
         return closing
 
     async def __aenter__(self) -> WeightSyncScheme:

@@ -9,25 +9,25 @@ from typing import Any, NamedTuple
 from rlinf_async._core import clock
 from rlinf_async.errors import ClosedError
 from rlinf_async.weights.model.gather import gathers_here
-from rlinf_async.weights.model.gather_calls import Call
+from rlinf_async.weights.model.gather_calls import GatherCall
 from rlinf_async.weights.model.source import is_streamed
 from rlinf_async.weights.plane.publisher import Publisher
 from rlinf_async.weights.plane.sends import Sends
 from rlinf_async.weights.plane.sync_handle import Delivery, SyncHandle
 from rlinf_async.weights.schemes.configuration import Configuration, held
-from rlinf_async.weights.schemes.roster import Roster, close_all
+from rlinf_async.weights.schemes.roster import WorkerRoster, close_all
 from rlinf_async.weights.schemes.sharded import are_sharded, gather_whole, only_helps
 from rlinf_async.weights.schemes.weight_strategy import _get_strategy
 from rlinf_async.weights.state.sync_report import SyncReport
 from rlinf_async.weights.transports.calls import finish
 from rlinf_async.weights.transports.deliveries import deliveries_to
 from rlinf_async.weights.transports.transport import LinkTransport, TransportBackend
-from rlinf_async.weights.waiting.execution import Bridge, check_seconds
+from rlinf_async.weights.waiting.execution import SyncAdapter, check_seconds
 
 _NOT_PENDING = "No async send is pending. Call send_async() first."
 
 
-class Wanted(NamedTuple):
+class SendRequest(NamedTuple):
     """What one send sends, and to whom.
 
     Attributes:
@@ -42,10 +42,10 @@ class Wanted(NamedTuple):
     deliveries: Sequence[Delivery] | None
     version: int | None
     timeout: float
-    call: Call
+    call: GatherCall
 
 
-class WeightSender(Roster):
+class WeightSender(WorkerRoster):
     """Sends one model's weights to workers; made by a scheme's ``init_on_sender``.
 
     ``send``, ``send_async``, ``wait_async`` and ``connect`` start at once and return a ``Work`` in a coroutine, and
@@ -73,8 +73,8 @@ class WeightSender(Roster):
         self._is_closed = False
         self._failure = ""
         """The error by which the scheme is left, in words."""
-        self._bridge = Bridge()
-        self._sending = Sends(self._bridge, self._make_publisher)
+        self._adapter = SyncAdapter()
+        self._sending = Sends(self._adapter, self._make_publisher)
 
     def _make_publisher(self) -> Publisher:
         return Publisher(model_id=self._model_id, **self._scheme.options.for_publisher())
@@ -132,7 +132,9 @@ class WeightSender(Roster):
     def _send_as(self, *wanted: Any) -> Any:
         return self._begin("send() while an async send", self._send, wanted)
 
-    def _begin(self, what: str, send: Callable[[Wanted], Coroutine[Any, Any, Any]], wanted: tuple[Any, ...]) -> Any:
+    def _begin(
+        self, what: str, send: Callable[[SendRequest], Coroutine[Any, Any, Any]], wanted: tuple[Any, ...]
+    ) -> Any:
         if self._pending is not None:
             raise RuntimeError(f"Cannot call {what} is pending. Call wait_async() first.")
         self._check_open()
@@ -185,7 +187,7 @@ class WeightSender(Roster):
         if self._pending is None:
             raise RuntimeError(_NOT_PENDING)
         check_seconds(timeout)
-        return self._bridge.run(self._wait_async(self._pending, timeout), f"an async send of '{self._model_id}'")
+        return self._adapter.run(self._wait_async(self._pending, timeout), f"an async send of '{self._model_id}'")
 
     def update_weights(self, weights: Any) -> Any:
         """``send(weights)`` (TorchRL's older name)."""
@@ -197,12 +199,12 @@ class WeightSender(Roster):
 
     def _prepare(
         self,
-        call: Call,
+        call: GatherCall,
         weights: Any,
         worker_ids: int | Sequence[int] | None,
         version: int | None,
         timeout: float | None,
-    ) -> Wanted:
+    ) -> SendRequest:
         self._check_open()  # it may have been closed while its workers were looked for
         check_seconds(timeout)
         if version is not None:
@@ -223,7 +225,7 @@ class WeightSender(Roster):
         links = {each: transport for each, transport in targets.items() if isinstance(transport, LinkTransport)}
         others: dict[Hashable, Any] = {each: targets[each] for each in targets if each not in links}
         deliveries = None if self._publishes and not others else deliveries_to(others)
-        return Wanted(prepared, links, deliveries, version, timeout, call)
+        return SendRequest(prepared, links, deliveries, version, timeout, call)
 
     def _weights(self, weights: Any) -> Any:
         context = self._context_ref() if self._context_ref is not None else None
@@ -246,14 +248,14 @@ class WeightSender(Roster):
         wanted = *wanted[:-1], clock.rest(timeout, begun)
         return await send(self._prepare(*wanted))
 
-    async def _publish(self, wanted: Wanted) -> SyncHandle:
+    async def _publish(self, wanted: SendRequest) -> SyncHandle:
         """Sends; returns when the weights may change."""
         self._check_open()  # another thread may have closed it while this one waited for its turn
         weights, links, deliveries, version, timeout, call = wanted
         publisher = self._linked(links)
         facts: dict[str, Any] = {"version": version, "timeout": timeout, "call": call, "deliveries": deliveries}
         if not self._publishes and are_sharded(weights):
-            weights = await publisher.aside.do(gather_whole, weights, call, nbytes=None)
+            weights = await publisher.worker_thread.do(gather_whole, weights, call, nbytes=None)
         handle = await self._sending.publish(weights, list(links), **facts)
         for transport in links.values():
             transport.announce(handle.version)
@@ -282,7 +284,7 @@ class WeightSender(Roster):
         report.raise_failures()
         return report
 
-    async def _send(self, wanted: Wanted) -> SyncReport:
+    async def _send(self, wanted: SendRequest) -> SyncReport:
         handle = await self._publish(wanted)
         try:
             return await self._report(handle)
@@ -290,7 +292,7 @@ class WeightSender(Roster):
             handle.cancel()
             raise
 
-    async def _send_async(self, wanted: Wanted) -> int:
+    async def _send_async(self, wanted: SendRequest) -> int:
         handle = await self._publish(wanted)
         self._sending.untold[handle] = None
         return handle.version
@@ -323,11 +325,11 @@ class WeightSender(Roster):
             return self._sending.turns.run(lambda: self._connect_in_turn(*wanted), f"the workers of '{self._model_id}'")
         if self._lack(weights):
             return self._send_as(*wanted)
-        return self._bridge.run(self._connect(timeout), f"the workers of '{self._model_id}'")
+        return self._adapter.run(self._connect(timeout), f"the workers of '{self._model_id}'")
 
     def _lack(self, weights: Any) -> bool:
         """True if workers that connect are to be sent these weights, or the model's."""
-        is_first = not self.version or (self._sending.gave_up and not self._publishes)
+        is_first = not self.version or (self._sending.is_outcome_unknown and not self._publishes)
         return weights is not None or (is_first and self._weights(None) is not None)
 
     async def _connect_in_turn(self, *wanted: Any) -> None:
@@ -351,7 +353,7 @@ class WeightSender(Roster):
         self._check_open()
         old = self._replaced(worker_id, pipe_or_worker)
         new = self._transports[worker_id]
-        return self._bridge.run(self._replace(worker_id, old, new), f"worker {worker_id} of '{self._model_id}'")
+        return self._adapter.run(self._replace(worker_id, old, new), f"worker {worker_id} of '{self._model_id}'")
 
     async def _replace(self, worker_id: int, old: TransportBackend, new: TransportBackend) -> None:
         publisher = self._sending.publisher
@@ -394,8 +396,8 @@ class WeightSender(Roster):
         self._is_closed = True
         while self._sending.untold:
             self._sending.untold.popitem()[0].cancel()
-        work = self._bridge.run(self._close(), f"the closing of {self!r}", abandonable=False)
-        self._bridge.release()
+        work = self._adapter.run(self._close(), f"the closing of {self!r}", abandonable=False)
+        self._adapter.release()
         return work
 
     async def _close(self) -> None:
@@ -409,7 +411,7 @@ class WeightSender(Roster):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the context, and without what is pending."""
-        own = ("_bridge", "_sending", "_is_closed", "_failure")
+        own = ("_adapter", "_sending", "_is_closed", "_failure")
         state = {name: value for name, value in self.__dict__.items() if name not in own}
         return {**state, "_context_ref": None}
 

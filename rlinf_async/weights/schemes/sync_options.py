@@ -92,16 +92,16 @@ class SyncOptions:
             raise ConfigError(f"shard= is (mesh, placements), or a function of (name, tensor); got {self.shard!r}")
 
     def _check_transport_dtype(self) -> None:
-        wish = self.transport_dtype
-        if wish is None or (callable(wish) and not isinstance(wish, torch.dtype)):
+        dtype = self.transport_dtype
+        if dtype is None or (callable(dtype) and not isinstance(dtype, torch.dtype)):
             return
-        found = getattr(torch, wish.removeprefix("torch."), None) if isinstance(wish, str) else wish
+        found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
         if not isinstance(found, torch.dtype) or not found.is_floating_point:
             names = [name for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype)]
             floating = [name for name in names if getattr(torch, name).is_floating_point]
-            like = difflib.get_close_matches(wish, floating, 1, 0.4) if isinstance(wish, str) else []
+            like = difflib.get_close_matches(dtype, floating, 1, 0.4) if isinstance(dtype, str) else []
             raise ConfigError(
-                f"transport_dtype= is a floating-point dtype, its name, or a function of (name, dtype); got {wish!r}"
+                f"transport_dtype= is a floating-point dtype, its name, or a function of (name, dtype); got {dtype!r}"
                 f"{f': {like[0]!r}, perhaps?' if like else ''}"
             )
 

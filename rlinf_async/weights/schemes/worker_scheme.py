@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlinf_async._worker.context import require_exchange
-from rlinf_async.weights.links.weight_link import Link
+from rlinf_async.weights.links.weight_link import WeightLink
 from rlinf_async.weights.links.worker_link import WorkerLink
 from rlinf_async.weights.schemes.called import CallingScheme
 from rlinf_async.weights.schemes.scheme import WeightSyncScheme, register_weight_sync_backend
@@ -30,7 +30,7 @@ class WorkerLinkTransport(LinkTransport):
     def __repr__(self) -> str:
         return f"<WorkerLinkTransport to {self._member[0]}:{self._member[1]}>"
 
-    def _make_link(self, name: str) -> Link:
+    def _make_link(self, name: str) -> WeightLink:
         return WorkerLink(*self._member, name)
 
     def check_connection(self) -> bool:

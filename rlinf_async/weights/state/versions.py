@@ -47,7 +47,7 @@ def next_version(last: int, version: int | None = None) -> int:
     return number
 
 
-class Verdict(Enum):
+class Judgement(Enum):
     """Judgement of weights that have come to a receiver."""
 
     APPLY = auto()
@@ -84,7 +84,7 @@ class Reception:
         """There is such a version."""
         self.published = max(self.published, version)
 
-    def judge(self, version: int, sender: Any = None) -> Verdict:
+    def judge(self, version: int, sender: Any = None) -> Judgement:
         """Judges whole weights by their number, whatever has brought them.
 
         a later version than what is here                          APPLY
@@ -95,10 +95,10 @@ class Reception:
         """
         self.heard(version)
         if version > self.version:
-            return Verdict.APPLY
+            return Judgement.APPLY
         if version < self.version or not (sender is None or self.sender in (None, sender)):
-            return Verdict.STALE
-        return Verdict.DUPLICATE if self.is_whole and self.is_there else Verdict.APPLY
+            return Judgement.STALE
+        return Judgement.DUPLICATE if self.is_whole and self.is_there else Judgement.APPLY
 
     def applied(self, version: int) -> None:
         """
@@ -150,7 +150,7 @@ class Versioned:
 
 
 @dataclass
-class Target:
+class LedgerEntry:
     """One receiver, as its sender knows it.
 
     Attributes:
@@ -163,12 +163,12 @@ class Target:
 
 
 @dataclass
-class _Sending:
+class _Pending:
     waiting: set[Any]
     answers: dict[Any, Any]
 
 
-class Ledger:
+class VersionLedger:
     """Who was sent what and has acknowledged what.
 
     Acknowledgements are matched by their version, never by their order: one that is late, doubled or about something
@@ -176,13 +176,13 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self.targets: dict[Any, Target] = {}
+        self.targets: dict[Any, LedgerEntry] = {}
         self.version = 0
-        self._sendings: dict[int, _Sending] = {}
+        self._sendings: dict[int, _Pending] = {}
 
     def add(self, target: Any) -> None:
         """A receiver, which knows nothing yet."""
-        self.targets[target] = Target()
+        self.targets[target] = LedgerEntry()
 
     def remove(self, target: Any, answer: Any) -> list[int]:
         """It is no receiver any more.  Returns the versions that are complete without it."""
@@ -209,7 +209,7 @@ class Ledger:
         if unknown := waiting - self.targets.keys():
             raise KeyError(f"nobody is called {unknown.pop()!r}")
         self.version = self.check(version)
-        self._sendings[version] = _Sending(waiting, dict(answers))
+        self._sendings[version] = _Pending(waiting, dict(answers))
         return not waiting
 
     def excess(self, behind: int) -> list[int]:

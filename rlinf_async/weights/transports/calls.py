@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from rlinf_async.errors import DeadlineExceeded
 from rlinf_async.group import WorkerGroup
 from rlinf_async.weights.model.param_tree import ParamTree, is_tensordict, memory_of
-from rlinf_async.weights.waiting.execution import Bridge, at_once
+from rlinf_async.weights.waiting.execution import SyncAdapter, at_once
 from rlinf_async.work import Work
 
 _NONE: Final = object()
@@ -36,7 +36,7 @@ class CallTransport:
 
     def __init__(self, timeout: float | None = 60.0) -> None:
         self.timeout = timeout
-        self._bridge = Bridge()
+        self._adapter = SyncAdapter()
         self._pending: Any = _NONE
         self._open: Work[Any] | None = None
         """The last call, whether somebody waits for its end or not."""
@@ -66,7 +66,7 @@ class CallTransport:
             return None
         made = self.call(callee, detached(weights) if isinstance(callee, WorkerGroup) else weights, version)
         if inspect.iscoroutine(made) and running_loop() is not None:
-            made = self._bridge.run(made, self._describe())  # begun, whoever waits for it
+            made = self._adapter.run(made, self._describe())  # begun, whoever waits for it
         self._open = made if isinstance(made, Work) else None
         return made
 
@@ -82,7 +82,7 @@ class CallTransport:
             version: of the weights; None: the worker is not told, and counts by itself.
             timeout: seconds for this call; by default the transport's.
         """
-        return self._bridge.run(self._finish(self._call(weights, version, timeout)), self._describe())
+        return self._adapter.run(self._finish(self._call(weights, version, timeout)), self._describe())
 
     def send_weights_async(
         self, model_id: str, weights: Any, version: int | None = None, timeout: float | None = None
@@ -108,7 +108,7 @@ class CallTransport:
         if not self.is_pending:
             raise RuntimeError("No pending future. Did you call send_weights_async?")
         pending, self._pending = self._pending, _NONE
-        return self._bridge.run(self._finish(pending), self._describe())
+        return self._adapter.run(self._finish(pending), self._describe())
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
         """None: the call itself brings the weights."""
@@ -127,18 +127,18 @@ class CallTransport:
     def close(self) -> Any:
         """Gives up the call that may be open; in a coroutine a ``Work``."""
         self.give_up()
-        self._bridge.release()
+        self._adapter.release()
         return at_once()
 
     async def _finish(self, result: Any) -> None:
         await finish(result, self._patience, self._describe())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_bridge": None, "_pending": None, "_open": None}
+        return {**self.__dict__, "_adapter": None, "_pending": None, "_open": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._bridge, self._pending = Bridge(), _NONE
+        self._adapter, self._pending = SyncAdapter(), _NONE
 
 
 async def finish(result: Any, timeout: float | None, what: str) -> Any:

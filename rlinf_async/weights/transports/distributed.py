@@ -19,7 +19,7 @@ from rlinf_async.weights.links.store_mail import StoreMail
 from rlinf_async.weights.model.copying import copy_tensors
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import ParamTree, Path, is_tensordict, name_of
-from rlinf_async.weights.waiting.execution import Aside, Bridge
+from rlinf_async.weights.waiting.execution import SyncAdapter, WorkerThread
 from rlinf_async.work import Work
 
 logger = own_logger(__name__)
@@ -66,15 +66,15 @@ class DistributedTransport:
         """Who has sent what was received last: another one counts anew."""
         self.nbytes = 0
         """Of those that were sent last, packed."""
-        self._bridge = Bridge()
-        self._packing = Aside(f"packing for rank {rank}")  # the other thread may be sending what came before
+        self._adapter = SyncAdapter()
+        self._packing = WorkerThread(f"packing for rank {rank}")  # the other thread may be sending what came before
         self._thread = LazyThread(f"rlinf-weights-{rank}")
         self._interrupting = LazyThread(f"rlinf-weights-{rank}-interrupting")
         self._mail: StoreMail | None = None
         self._stop = threading.Event()
         """Of the calls that were made since the last ``give_up``."""
-        self._sending: _Blocking | None = None
-        self._receiving: _Blocking | None = None
+        self._sending: _ThreadCall | None = None
+        self._receiving: _ThreadCall | None = None
         """Of a message; if the one who receives is cancelled, the next one gets it."""
 
     def __repr__(self) -> str:
@@ -99,7 +99,7 @@ class DistributedTransport:
             RemoteError: the worker could not apply it; says why.
             SerializationError: something beside the tensors cannot travel; nothing was sent.
         """
-        return self._bridge.run(self._send_and_wait(model_id, weights, version, timeout), f"the sending to {self!r}")
+        return self._adapter.run(self._send_and_wait(model_id, weights, version, timeout), f"the sending to {self!r}")
 
     async def _send_and_wait(self, *message: Any) -> None:
         await self._send(*message)
@@ -109,7 +109,7 @@ class DistributedTransport:
         self, model_id: str, weights: Any, version: int | None = None, timeout: float | None = None
     ) -> Any:
         """Sends a copy; ``wait_ack`` waits for the worker."""
-        return self._bridge.run(self._send(model_id, weights, version, timeout), f"the sending to {self!r}")
+        return self._adapter.run(self._send(model_id, weights, version, timeout), f"the sending to {self!r}")
 
     async def _send(self, model_id: str, weights: Any, version: int | None, timeout: float | None) -> None:
         mail, stop = self._opened(is_sender=True), self._stop
@@ -123,12 +123,12 @@ class DistributedTransport:
         head |= {"model_id": model_id, "version": version, "nested": is_tensordict(weights)}
         # From here on the thread goes on by itself: the copy can be sent whatever becomes of the source.
         patience = self.timeout if timeout is None else timeout
-        self._sending = _Blocking(self._thread, mail.send, head, packed, patience, stop)
+        self._sending = _ThreadCall(self._thread, mail.send, head, packed, patience, stop)
         self.version, self.nbytes = version, packed.numel()
 
     def wait_ack(self) -> Any:
         """The errors are those of ``send_weights``."""
-        return self._bridge.run(self._wait_ack(), f"the answer of {self!r}")
+        return self._adapter.run(self._wait_ack(), f"the answer of {self!r}")
 
     async def _wait_ack(self) -> None:
         sending = self._sending
@@ -152,12 +152,12 @@ class DistributedTransport:
             self._sending = None
             self._interrupt()
 
-    def _interrupt(self) -> _Blocking:
+    def _interrupt(self) -> _ThreadCall:
         """Ends what the thread waits for; in another one, because the store may not answer for long."""
         assert self._mail is not None
         stop, self._stop = self._stop, threading.Event()
         stop.set()
-        return _Blocking(self._interrupting, self._mail.interrupt, stop)
+        return _ThreadCall(self._interrupting, self._mail.interrupt, stop)
 
     # -- the receiver -------------------------------------------------------------------------------------------
 
@@ -168,14 +168,14 @@ class DistributedTransport:
             PeerLost: the store is gone.
             Exception: what has come is of no use here; the sender hears the same.
         """
-        return self._bridge.run(self._receive(timeout), f"weights from {self!r}")
+        return self._adapter.run(self._receive(timeout), f"weights from {self!r}")
 
     async def _receive(self, timeout: float) -> tuple[str, Any] | None:
         mail = self._opened(is_sender=False)
         if mail is None:
             return None
         if self._receiving is None:
-            self._receiving = _Blocking(self._thread, mail.receive, self._stop)
+            self._receiving = _ThreadCall(self._thread, mail.receive, self._stop)
         receiving = self._receiving
         with contextlib.suppress(Exception):  # of the message, unless this is closed meanwhile
             await receiving.async_wait(timeout)
@@ -193,16 +193,16 @@ class DistributedTransport:
 
     def send_ack(self, message: str = "updated") -> Any:
         """Tells the sender that what was received last has been applied."""
-        return self._bridge.run(self._answer(message.encode()), f"the answer to {self!r}")
+        return self._adapter.run(self._answer(message.encode()), f"the answer to {self!r}")
 
     def send_error(self, error: BaseException) -> Any:
         """Tells the sender that what was received last could not be applied."""
-        return self._bridge.run(self._answer(error), f"the answer to {self!r}")
+        return self._adapter.run(self._answer(error), f"the answer to {self!r}")
 
     async def _answer(self, answer: bytes | BaseException) -> None:
         mail = self._opened(is_sender=False)
         if mail is not None:
-            await _Blocking(self._thread, mail.answer, answer).async_wait()
+            await _ThreadCall(self._thread, mail.answer, answer).async_wait()
 
     # -- both ---------------------------------------------------------------------------------------------------
 
@@ -224,17 +224,17 @@ class DistributedTransport:
         A thread that has not come back after some seconds, because the store has stopped or its host cannot be reached,
         is left behind, and ends when the store answers or with the process.
         """
-        ending: list[_Blocking] = []  # begun at once, in threads
+        ending: list[_ThreadCall] = []  # begun at once, in threads
         if self._sending is not None or self._receiving is not None:  # but an answer leaves before the connection ends
             ending.append(self._interrupt())
         if self._mail is not None:
-            ending.append(_Blocking(self._thread, self._mail.part))
+            ending.append(_ThreadCall(self._thread, self._mail.part))
         self._mail = self._sending = self._receiving = None
-        work = self._bridge.run(self._end(ending), f"the closing of {self!r}")
-        self._bridge.release()
+        work = self._adapter.run(self._end(ending), f"the closing of {self!r}")
+        self._adapter.release()
         return work
 
-    async def _end(self, ending: list[_Blocking]) -> None:
+    async def _end(self, ending: list[_ThreadCall]) -> None:
         await self._packing.end()
         try:
             for each in ending:
@@ -247,7 +247,7 @@ class DistributedTransport:
             )
 
 
-class _Blocking(Work[Any]):
+class _ThreadCall(Work[Any]):
     """A blocking call in a thread, however long it takes."""
 
     def __init__(self, thread: LazyThread, call: Callable[..., Any], *args: Any) -> None:

@@ -13,7 +13,7 @@ from rlinf_async.weights.links.socket_link import OWN, Notice, SocketLink
 from rlinf_async.weights.links.weight_link import no_match
 from rlinf_async.weights.transports.calls import detached
 from rlinf_async.weights.transports.transport import LinkTransport
-from rlinf_async.weights.waiting.execution import Bridge
+from rlinf_async.weights.waiting.execution import SyncAdapter
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -47,7 +47,7 @@ class MPTransport(LinkTransport):
         self.timeout = timeout
         self.pipe = pipe_connection
         self._mail = PipeMail.of(pipe_connection)
-        self._bridge = Bridge()
+        self._adapter = SyncAdapter()
         self._registered = registered
         self._link: SocketLink | None = None
         self._invites = False
@@ -75,11 +75,11 @@ class MPTransport(LinkTransport):
             await self._send((model_id, detached(weights)), UPDATE)
             await self._check("updated")
 
-        return self._bridge.run(send(), f"the sending to {self!r}")
+        return self._adapter.run(send(), f"the sending to {self!r}")
 
     def send_weights_async(self, model_id: str, weights: Any) -> Any:
         """Sends a copy; ``wait_ack`` waits for the receiver."""
-        return self._bridge.run(self._send((model_id, detached(weights)), UPDATE), f"the sending to {self!r}")
+        return self._adapter.run(self._send((model_id, detached(weights)), UPDATE), f"the sending to {self!r}")
 
     def wait_ack(self) -> Any:
         """``check_ack()``"""
@@ -92,7 +92,7 @@ class MPTransport(LinkTransport):
             ValueError: something else comes.
             PeerLost: the other side is gone.
         """
-        return self._bridge.run(self._receive(timeout), f"weights from {self!r}")
+        return self._adapter.run(self._receive(timeout), f"weights from {self!r}")
 
     async def _receive(self, timeout: float) -> Any:
         message = await self._mail.receive(timeout)
@@ -105,11 +105,11 @@ class MPTransport(LinkTransport):
 
     def send_ack(self, message: str = "updated") -> Any:
         """The receiver's word that it has applied what it has received."""
-        return self._bridge.run(self._send(None, message), f"the answer of {self!r}")
+        return self._adapter.run(self._send(None, message), f"the answer of {self!r}")
 
     def send_error(self, error: BaseException) -> Any:
         """The receiver's word that it could not."""
-        return self._bridge.run(self._send((type(error).__name__, str(error)), _FAILED), f"the answer of {self!r}")
+        return self._adapter.run(self._send((type(error).__name__, str(error)), _FAILED), f"the answer of {self!r}")
 
     def check_ack(self, message: str = "updated") -> Any:
         """Waits for the receiver's word.
@@ -119,7 +119,7 @@ class MPTransport(LinkTransport):
             DeadlineExceeded: there is none within the transport's ``timeout``.
             PeerLost: the other side is gone.
         """
-        return self._bridge.run(self._check(message), f"the answer to {self!r}")
+        return self._adapter.run(self._check(message), f"the answer to {self!r}")
 
     async def _send(self, data: Any, text: str) -> None:
         await self._mail.send((data, text), self.timeout)
@@ -221,7 +221,7 @@ class MPTransport(LinkTransport):
 
     def close(self) -> Any:
         """Lets go of the pipe, which stays open; in a coroutine a ``Work``."""
-        self._bridge.release()
+        self._adapter.release()
         return super().close()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import contextlib
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
-from rlinf_async.weights.links.weight_link import Link
+from rlinf_async.weights.links.weight_link import WeightLink
 from rlinf_async.weights.waiting.execution import at_once
 
 
@@ -50,18 +50,18 @@ class LinkTransport:
 
     _link: Any = None
 
-    def invite(self, name: str) -> Link:
+    def invite(self, name: str) -> WeightLink:
         """The sender's end for the model of that name; made when it is first asked for."""
         return self.open_link(name)
 
-    def open_link(self, name: str) -> Link:
+    def open_link(self, name: str) -> WeightLink:
         """The receiver's end, likewise."""
         if self._link is None:
             self._link = self._make_link(name)
-        link: Link = self._link
+        link: WeightLink = self._link
         return link
 
-    def _make_link(self, name: str) -> Link:
+    def _make_link(self, name: str) -> WeightLink:
         raise NotImplementedError
 
     def announce(self, version: int) -> None:

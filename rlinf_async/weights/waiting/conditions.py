@@ -20,7 +20,7 @@ from rlinf_async.errors import DeadlineExceeded
 from rlinf_async.work import Work
 
 
-class Changes:
+class ConditionVar:
     """Says that something has changed, from any thread, to whoever waits for a condition that may have come true.
 
     Args:
@@ -32,12 +32,12 @@ class Changes:
         self._lock = threading.Lock()
         self._awaited: list[str] = []
         """For what there are waits, in words."""
-        self._next = _Change(model, self._awaited)
+        self._next = _Notification(model, self._awaited)
 
     def notify(self) -> None:
         """Everybody looks again."""
         with self._lock:
-            current, self._next = self._next, _Change(self._model, self._awaited)
+            current, self._next = self._next, _Notification(self._model, self._awaited)
         current._settle()
 
     async def wait_until(self, condition: Callable[[], bool], timeout: float | None = None, what: str = "") -> bool:
@@ -64,7 +64,7 @@ class Changes:
                 self._awaited.remove(what)
 
 
-class _Change(Work[None]):
+class _Notification(Work[None]):
     """The next change."""
 
     _kind = "weights"

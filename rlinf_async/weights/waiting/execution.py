@@ -19,7 +19,7 @@ from rlinf_async.weights.waiting.ownership import OwnerProcess, reset_in_childre
 from rlinf_async.work import Work
 
 
-class Bridge:
+class SyncAdapter:
     """What one end of a synchronisation runs its coroutines with; owns their tasks.
 
     In a coroutine, ``run`` starts a task of the loop that runs there.  Elsewhere it blocks: the coroutine runs in the
@@ -35,7 +35,7 @@ class Bridge:
         reset_in_children(self)
 
     def _reset(self) -> None:
-        self._blocking = _Blocking()
+        self._blocking = _BlockingLoop()
 
     def run(self, coroutine: Coroutine[Any, Any, Any], what: str, *, abandonable: bool = True) -> Any:
         """Starts it.
@@ -83,7 +83,7 @@ class Bridge:
                 blocking.lock.release()
 
 
-class _Blocking:
+class _BlockingLoop:
     """What one process blocks with."""
 
     def __init__(self) -> None:
@@ -119,13 +119,13 @@ def _close(runner: asyncio.Runner, process: OwnerProcess) -> None:
 class Turns:
     """Coroutines of a bridge that run one after another, also where one between two others is cancelled."""
 
-    def __init__(self, bridge: Bridge) -> None:
-        self._bridge = bridge
+    def __init__(self, adapter: SyncAdapter) -> None:
+        self._adapter = adapter
         self._works: dict[Task, int] = {}
         """All that have not ended, and their loops' threads: if the last was cancelled, those before it may go on."""
 
     def run(self, begin: Callable[[], Coroutine[Any, Any, Any]], what: str) -> Any:
-        """As ``Bridge.run``; it begins once those before it in coroutines have ended.
+        """As ``SyncAdapter.run``; it begins once those before it in coroutines have ended.
 
         Raises:
             RuntimeError: it would block the thread on whose loop one of those goes on.
@@ -137,7 +137,7 @@ class Turns:
                 f"{what} would block the event loop of this thread, on which one before it has not ended: "
                 "do it in an `async def` method, or await the one before it first"
             )
-        work = self._bridge.run(_begin_after([*before], begin), what)
+        work = self._adapter.run(_begin_after([*before], begin), what)
         if isinstance(work, Task):
             self._works = {**before, work: threading.get_ident()}
         return work
@@ -183,7 +183,7 @@ class ProcessEnds(ClosedError):
     """This process is ending, and starts nothing any more."""
 
 
-class Aside:
+class WorkerThread:
     """Does one thing after the other, in a thread that is there once there is something to do.
 
     Attributes:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlinf_async.weights.waiting.execution import Bridge, Turns, outlast
+from rlinf_async.weights.waiting.execution import SyncAdapter, Turns, outlast
 from rlinf_async.work import Work
 
 
@@ -23,7 +23,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 def test_a_turn_does_not_block_the_loop_that_those_before_it_need(
     loop: asyncio.AbstractEventLoop, is_cancelled: bool
 ) -> None:
-    bridge, packed = Bridge(), loop.create_future()
+    bridge, packed = SyncAdapter(), loop.create_future()
     turns = Turns(bridge)
 
     async def pack() -> None:
@@ -60,7 +60,7 @@ def test_a_turn_does_not_block_the_loop_that_those_before_it_need(
 
 
 def test_a_wait_does_not_block_the_loop_that_its_work_needs(loop: asyncio.AbstractEventLoop) -> None:
-    bridge, packed = Bridge(), loop.create_future()
+    bridge, packed = SyncAdapter(), loop.create_future()
 
     async def begin() -> Work[None]:
         work: Work[None] = bridge.run(outlast(packed), "a send")

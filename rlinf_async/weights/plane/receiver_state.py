@@ -7,10 +7,10 @@ from enum import Enum, auto
 from typing import Any
 
 from rlinf_async.errors import TransferFailed
-from rlinf_async.weights.links.weight_link import Link, Words
+from rlinf_async.weights.links.weight_link import LinkMessage, WeightLink
 
 
-class State(Enum):
+class Agreement(Enum):
     """Receiver's part in the agreement on what comes."""
 
     NEW = auto()
@@ -22,7 +22,7 @@ class State(Enum):
     """The announced weights did not fit, or the link has ended; ``refusal`` says why."""
 
 
-class Outlet:
+class ReceiverState:
     """One receiver, as its sender knows it; hears its link.
 
     Args:
@@ -39,13 +39,13 @@ class Outlet:
     def __init__(
         self,
         name: Hashable,
-        link: Link,
-        heard: Callable[[Outlet, Words], None],
-        ended: Callable[[Outlet, Exception], None],
+        link: WeightLink,
+        heard: Callable[[ReceiverState, LinkMessage], None],
+        ended: Callable[[ReceiverState, Exception], None],
     ) -> None:
         self.name = name
         self.link = link
-        self.state = State.NEW
+        self.state = Agreement.NEW
         self.refusal: Exception | None = None
         self.gpu = ""
         self.owed: set[int] = set()
@@ -56,19 +56,19 @@ class Outlet:
     @property
     def is_told(self) -> bool:
         """True if it has heard what comes."""
-        return self.state is not State.NEW
+        return self.state is not Agreement.NEW
 
     def answered(self, refusal: Exception | None) -> None:
         """Note whether it takes what comes."""
-        self.state, self.refusal = State.FITTING if refusal is None else State.REFUSED, refusal
+        self.state, self.refusal = Agreement.FITTING if refusal is None else Agreement.REFUSED, refusal
 
-    def hear(self, words: Words) -> None:
+    def on_message(self, words: LinkMessage) -> None:
         self._heard(self, words)
 
-    def hear_end(self, error: Exception) -> None:
+    def on_end(self, error: Exception) -> None:
         self._ended(self, error)
 
-    def say(self, *words: Any) -> None:
+    def send_message(self, *words: Any) -> None:
         """Says it.  If the link has ended, whoever hears it hears that.
 
         Raises:
@@ -80,3 +80,5 @@ class Outlet:
             raise
         except Exception as error:
             self._ended(self, error)
+
+    say = send_message  # as ``Relay`` calls it

@@ -17,20 +17,20 @@ from rlinf_async._core.failures import unpack_error
 from rlinf_async._messaging.relay import Relay
 from rlinf_async._messaging.state.relay_plan import FROM_HOSTS
 from rlinf_async.errors import ClosedError, TransferFailed
-from rlinf_async.weights.links.weight_link import Link, Words
+from rlinf_async.weights.links.weight_link import LinkMessage, WeightLink
 from rlinf_async.weights.memory.slot import SlotWriter
 from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.plane.host_memory import Outgoing
-from rlinf_async.weights.plane.outlet import Outlet, State
-from rlinf_async.weights.state import words as say
+from rlinf_async.weights.plane.receiver_state import Agreement, ReceiverState
+from rlinf_async.weights.state import messages
 from rlinf_async.weights.state.sync_report import Ack
-from rlinf_async.weights.state.versions import Ledger
+from rlinf_async.weights.state.versions import VersionLedger
 
 _MOST_OWED: Final = 64
 """Versions that a receiver is told of and does not answer: the next ones would only fill memory."""
 
 
-class Outlets:
+class ReceiverTable:
     """All of them.  Links may be heard in any thread.
 
     Args:
@@ -52,11 +52,11 @@ class Outlets:
         changed: Callable[[], None],
         fill: Callable[[], None],
         chain_from: int,
-        verify: Callable[[Outlet, Ack, Any], None] | None = None,
+        verify: Callable[[ReceiverState, Ack, Any], None] | None = None,
         *,
         ahead: bool = False,
     ) -> None:
-        self.ledger = Ledger()
+        self.ledger = VersionLedger()
         self._ahead = ahead
         self.seconds = 60.0
         self._model_id = model_id
@@ -64,14 +64,14 @@ class Outlets:
         self._changed = changed
         self._fill = fill
         self._verify = verify
-        self._lacking: dict[Outlet, Any] = {}
+        self._lacking: dict[ReceiverState, Any] = {}
         """Receivers that wait for that, or for the end of the packing; with memory that they cannot open."""
         self._lock = threading.RLock()
         """Held while words are said too: they leave in the order in which they were decided on."""
-        self._outlets: dict[Hashable, Outlet] = {}
+        self._receivers: dict[Hashable, ReceiverState] = {}
         self._completed: list[int] = []
         """Versions that all have answered, as of which nobody has heard yet."""
-        self._present: dict[Outlet, bool] = {}
+        self._present: dict[ReceiverState, bool] = {}
         """Receivers that were there when it became known whom the version that is being packed is for, and whether they
         have refused what comes since then: their users may have left, and nobody answers for them."""
         self._store: Store | None = None
@@ -81,15 +81,15 @@ class Outlets:
 
     @property
     def names(self) -> list[Hashable]:
-        return list(self._outlets)
+        return list(self._receivers)
 
     @property
     def unready(self) -> list[Hashable]:
-        return [name for name, outlet in self._outlets.copy().items() if outlet.state is not State.FITTING]
+        return [name for name, receiver in self._receivers.copy().items() if receiver.state is not Agreement.FITTING]
 
     @property
     def refusals(self) -> dict[Hashable, Exception]:
-        found = {name: outlet.refusal for name, outlet in self._outlets.copy().items()}
+        found = {name: receiver.refusal for name, receiver in self._receivers.copy().items()}
         return {name: error for name, error in found.items() if error is not None}
 
     @property
@@ -99,8 +99,8 @@ class Outlets:
             return {name: f"{type(error).__name__}: {error}" for name, error in troubles.items() if error is not None}
 
     def label(self, name: Hashable) -> str:
-        outlet = self._outlets.get(name)
-        return "removed" if outlet is None else outlet.link.label
+        receiver = self._receivers.get(name)
+        return "removed" if receiver is None else receiver.link.label
 
     def waiting_for(self, version: int) -> list[Any]:
         """Who has not answered."""
@@ -114,7 +114,7 @@ class Outlets:
             ValueError: there is none of that name.
         """
         with self._lock:
-            self._present = dict.fromkeys(self._outlets.values(), False)
+            self._present = dict.fromkeys(self._receivers.values(), False)
             return self.check(names)
 
     def check(self, names: Sequence[Hashable] | None) -> list[Hashable]:
@@ -126,32 +126,32 @@ class Outlets:
         if names is None:
             return self.names
         for name in names:
-            if name not in self._outlets:
-                known = ", ".join(map(repr, self._outlets)) or "none"
+            if name not in self._receivers:
+                known = ", ".join(map(repr, self._receivers)) or "none"
                 raise ValueError(f"there is no receiver {name!r} of '{self._model_id}'; there are: {known}")
         return list(names)
 
     # -- coming and going ---------------------------------------------------------------------------------------
 
-    def add(self, name: Hashable, link: Link) -> None:
-        if name in self._outlets:
+    def add(self, name: Hashable, link: WeightLink) -> None:
+        if name in self._receivers:
             self.remove(name)
-        outlet = Outlet(name, link, self.hear, self.hear_end)
+        receiver = ReceiverState(name, link, self.on_message, self.on_end)
         with self._lock:
             if self._is_closed:  # nobody would close its link
                 raise ClosedError(f"the publisher of '{self._model_id}' is closed")
-            self._outlets[name] = outlet
+            self._receivers[name] = receiver
             self.ledger.add(name)
-        link.listen(outlet)
-        link.opened._follow(lambda: self._greet([outlet]))
+        link.listen(receiver)
+        link.opened._follow(lambda: self._greet([receiver]))
 
     def remove(self, name: Hashable) -> None:
         self.check([name])
         with self._settling():
-            outlet = self._outlets.pop(name)
+            receiver = self._receivers.pop(name)
             self._completed += self.ledger.remove(name, self._removed(name, self.ledger.version))
-            self._relay.act(self._plan.leave, outlet)
-        outlet.link.close()
+            self._relay.act(self._plan.leave, receiver)
+        receiver.link.close()
 
     def _removed(self, name: Hashable, version: int) -> Ack:
         return Ack("failed", version, ClosedError(f"receiver {name!r} of '{self._model_id}' was removed"))
@@ -163,17 +163,17 @@ class Outlets:
     def greet(self, store: Store) -> None:
         """It is known what comes: everybody who is there, and has not been told, is."""
         self._store = store
-        self._greet(list(self._outlets.values()))
+        self._greet(list(self._receivers.values()))
         if self._lacking:
             self._fill()
 
-    def _greet(self, outlets: Iterable[Outlet]) -> None:
+    def _greet(self, receivers: Iterable[ReceiverState]) -> None:
         store = self._store
         if store is None:
             return
-        for outlet in outlets:
+        for receiver in receivers:
             with self._lock:
-                if outlet.is_told or not outlet.link.opened.done() or outlet.link.error is not None:
+                if receiver.is_told or not receiver.link.opened.done() or receiver.link.error is not None:
                     continue
                 latest = store.latest
                 if latest is not None and not self.is_published(latest):
@@ -181,37 +181,37 @@ class Outlets:
                 if latest is not None and not latest.is_in_slot:
                     self._fill()  # what it is greeted with, everybody can read
                     continue
-                outlet.state = State.ASKED
-                if outlet.link.node is not None:
-                    self._relay.act(self._plan.join, outlet, self._outgoing(store))
+                receiver.state = Agreement.ASKED
+                if receiver.link.node is not None:
+                    self._relay.act(self._plan.join, receiver, self._outgoing(store))
                     continue
                 memory, version = (None, 0) if latest is None else (list(latest.name), latest.version)
                 try:
-                    self.inform(outlet, memory, version)
+                    self.inform(receiver, memory, version)
                 except TransferFailed:
-                    outlet.state = State.NEW  # once more with the next version
+                    receiver.state = Agreement.NEW  # once more with the next version
 
-    def inform(self, outlet: Outlet, memory: Any, version: int) -> None:
+    def inform(self, receiver: ReceiverState, memory: Any, version: int) -> None:
         """Tells a receiver what comes, and what is in the memory of its machine."""
         store = self._store
         assert store is not None
         if memory is not None:
-            outlet.owed.add(version)
-        outlet.say(say.HELLO, store.manifest.to_bytes(), store.extra, store.most, memory, version)
+            receiver.owed.add(version)
+        receiver.send_message(messages.HELLO, store.manifest.to_bytes(), store.extra, store.most, memory, version)
 
-    def appoint(self, outlet: Outlet, line: int) -> None:
+    def appoint(self, receiver: ReceiverState, line: int) -> None:
         """Tells a receiver what comes to all receivers of its machine by it."""
         store = self._store
         assert store is not None
-        outlet.say(say.HOST, store.manifest.to_bytes(), store.extra, store.slots, None, 0, line)
+        receiver.send_message(messages.HOST, store.manifest.to_bytes(), store.extra, store.slots, None, 0, line)
 
     def ask_again(self) -> None:
         """Offers the latest version once more to those whom it does not fit, or asks them whether it does by now."""
         with self._settling():
-            for outlet in list(self._outlets.values()):
-                if outlet.state is State.REFUSED and outlet.link.error is None:
-                    outlet.state, outlet.refusal = State.ASKED, None
-                    self._offer(outlet)
+            for receiver in list(self._receivers.values()):
+                if receiver.state is Agreement.REFUSED and receiver.link.error is None:
+                    receiver.state, receiver.refusal = Agreement.ASKED, None
+                    self._offer(receiver)
 
     def close(self, reason: str = "") -> None:
         """Close all links.
@@ -221,21 +221,21 @@ class Outlets:
         """
         with self._lock:
             self._is_closed = True
-            outlets, self._outlets, self._present = list(self._outlets.values()), {}, {}
+            receivers, self._receivers, self._present = list(self._receivers.values()), {}, {}
             self._relay.act(self._plan.close)
-        for outlet in outlets:
-            if reason and outlet.link.error is None:
+        for receiver in receivers:
+            if reason and receiver.link.error is None:
                 with contextlib.suppress(TransferFailed):  # that receiver does not listen, and hears of the end only
-                    outlet.say(say.LEAVE, reason)
-            outlet.link.close()
+                    receiver.send_message(messages.LEAVE, reason)
+            receiver.link.close()
 
     # -- on a GPU -----------------------------------------------------------------------------------------------
 
     def demand(self, gpu: str) -> tuple[bool, bool]:
         """Whether anybody reads leaves on that GPU, and whether anybody needs them in the slot."""
         with self._lock:
-            here = [outlet for outlet in self._outlets.values() if outlet.refusal is None]
-            there = [outlet for outlet in here if outlet.gpu == gpu]
+            here = [receiver for receiver in self._receivers.values() if receiver.refusal is None]
+            there = [receiver for receiver in here if receiver.gpu == gpu]
         return bool(there), len(there) < len(here)
 
     def filled(self, store: Store, error: Exception | None) -> None:
@@ -245,13 +245,13 @@ class Outlets:
             if latest is None or not self.is_published(latest):
                 return
             lacking, self._lacking = self._lacking, {}
-            for outlet, lost in lacking.items():
-                if self._outlets.get(outlet.name) is not outlet:
+            for receiver, lost in lacking.items():
+                if self._receivers.get(receiver.name) is not receiver:
                     continue
                 if error is not None:
-                    self._failed(outlet.name, latest.version, error)
+                    self._failed(receiver.name, latest.version, error)
                 else:
-                    self._show(outlet, store, latest, lost)
+                    self._show(receiver, store, latest, lost)
         if error is None:
             self.greet(store)
 
@@ -260,8 +260,8 @@ class Outlets:
     def begin(self, version: int, names: Sequence[Hashable], store: Store, writer: SlotWriter) -> bool:
         """A version is being packed; whether anybody on another machine gets it as it is, from ``packed`` on."""
         with self._lock:
-            there = [outlet for name in names if (outlet := self._outlets.get(name)) is not None]
-            far = [outlet for outlet in there if outlet.link.node is not None and outlet.link.error is None]
+            there = [receiver for name in names if (receiver := self._receivers.get(name)) is not None]
+            far = [receiver for receiver in there if receiver.link.node is not None and receiver.link.error is None]
             if not far:
                 return False
             job = Outgoing(version, store, writer, self.seconds, may_wait=self._ahead)
@@ -285,20 +285,20 @@ class Outlets:
         store: Store | None = None,
         writer: SlotWriter | None = None,
         called: Sequence[Hashable] = (),
-    ) -> list[Outlet]:
+    ) -> list[ReceiverState]:
         """Tells them of a version that is packed; returns those on other machines, to which it has to be brought.
 
         Args:
             writer: of its slot; None where it is none of this process's.
             called: receivers without a link, to which it goes as a message; ``answered`` says what becomes of it there.
         """
-        far: list[Outlet] = []
+        far: list[ReceiverState] = []
         with self._settling():
-            there = [self._outlets[name] for name in names if name in self._outlets]
+            there = [self._receivers[name] for name in names if name in self._receivers]
             # A receiver that lacks an earlier version may find its memory written to again: it gets this one instead.
-            there_now = [each for each in self._outlets.values() if each.is_told and each.link.error is None]
+            there_now = [each for each in self._receivers.values() if each.is_told and each.link.error is None]
             late = [each for each in there_now if each not in self._present or (self._ahead and each.owed)]
-            gone = {name: self._removed(name, version) for name in names if name not in self._outlets}
+            gone = {name: self._removed(name, version) for name in names if name not in self._receivers}
             for name in called:
                 if name not in self.ledger.targets:
                     self.ledger.add(name)
@@ -310,22 +310,22 @@ class Outlets:
             else:
                 writer.publish()
                 self.greet(store)
-            for outlet in there:
+            for receiver in there:
                 assert writer is not None
-                error = outlet.link.error
-                if outlet.refusal is not None and self._present.get(outlet, True):
-                    self._failed_alone(outlet.name, version, outlet.refusal)
+                error = receiver.link.error
+                if receiver.refusal is not None and self._present.get(receiver, True):
+                    self._failed_alone(receiver.name, version, receiver.refusal)
                 if error is not None:
-                    self._failed(outlet.name, version, outlet.refusal or error)
-                elif not outlet.is_told:
+                    self._failed(receiver.name, version, receiver.refusal or error)
+                elif not receiver.is_told:
                     pass  # it hears of it with the greeting
-                elif outlet.link.node is not None:
-                    far.append(outlet)
+                elif receiver.link.node is not None:
+                    far.append(receiver)
                 else:
-                    self._tell(outlet, version, list(writer.name), clock.monotonic())
-            for outlet in late:  # with the version before
-                if outlet not in there and store is not None and writer is not None:
-                    self._show(outlet, store, writer)
+                    self._tell(receiver, version, list(writer.name), clock.monotonic())
+            for receiver in late:  # with the version before
+                if receiver not in there and store is not None and writer is not None:
+                    self._show(receiver, store, writer)
         return far
 
     def has_begun(self, version: int) -> bool:
@@ -335,72 +335,76 @@ class Outlets:
     def bring(
         self,
         version: int,
-        far: list[Outlet],
+        far: list[ReceiverState],
         store: Store,
         writer: SlotWriter,
     ) -> None:
         """Sends a version to other machines."""
         with self._lock:
-            there = [outlet for outlet in far if self._outlets.get(outlet.name) is outlet and outlet.link.error is None]
+            there = [
+                receiver
+                for receiver in far
+                if self._receivers.get(receiver.name) is receiver and receiver.link.error is None
+            ]
             job = self._plan.job
             if not isinstance(job, Outgoing) or job.number != version or job.writer is not writer:
                 job = Outgoing(version, store, writer, self.seconds, may_wait=self._ahead)
             self._relay.act(self._plan.publish, job.publish(), there)
 
-    def _tell(self, outlet: Outlet, version: int, memory: Any, moment: float | None) -> None:
-        if len(outlet.owed) >= _MOST_OWED:  # it hears of the latest once it answers
+    def _tell(self, receiver: ReceiverState, version: int, memory: Any, moment: float | None) -> None:
+        if len(receiver.owed) >= _MOST_OWED:  # it hears of the latest once it answers
             return
         if memory is not None:
-            outlet.owed.add(version)
+            receiver.owed.add(version)
         try:
-            outlet.say(say.PUBLISH, version, memory, moment)
+            receiver.send_message(messages.PUBLISH, version, memory, moment)
         except TransferFailed as error:
-            self._failed(outlet.name, version, error)
+            self._failed(receiver.name, version, error)
 
-    def end(self, outlets: Iterable[Outlet], version: int, memory: Any, error: Exception | None) -> None:
+    def end(self, receivers: Iterable[ReceiverState], version: int, memory: Any, error: Exception | None) -> None:
         """Tells receivers of a version that is in the memory of their machine, or fails for them."""
         with self._settling():
-            for outlet in outlets:
+            for receiver in receivers:
                 if error is not None:
-                    self._failed(outlet.name, version, error)
-                elif outlet.is_told:
-                    self._tell(outlet, version, memory, None)
+                    self._failed(receiver.name, version, error)
+                elif receiver.is_told:
+                    self._tell(receiver, version, memory, None)
 
     # -- answers ------------------------------------------------------------------------------------------------
 
-    def hear(self, outlet: Outlet, words: Words) -> None:
+    def on_message(self, receiver: ReceiverState, words: LinkMessage) -> None:
         what, *facts = words
         with self._settling():
-            if self._outlets.get(outlet.name) is not outlet:
+            if self._receivers.get(receiver.name) is not receiver:
                 return
-            if what == say.NEED:
-                outlet.gpu = ""
-                self._lacking[outlet] = facts[1]
+            if what == messages.NEED:
+                receiver.gpu = ""
+                self._lacking[receiver] = facts[1]
                 self._fill()
-            elif what == say.ACK:
-                self._acked(outlet, *facts)
+            elif what == messages.ACK:
+                self._acked(receiver, *facts)
             elif what in FROM_HOSTS:
-                self._relay.hear(outlet, what, *facts)
+                self._relay.hear(receiver, what, *facts)
 
-    def _offer(self, outlet: Outlet) -> None:
+    def _offer(self, receiver: ReceiverState) -> None:
         """Shows the latest version to one that it did not fit; while there is none, asks whether what comes fits."""
         store = self._store
         latest = None if store is None else store.latest
         if store is None or latest is None:
-            self._tell(outlet, 0, None, None)
+            self._tell(receiver, 0, None, None)
         elif self.is_published(latest) and latest.is_in_slot:
-            self._show(outlet, store, latest)
+            self._show(receiver, store, latest)
         else:
-            self._lacking.setdefault(outlet)
+            self._lacking.setdefault(receiver)
             self._fill()
 
-    def _show(self, outlet: Outlet, store: Store, latest: SlotWriter, lost: Any = None) -> None:
-        if outlet.link.node is None:
-            self._tell(outlet, latest.version, list(latest.name), None)
+    def _show(self, receiver: ReceiverState, store: Store, latest: SlotWriter, lost: Any = None) -> None:
+        if receiver.link.node is None:
+            self._tell(receiver, latest.version, list(latest.name), None)
         elif lost is None:
-            self._relay.act(self._plan.catch_up, outlet, self._outgoing(store))
+            self._relay.act(self._plan.catch_up, receiver, self._outgoing(store))
         else:
-            self._relay.act(self._plan.lost, outlet, lost, self._outgoing(store))
+            self._relay.act(self._plan.lost, receiver, lost, self._outgoing(store))
 
     def _outgoing(self, store: Store) -> Outgoing | None:
         """What was published last, for receivers on other machines that lack it."""
@@ -409,47 +413,47 @@ class Outlets:
             return None
         return Outgoing(latest.version, store, latest, self.seconds, may_wait=self._ahead).publish()
 
-    def hear_end(self, outlet: Outlet, error: Exception) -> None:
+    def on_end(self, receiver: ReceiverState, error: Exception) -> None:
         with self._settling():
-            if self._outlets.get(outlet.name) is not outlet:
+            if self._receivers.get(receiver.name) is not receiver:
                 return
-            outlet.answered(outlet.refusal or error)
-            self._gone(outlet, error)
-            self._relay.act(self._plan.leave, outlet)
+            receiver.answered(receiver.refusal or error)
+            self._gone(receiver, error)
+            self._relay.act(self._plan.leave, receiver)
 
-    def _acked(self, outlet: Outlet, version: int, failure: bytes | None, gpu: str, *facts: Any) -> None:
-        lags = len(outlet.owed) >= _MOST_OWED
-        outlet.owed.discard(version)
-        outlet.gpu = gpu
+    def _acked(self, receiver: ReceiverState, version: int, failure: bytes | None, gpu: str, *facts: Any) -> None:
+        lags = len(receiver.owed) >= _MOST_OWED
+        receiver.owed.discard(version)
+        receiver.gpu = gpu
         if not version or failure is None:
-            outlet.answered(None if failure is None else unpack_error(failure))
+            receiver.answered(None if failure is None else unpack_error(failure))
         if not version:
-            if outlet.refusal is not None:
-                if outlet in self._present:
-                    self._present[outlet] = True
-                self._gone(outlet, outlet.refusal)
+            if receiver.refusal is not None:
+                if receiver in self._present:
+                    self._present[receiver] = True
+                self._gone(receiver, receiver.refusal)
             return
-        self._answer(outlet, version, failure, *facts)
+        self._answer(receiver, version, failure, *facts)
         store = self._store
         if lags and store is not None and store.latest is not None and self.is_published(store.latest):
-            self._show(outlet, store, store.latest)
+            self._show(receiver, store, store.latest)
 
-    def _answer(self, outlet: Outlet, version: int, failure: bytes | None, *facts: Any) -> None:
+    def _answer(self, receiver: ReceiverState, version: int, failure: bytes | None, *facts: Any) -> None:
         *seconds, digests = facts
         if failure is not None:
-            self._failed(outlet.name, version, unpack_error(failure))
+            self._failed(receiver.name, version, unpack_error(failure))
         elif self._verify is not None:
-            outlet.verifying.add(version)
-            self._verify(outlet, Ack("applied", version, None, *seconds), digests)
+            receiver.verifying.add(version)
+            self._verify(receiver, Ack("applied", version, None, *seconds), digests)
         else:
-            self._answered(outlet.name, Ack("applied", version, None, *seconds))
+            self._answered(receiver.name, Ack("applied", version, None, *seconds))
 
-    def verified(self, outlet: Outlet, ack: Ack) -> None:
+    def verified(self, receiver: ReceiverState, ack: Ack) -> None:
         """What a receiver holds has been compared with what was sent."""
         with self._settling():
-            outlet.verifying.discard(ack.version)
-            if self._outlets.get(outlet.name) is outlet:
-                self._answered(outlet.name, ack)
+            receiver.verifying.discard(ack.version)
+            if self._receivers.get(receiver.name) is receiver:
+                self._answered(receiver.name, ack)
 
     def _failed(self, name: Hashable, version: int, error: Exception) -> None:
         self._answered(name, Ack("failed", version, error))
@@ -459,13 +463,13 @@ class Outlets:
             self._completed.append(version)
 
     def _answered(self, name: Hashable, ack: Ack) -> None:
-        compared = self._outlets[name].verifying if name in self._outlets else ()
+        compared = self._receivers[name].verifying if name in self._receivers else ()
         self._completed += self.ledger.answer(name, ack.version, ack, ack.error, compared=compared)
 
-    def _gone(self, outlet: Outlet, error: Exception) -> None:
+    def _gone(self, receiver: ReceiverState, error: Exception) -> None:
         for version in self.ledger.pending:
-            if version not in outlet.verifying:  # it has answered, and is being compared
-                self._failed_alone(outlet.name, version, error)
+            if version not in receiver.verifying:  # it has answered, and is being compared
+                self._failed_alone(receiver.name, version, error)
 
     def answered(self, name: Hashable, version: int, error: Exception | None) -> None:
         """What has become of a message."""
@@ -490,12 +494,12 @@ class Outlets:
     def ack_of(self, name: Hashable, version: int) -> Ack | None:
         """What has become of a published version at a receiver that has come since; None: that is not known yet."""
         with self._lock:
-            outlet, target = self._outlets.get(name), self.ledger.targets.get(name)
-            if outlet is None or target is None:
+            receiver, target = self._receivers.get(name), self.ledger.targets.get(name)
+            if receiver is None or target is None:
                 return self._removed(name, version)
             if target.acked >= version:
                 return Ack("applied", version)
-            error = outlet.refusal or outlet.link.error or target.trouble
+            error = receiver.refusal or receiver.link.error or target.trouble
             return None if error is None else Ack("failed", version, error)
 
     @contextlib.contextmanager
