@@ -27,15 +27,15 @@ _log: Final = own_logger(__name__)
 class BucketWeightSyncer(WeightSyncer):
     """Sends all tensors in every version.  The two inits send and receive nothing.
 
-    What is sent, and the receiver lacks, is skipped, with one warning; what the receiver has besides stays.
+    Tensors that the receiver lacks are skipped, with one warning; other tensors of the receiver stay.
 
     Args:
         bucket_size: bytes after which a bucket ends; the sender has two of them in memory at a time.  Tensors are not
             divided.
-        bucket_dtype: what floating-point tensors are cast to, ``"bf16"`` or a dtype; None sends them bit for bit.
-        bucket_device: where buckets are made; ``"cuda"`` is the CPU where there is no GPU.
-        is_agent: where some name contains ``visual.``, the receiver's model is the language model inside of the
-            sender's: ``model.language_model.`` at the beginning of a name becomes ``model.``.
+        bucket_dtype: dtype of floating-point tensors, ``"bf16"`` or a dtype; None sends them bit for bit.
+        bucket_device: device of the buckets; ``"cuda"`` is the CPU where there is no GPU.
+        is_agent: if a name contains ``visual.``, the receiver's model is the language model inside of the sender's:
+            ``model.language_model.`` at the beginning of a name becomes ``model.``.
         load_instant: False has a receiver keep the buckets in the memory of its CPU, as many bytes as the weights have,
             and write all of them at once when the last one is there.  True writes each bucket when it comes, and keeps
             none.  That costs the promise of ``apply``: from the first bucket until ``apply`` returns the model holds
@@ -95,7 +95,7 @@ class BucketWeightSyncer(WeightSyncer):
         )
 
     def _named(self, tree: ParamTree) -> dict[str, torch.Tensor]:
-        """The tensors by the receiver's names, in the order of the sender's."""
+        """Return the tensors by the receiver's names, in the order of the sender's."""
         named = {name_of(path): tensor for path, tensor in tree.items()}
         renames = self.is_agent and any("visual." in name for name in named)
         found: dict[str, torch.Tensor] = {}
@@ -142,7 +142,7 @@ class BucketWeightSyncer(WeightSyncer):
         self.version = version
 
     def _load(self, model: Any, weights: dict[str, torch.Tensor]) -> None:
-        """``model.load_state_dict(weights, strict=False)``, but that nothing is written if anything does not fit."""
+        """Load as ``model.load_state_dict(weights, strict=False)``, but write nothing if anything does not fit."""
         if not weights:
             return
         if _loads_its_own(model):
@@ -160,7 +160,7 @@ class BucketWeightSyncer(WeightSyncer):
 
 
 def _loads_its_own(model: Any) -> bool:
-    """Whether its class has a ``load_state_dict`` of its own, as some of RLinf's have, which renames what comes."""
+    """True if its class has a ``load_state_dict`` of its own, as some of RLinf's have, which renames tensors."""
     return (
         isinstance(model, nn.Module)
         and not is_tensordict(model)

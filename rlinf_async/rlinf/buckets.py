@@ -17,7 +17,7 @@ from rlinf_async.weights.model.param_tree import ParamTree, Path
 TOTAL_BUCKETS: Final = "total_buckets"
 SYNCER_VERSION: Final = "syncer_version"
 _calls: Final = GatherCalls()
-"""Of ``iter_named_tensor_buckets``; a syncer counts its own."""
+"""Calls of ``iter_named_tensor_buckets``; a syncer counts its own."""
 
 
 class Marked(dict[str, Any]):
@@ -183,7 +183,7 @@ class IncomingBuckets:
 
 
 def _read(message: Any) -> tuple[Sending | None, int | None, int, int, dict[str, Any]]:
-    """The sending of a bucket and its number in it, if they are told; how many there are, of the first one, else 0;
+    """Return the sending of a bucket and its number in it, if marked; the number of buckets, in the first one, else 0;
     the version; the tensors.
 
     Raises:

@@ -48,15 +48,17 @@ class Sending(NamedTuple):
         return Sending(number, self.number + 1, self.sender)
 
     def is_after(self, other: Sending) -> bool:
-        """Of one sender's two the later one, whose version is never lower; of two senders' the higher version."""
+        """True for the later one of one sender's two, whose version is never lower; of two senders', for the higher
+        version."""
         if self.sender == other.sender:
             return self.number > other.number
         return self.version > other.version
 
     def check_after(self, latest: Sending, what: str) -> None:
-        """
+        """Check the order of two sendings.
+
         Args:
-            what: of the latest one: ``"which is here"``.
+            what: the latest one in words: ``"which is here"``.
 
         Raises:
             StaleVersion: this one is late or doubled, or of a sender that has begun anew.
@@ -76,7 +78,7 @@ class Arrivals:
     def __init__(self) -> None:
         self.latest: Sending | None = None
         self._replaced: set[int] = set()
-        """Senders after which another one has begun: what still comes from them is late."""
+        """Senders after which another one has begun: their further messages are late."""
 
     def is_late(self, sending: Sending | None) -> bool:
         """True if the sending came before, or another sender has begun since; a message without one never is."""

@@ -69,9 +69,10 @@ def follow(
 
 
 class Following(Versioned, Scope):
-    """Followed weights.  Entering waits for version 1; when the trainer leaves, the model keeps what it has.
+    """Followed weights. Entering waits for version 1; when the trainer leaves, the model keeps its version.
 
-    A thread of its own applies each version as soon as nobody reads, so that a method that blocks keeps nobody waiting.
+    A background thread applies each version as soon as there are no readers, so that a blocking method delays no
+    version.
     """
 
     _use = "followed from"
@@ -108,10 +109,10 @@ class Following(Versioned, Scope):
         self._subscriber.serve()
 
     def reading(self, timeout: float | None = None) -> Reading:
-        """``async with`` or ``with`` it around a use of the model: no update is applied meanwhile.
+        """``async with`` or ``with`` block around a use of the model: no update is applied meanwhile.
 
-        It gives the version, to be kept with what is made of the weights.  Before version 1 it waits for that, where
-        ``timeout`` is None for as long as ``follow`` was told.
+        Its value is the version, to be stored with the samples. Before version 1 it waits for that, at most ``timeout``
+        seconds; None: as long as ``follow`` would.
 
         Raises:
             ClosedError: this is closed.
@@ -125,7 +126,7 @@ class Following(Versioned, Scope):
         return Reading(self._subscriber.gate, self._timeout if timeout is None else timeout, self._met)
 
     def wait_version(self, version: int, timeout: float | None = None) -> Any:
-        """Waits until this version, or a later one, is applied; in a coroutine a ``Work``.
+        """Wait until this version, or a later one, is applied; in a coroutine a ``Work``.
 
         Raises:
             DeadlineExceeded: it has not come within ``timeout`` seconds.

@@ -26,7 +26,7 @@ from rlinf_async.weights.state.versions import next_version
 from rlinf_async.weights.waiting.execution import check_seconds
 
 _BEHIND: Final = 2
-"""Versions that followers may be behind, by default."""
+"""Default number of versions that followers may be behind."""
 
 
 def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **options: Any) -> Publication:
@@ -79,7 +79,7 @@ def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **opti
 
 
 class Publication(Scope):
-    """Published weights.  Entering sends version 1; leaving, but by an exception, waits for the last one's delivery.
+    """Published weights. Entering sends version 1; leaving, except by an exception, waits for the last delivery.
 
     Methods start at once and return a ``Work`` in a coroutine, and block in a ``def`` method.
     """
@@ -92,11 +92,12 @@ class Publication(Scope):
         self._is_sharded = self._streamed is None and are_sharded(ParamTree.of(model))
         super().__init__(name, groups)
         self._counted = 0
-        """Versions, on ranks that have nothing to do."""
+        """Versions sent so far, on ranks that only count them."""
         self._followers: Followers | None = None
         """None on ranks that do not send."""
         self._told: Request[list[int]] | None = None
-        """Tells this node's daemon of the last version; the answer has the nodes with experiences ``of`` this group."""
+        """Request that tells this node's daemon the last version; its answer has the nodes with experiences ``of`` this
+        group."""
         self._sends_ahead = bool(options.behind)
         self._patience = options.ack_timeout
         identity = context.identity
@@ -112,7 +113,7 @@ class Publication(Scope):
 
     @property
     def version(self) -> int:
-        """Of the weights that were sent last; 0 before the first."""
+        """The version that was sent last; 0 before the first."""
         return self._counted or self._sending.version
 
     def send(
@@ -122,10 +123,10 @@ class Publication(Scope):
         version: int | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """Sends the weights; done when they may change.  With ``behind=0`` waits first for the version before.
+        """Send the weights; return when they may change. With ``behind=0``, wait first for the version before.
 
         Args:
-            weights: in the place of the model's.
+            weights: replaces the model's.
             version: higher than the last one; by default the next number.
             timeout: seconds that followers have; by default ``ack_timeout``.
 
@@ -133,9 +134,9 @@ class Publication(Scope):
             The version.
 
         Raises:
-            DeadlineExceeded, PeerLost, Exception: a version before could not be applied somewhere, a group does not
-                exist, or a follower has ended; with ``behind=0`` also: a follower was late.  Nothing was sent; each is
-                raised once, by this, by ``delivered`` or on leaving.
+            DeadlineExceeded, PeerLost, Exception: an earlier version could not be applied somewhere, a group does not
+                exist, or a follower has ended; with ``behind=0`` also: a follower was late. Nothing was sent; each
+                error is raised once, by this, by ``delivered`` or on leaving.
             WeightMismatch, ValueError: as ``Publisher.publish``.
         """
         call = self._sending.publisher.next_call(sharded=self._is_sharded)
@@ -168,9 +169,9 @@ class Publication(Scope):
         return handle.version
 
     async def _tell_experiences(self, version: int, *, restart: bool) -> None:
-        """Return when the experiences ``of`` this group have the version: a take that comes next relies on that.
+        """Return when the experiences ``of`` this group have the version: the next take relies on that.
 
-        This node's daemon says which nodes have such experiences.  If none had one at the version before, a send does
+        This node's daemon says which nodes have such experiences. If none had one at the version before, a send does
         not wait for the answer.
         """
         identity, client = context.identity, context.client
@@ -186,15 +187,15 @@ class Publication(Scope):
                         await request
 
     def delivered(self, timeout: float | None = None) -> Any:
-        """Waits until every rank of the groups has followed once, and those that follow have the version sent last.
+        """Wait until every rank of the groups has followed once, and those that follow have the version sent last.
 
         Args:
-            timeout: seconds of this wait; by default ranks have ``ack_timeout`` to follow, once their group is there,
-                and the version has the time that it was sent with.
+            timeout: seconds of this wait; by default ranks have ``ack_timeout`` to follow once their group exists, and
+                the version has the time that it was sent with.
 
         Returns:
-            A ``SyncReport`` by names like ``"rollout:0"``, without followers that have left meanwhile.  On ranks that
-            do not send, it is there at once, its ``is_known`` is False, and nobody is named.
+            A ``SyncReport`` by names like ``"rollout:0"``, without followers that have left meanwhile. Ranks that do
+            not send get an empty one at once, whose ``is_known`` is False.
 
         Raises:
             RuntimeError: nothing was sent yet.
@@ -214,7 +215,7 @@ class Publication(Scope):
         return await self._report(clock.rest(timeout, begun))
 
     async def _report(self, timeout: float | None = None) -> SyncReport:
-        """What has become of the version sent last, also at those who have come since, but for those who have left."""
+        """Report the version sent last, also at followers added since, without those that have left."""
         handle, followers = self._sending.last, self._followers
         assert handle is not None
         assert followers is not None

@@ -16,22 +16,22 @@ from rlinf_async.work import Work
 _lock: Final = threading.Lock()
 
 _LONGEST_REASON: Final = 1000
-"""Characters of an error that the other side is told."""
+"""Characters of an error that are sent to the other side."""
 
 
 class Scope:
     """``async with`` it in a coroutine, ``with`` it elsewhere, or neither and ``close()`` it.
 
     Args:
-        name: of the weights.
-        groups: whose workers are at the other end.
+        name: name of the weights.
+        groups: groups of the workers at the other end.
 
     Raises:
         RuntimeError: this process is no worker; or the name is in use with one of these groups.
     """
 
     _use: ClassVar[str]
-    """In words, for errors."""
+    """Words for errors."""
     _open: ClassVar[dict[tuple[str, str], Scope]] = {}
 
     def __init__(self, name: str, groups: Sequence[str]) -> None:
@@ -40,7 +40,7 @@ class Scope:
         self._process = OwnerProcess()
         self._is_closed = False
         self._failure = ""
-        """The error by which it is left, in words."""
+        """The error by which the block was left."""
         self._ended: Work[None] = Work()
         self._adapter = SyncAdapter()
         self._lines = dict.fromkeys(((group, name) for group in groups), self)
@@ -61,11 +61,9 @@ class Scope:
     async def _enter(self) -> None:
         raise NotImplementedError
 
-    async def _leave(self) -> None:
-        """Leaves without an exception; it is closed afterwards."""
+    async def _leave(self) -> None: ...
 
     async def _end(self) -> None:
-        """Gives everything back."""
         raise NotImplementedError
 
     # -- life ---------------------------------------------------------------------------------------------------
@@ -77,7 +75,7 @@ class Scope:
             raise ClosedError(f"{self!r} is closed")
 
     def close(self) -> Any:
-        """Ends it; the other side keeps the version that it has.  Idempotent; in a coroutine a ``Work``."""
+        """End it; the other side keeps its version. Idempotent; in a coroutine a ``Work``."""
         return self._adapter.run(self._close(), f"the end of {self!r}", abandonable=False)
 
     async def _close(self) -> None:

@@ -7,7 +7,7 @@ from rlinf_async.weights.links.weight_link import LinkMessage, WeightLink
 
 
 class LocalLink(WeightLink):
-    """One end; ``pair`` makes both.  A word is heard in the thread that says it."""
+    """One end; ``pair`` makes both. The sending thread delivers a message."""
 
     is_here = True
 
@@ -18,7 +18,7 @@ class LocalLink(WeightLink):
 
     @classmethod
     def pair(cls, sender: str = "the sender", receiver: str = "the receiver") -> tuple[LocalLink, LocalLink]:
-        """The sender's end and the receiver's."""
+        """Return the sender's end and the receiver's."""
         to_receiver, to_sender = cls(receiver), cls(sender)
         to_receiver._other, to_sender._other = to_sender, to_receiver
         return to_receiver, to_sender

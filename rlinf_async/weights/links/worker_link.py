@@ -1,4 +1,4 @@
-"""A link between two workers of a run, on a line of its own: what they send each other besides is not disturbed."""
+"""Link between two workers of a run, on a line of its own beside their other messages."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from rlinf_async.weights.waiting.ownership import OwnerProcess
 from rlinf_async.work import Work
 
 _NAMES_LINE: Final = "names of weights"
-"""On which two workers tell each other the names of their links."""
+"""Line on which two workers tell each other the names of their links."""
 
 _names: dict[tuple[str, int], set[str]] = {}
-"""Names of the links that other workers have, or have had, to this one; for errors."""
+"""Names of other workers' present and past links to this one, for errors."""
 
 
 class LinkEnd:
-    """One end of a link, without the link: what has begun there, and what the other worker is told.
+    """One end of a link without the link: its works, and the connection to the other worker.
 
     Attributes:
-        ids: this end's, and the other one's once it has been heard.
-        works: that have begun and not ended, in their order.
+        ids: this end's id, and the other one's once it is known.
+        works: unfinished works, in their order.
     """
 
     def __init__(self, group: str, rank: int, name: str) -> None:
@@ -45,28 +45,28 @@ class LinkEnd:
         self.exchange.send((*self.ids, words), *self.member, None, None, None, self.line)
 
     def leave(self) -> None:
-        """Says good-bye, and gives up what has begun."""
+        """Say good-bye, and abandon unfinished works."""
         with contextlib.suppress(Exception):
             self.say(None)
         give_up(list(self.works))
 
     def drop(self) -> None:
-        """The link is collected: leaves on the client's loop, because here all sorts of locks may be held."""
+        """Leave on the client's loop: the garbage collector calls this under any lock."""
         if self.process.is_here:
             with contextlib.suppress(RuntimeError):  # the run is over
                 self._loop.call_soon_threadsafe(self.leave)
 
 
 class WorkerLink(WeightLink):
-    """Ends with the framework's word, ``WorkerDied`` for one, when the other worker ends.
+    """Link that ends with the other worker, with the framework's error, such as ``WorkerDied``.
 
-    Every word says which link it comes from, and which one of the other side it is for, once that is known: what was
-    meant for one that is closed is not heard by the next of that name.  What waits for the other worker knows the link
-    weakly, so that one that is dropped leaves.
+    Every message names the link that it comes from, and the one that it is for once that is known: a message for a
+    closed link does not reach the next link of that name. Waits for the other worker refer to the link weakly, so that
+    a dropped link leaves.
 
     Args:
         group, rank: the other worker's.
-        name: of the line, the same at both ends: the model's, for example.
+        name: name of the line, the same at both ends; for example the model's.
 
     Raises:
         RuntimeError: this process is no worker.
@@ -86,7 +86,7 @@ class WorkerLink(WeightLink):
 
     @property
     def mismatch(self) -> str:
-        """The names of the other side's links to this worker, in words, if none of them is this one's."""
+        """Names of the other side's links to this worker, in words, if none is this one's."""
         names = _names.get(self._here.member, set()).copy()
         if not names or self._name in names:
             return ""
@@ -120,11 +120,12 @@ class WorkerLink(WeightLink):
         return self._begin(self._here.exchange.recv_tensor(tensor, *self._bulk_line(line, sender), at_once=True))
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Calls back after so many seconds."""
+        """Call back after so many seconds."""
         require_client().later(seconds, callback)
 
     def _bulk_line(self, line: int, third: Any) -> tuple[Any, ...]:
-        """With whom, and by which name; to a third one the name of this link means nothing."""
+        """Return the arguments of an exchange with the other side, or with a third end, which does not know this link's
+        name."""
         group, rank = third or self._here.member
         return group, rank, None, None, f"weights on line {line}" if third else f"{self._here.line} memory {line}"
 
@@ -134,7 +135,7 @@ class WorkerLink(WeightLink):
         return work
 
     def _listen(self, line: str, take: Callable[[WorkerLink, Work[Any]], bool]) -> None:
-        """Waits for the next message on a line; those that are here already are taken at once."""
+        """Wait for the next message on a line, after taking those that are here already."""
         while self.error is None:
             work = self._here.exchange.recv(*self._here.member, None, None, line)
             if not work.done():

@@ -31,9 +31,9 @@ class Cuda:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._exported: dict[bytes, torch.Tensor] = {}
         self._allocated: dict[int, tuple[bytes | None, torch.device]] = {}
-        """By address, the handle of what was allocated here."""
+        """Handles of allocated memory by address."""
         self._opened: dict[bytes, tuple[CudaMemory, int]] = {}
-        """By handle, with how often it has been opened: it is closed for everybody in this process."""
+        """Opened memory by handle, with its number of users: closing it closes it for the whole process."""
 
     # -- where tensors are --------------------------------------------------------------------------------------
 
@@ -73,7 +73,7 @@ class Cuda:
         sources: Sequence[torch.Tensor],
         after: Marks | None,
     ) -> Any:
-        """Copies in a stream of its own; what is returned is done when they are."""
+        """Copy in a stream of its own; return an event that is done with the copies."""
         stream, done = self._stream(device), _cuda.Event(blocking=True)
         if after is None or device not in after:
             torch.cuda.synchronize(device)
@@ -122,7 +122,8 @@ class Cuda:
         return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
 
     def allocate(self, nbytes: int, device: torch.device) -> torch.Tensor:
-        """Of CUDA itself and not of torch, whose expandable segments have no handles and whose others have tenants."""
+        """Allocate by CUDA and not by torch: expandable segments have no handles, and other blocks of torch's are
+        shared."""
         pointer, size = ctypes.c_void_p(), ctypes.c_size_t(-(-nbytes // _PAGE) * _PAGE)
         with torch.cuda.device(device):
             if cuda_runtime().cudaMalloc(ctypes.byref(pointer), size):
@@ -167,7 +168,7 @@ class Cuda:
 
 
 CUDA: Final = Cuda()
-"""This process's."""
+"""The CUDA devices of this process."""
 
 
 def _check(status: int, what: str) -> None:

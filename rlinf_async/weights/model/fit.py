@@ -35,23 +35,23 @@ _FORM: Final = (operator.attrgetter("dtype"), operator.attrgetter("device"), ope
 
 
 class Fit:
-    """Tensors of a destination, and the leaves of weights that they get; as a whole, or an error.
+    """Tensors of a destination, and the leaves that they get; raises if they do not fit.
 
     Args:
-        maps: tensors are to stand in the leaves, instead of being overwritten.
+        maps: tensors are to be remapped to the leaves, instead of being overwritten.
         strict_dtype: nothing is cast.
-        mapped: tensors that stand in leaves now, and will have memory of their own, each by itself, before a copy.
-        naming: of the destination's tensors; None where they cannot be renamed.
-        shard: mesh and placements of plain tensors that are shards, or a function of name and tensor that gives them.
+        mapped: tensors that are mapped to leaves now, and get separate memory before a copy.
+        naming: of the destination's tensors; None if they cannot be renamed.
+        shard: mesh and placements of plain tensors that are shards, or a function of name and tensor that returns them.
 
     Attributes:
         targets: tensors that are written, each once.
-        chosen: of each, its place and which leaf it gets.
-        ties: pairs of these that are one tensor in the destination and several in the weights.
-        maps: they can stand in the leaves.
-        why_copied: the reason where they were to, and cannot.
+        chosen: place and leaf index of each target.
+        ties: pairs of places that are one tensor in the destination and several in the weights.
+        maps: True if they can be mapped.
+        why_copied: reason why they cannot be mapped.
         wholes: DTensors whose local parts are among the targets.
-        is_inference: some were made under ``torch.inference_mode()``.
+        is_inference: True if some were made under ``torch.inference_mode()``.
 
     Raises:
         WeightMismatch: they do not fit; names the first five problems, and the keys of both sides.
@@ -102,7 +102,7 @@ class Fit:
     def _match(
         self, places: Places, leaves: Sequence[torch.Tensor], names: Mapping[Path, int], parts: list[torch.Tensor]
     ) -> Iterator[str]:
-        """Notes which place gets which part of which leaf; yields the paths for which there is none."""
+        """Note the part of a leaf that each place gets; yield problems with paths that have no place."""
         for path, index in names.items():
             leaf, found = leaves[index], places.tensors.get(path)
             # Of a leaf that goes as it is to one place that is judged with the place.
@@ -127,7 +127,7 @@ class Fit:
     def _choose(
         self, tensors: Sequence[torch.Tensor], others: Sequence[TensorPlace], is_simple: bool, mapped: Collection[int]
     ) -> list[str]:
-        """Finds the tensors to be written, each once, and where from; problems with the memory that they share.
+        """Choose the tensors to be written, each once; return problems with the memory that they share.
 
         Args:
             others: places without a leaf; one in the memory of a place with a leaf gets the same.
@@ -176,7 +176,7 @@ class Fit:
 
     @functools.cached_property
     def _owners(self) -> list[tuple[Any, list[Any], list[Any]]]:
-        """Who holds which tensors and modules, under which keys."""
+        """Mappings of the destination, with their keys and the tensors and modules under them."""
         found: dict[int, tuple[Any, list[Any], list[Any]]] = {}
         for owner, key, item in self._held:
             if id(owner) not in found:
@@ -187,20 +187,20 @@ class Fit:
         return list(found.values())
 
     def is_held(self) -> bool:
-        """Whether the destination still has the very tensors."""
+        """True if the destination still has the very tensors."""
         if any(whole._local_tensor is not local for whole, local in self._locals):
             return False
         return all(starmap(_still_has, self._owners)) and all(starmap(_still_stacks, self._stacks))
 
     def is_current(self) -> bool:
-        """The same, and in the same dtypes, devices and shapes; microseconds for each."""
+        """True if it also has them in the same dtypes, devices and shapes; takes microseconds for each."""
         # Shape by shape: ten thousand that are kept would have Python look for garbage, which takes far longer.
         return self.is_held() and all(
             all(map(operator.eq, map(attribute, self.targets), form)) for attribute, form in self._forms
         )
 
     def check(self, leaves: Sequence[torch.Tensor], extra: Mapping[Path, Any]) -> None:
-        """Judges the values of a version.
+        """Judge the values of a version.
 
         Raises:
             WeightMismatch: tensors that are tied in the destination would get values that differ; a value is for a
@@ -225,14 +225,14 @@ class Fit:
             raise _mismatch(problems)
 
     def sources(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Of each target, the leaf or the part of it that it gets."""
+        """Return the leaf, or the part of it, for each target."""
         found = list(map(leaves.__getitem__, self._indices))
         for number, place in self._members:
             found[number] = place.of(found[number])
         return found
 
     def held(self) -> list[tuple[int, Sequence[StackPart | Slice], torch.Tensor]]:
-        """What was written: leaves, the parts of them, and the tensors that hold these now."""
+        """Return leaves, their parts, and the tensors that hold them now."""
         places = [*self.chosen, *(tied for _, tied in self.ties)]
         held: list[tuple[int, Sequence[StackPart | Slice], torch.Tensor]] = [
             (index, (*place.parts, *place.slices), place.tensor) for place, index in places
@@ -240,13 +240,13 @@ class Fit:
         return held + [(index, (), value.get()) for value, index in self._replaced]
 
     def replacements(self, leaves: Sequence[torch.Tensor], extra: Mapping[Path, Any]) -> list[tuple[ValuePlace, Any]]:
-        """Of values in the destination, what takes their place; tensors as copies."""
+        """Return values of the destination with their replacements; tensors as copies."""
         given = [(self._values[path], value) for path, value in extra.items() if path in self._values]
         return given + [(value, leaves[index].detach().clone()) for value, index in self._replaced]
 
 
 def _leaves_of(weights: ParamTree | Manifest) -> tuple[list[torch.Tensor], Mapping[Path, int]]:
-    """The leaves, those of a manifest without memory; and which of them each path is."""
+    """Return the leaves, those of a manifest without memory, and the index of each path's leaf."""
     if isinstance(weights, ParamTree):
         index = {path: number for number, path in enumerate(weights.tensors)}
         names = index | {path: index[owner] for path, owner in weights.aliases.items()}
@@ -278,7 +278,7 @@ def _why_copied(pairs: Sequence[tuple[TensorPlace, int]], parts: Sequence[torch.
 
 
 def _problem(target: torch.Tensor, source: torch.Tensor, *, maps: bool, strict: bool) -> str | None:
-    """The reason why one cannot be written over the other, if there is one."""
+    """Return the reason why one cannot be written over the other, or None."""
     if why := why_without_values(target, "in the destination") or why_without_values(source, "in the weights"):
         return why
     if is_sharded(source) and not is_sharded(target):
@@ -301,7 +301,7 @@ def _problem(target: torch.Tensor, source: torch.Tensor, *, maps: bool, strict: 
 
 @functools.cache
 def _can_copy(there: torch.dtype, here: torch.dtype, to: str = "cpu", of: str = "cpu") -> bool:
-    """Whether torch copies one dtype to another; ``can_cast`` does not tell that."""
+    """True if torch copies one dtype to another, which ``can_cast`` does not tell."""
     target, source = torch.empty(1, dtype=there, device=to), torch.empty(1, dtype=here, device=of)
     try:
         torch._foreach_copy_(*as_integers([target], [source]))
@@ -311,7 +311,7 @@ def _can_copy(there: torch.dtype, here: torch.dtype, to: str = "cpu", of: str = 
 
 
 def _differ(target: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two values for one tensor are different ones there, bit by bit but for NaNs that a cast makes."""
+    """True if two values for one tensor differ there, bit by bit except for NaNs that a cast makes."""
     if memory_of(one) == memory_of(other):
         return False
     both = [local_part(part) for part in (one, other)]
@@ -323,19 +323,19 @@ def _differ(target: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> boo
 
 
 def are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether they hold the same, bit by bit, in the same form and on the same device."""
+    """True if they hold the same, bit by bit, in the same form and on the same device."""
     forms = ((each.shape, each.dtype, each.device) for each in (one, other))
     return len(set(forms)) == 1 and torch.equal(as_bytes(one), as_bytes(other))
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bytes in row-major order, one dimension; a view where it is contiguous."""
+    """Return its bytes in row-major order, one dimension; a view if it is contiguous."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)  # a single element may have any stride
 
 
 def with_one_nan(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Bytes of a tensor that is cast: which NaN a cast makes depends on the processor, so all of them are one."""
+    """Return the bytes of a cast tensor with equal NaNs: which one a cast makes depends on the processor."""
     tensor = tensor.detach().cpu().to(dtype)
     values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     bits = as_bytes(values).view(-1, values.itemsize).clone()

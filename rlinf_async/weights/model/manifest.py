@@ -33,9 +33,9 @@ class Leaf:
 
     Attributes:
         path: its key.
-        dtype, transport_dtype: torch's names, ``"float32"``: at the sender, and as it lies in the memory.
+        dtype, transport_dtype: torch's names, ``"float32"``: at the sender, and in the memory.
         shape: of the whole tensor.
-        offset, nbytes: where it lies, contiguous in row-major order; offsets are multiples of 256.
+        offset, nbytes: position in the memory, contiguous in row-major order; offsets are multiples of 256.
     """
 
     path: Path
@@ -48,12 +48,12 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The leaves of a model in the order of their paths, and where each lies.
+    """Leaves of a model in the order of their paths, and their positions in memory.
 
     Attributes:
-        leaves: every tensor that has memory of its own.
+        leaves: tensors with memory of their own.
         aliases: path → path of a leaf, for tied tensors.
-        nbytes: of the memory that holds all of them, a multiple of 256.
+        nbytes: size of the memory for all of them, a multiple of 256.
         digest: 16 bytes that are equal for equal manifests only.
     """
 
@@ -64,12 +64,12 @@ class Manifest:
 
     @classmethod
     def of(cls, tree: ParamTree, transport_dtype: TransportDtype = None) -> Manifest:
-        """Lays out the tensors of a model.
+        """Lay out the tensors of a model.
 
         Args:
-            tree: whose tensors; only their shapes and dtypes are looked at.
-            transport_dtype: what floating-point tensors are cast to on the way: a dtype, its name, or a function of
-                (dotted name, dtype), where None leaves it as it is.  Integers and booleans are never cast.
+            tree: tensors, of which only shapes and dtypes are read.
+            transport_dtype: dtype of floating-point tensors on the way, its name, or a function of (dotted name,
+                dtype), which may return None for no cast. Integers and booleans are never cast.
 
         Raises:
             WeightMismatch: a tensor has no dense form in memory, such as a sparse one, or no memory at all.

@@ -1,4 +1,4 @@
-"""The tensors of a model, by path: what every source of weights is reduced to, and every destination compared with."""
+"""Tensors of a model by path: common form of sources and destinations of weights."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class ParamTree:
     """Tensors by path, in the order of their paths; tied tensors once.
 
     Attributes:
-        tensors: every tensor that has memory of its own, sorted by path.  They are the source's, not copies.
-        aliases: path → path in ``tensors`` of those that are the same memory seen in the same way.
-        extra: what is not a tensor: the extra state of modules, and other values of dicts.
+        tensors: tensors with memory of their own, sorted by path. They are the source's, not copies.
+        aliases: path → path in ``tensors`` of the same memory with the same view.
+        extra: values that are no tensors: the extra state of modules, and other values of dicts.
     """
 
     __slots__ = ("aliases", "extra", "tensors")
@@ -52,15 +52,15 @@ class ParamTree:
 
     @classmethod
     def of(cls, source: Any, select: Select = "all", rename: Callable[[Mapping[Path, Any]], Any] = dict) -> ParamTree:
-        """The weights of a source, without copying any.
+        """Return the weights of a source, without copying any.
 
         Args:
             source: a module (its parameters, persistent buffers and extra state, with the hooks of ``state_dict``), a
-                TensorDict, a dict with dotted or nested keys, or a ParamTree.  In dicts, arrays and numbers count as
+                TensorDict, a dict with dotted or nested keys, or a ParamTree. In dicts, arrays and numbers count as
                 tensors.
             select: ``"all"``; ``"trainable"``, which leaves out parameters that do not require a gradient; or a
                 function of (dotted name, value).
-            rename: gives other paths to what was selected, unless the source is a ParamTree.
+            rename: gives other paths to the selected values, unless the source is a ParamTree.
 
         Raises:
             ValueError: the source is of another type; a lazy layer has no shape yet; torch cannot take an array.
@@ -183,7 +183,7 @@ def is_tensordict(value: Any) -> bool:
 
 
 def _walk(source: Any, above: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Everything in a source by path, none looked at twice."""
+    """Yield everything in a source by path, each object once."""
     if isinstance(source, nn.Module):
         source = source.state_dict(keep_vars=True)
     elif not above and not isinstance(source, Mapping) and not is_tensordict(source):
@@ -223,7 +223,7 @@ def is_non_tensor(value: Any) -> bool:
 
 
 def _unwrapped(value: Any) -> Any:
-    """The value that a TensorDict keeps as NonTensorData; nested lists of those that a lazy stack keeps."""
+    """Return the value in NonTensorData; nested lists of the values in a lazy stack."""
     if not is_non_tensor(value):
         return value
     return value.tolist() if is_tensordict(value) else value.data

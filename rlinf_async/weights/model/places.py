@@ -26,7 +26,7 @@ from rlinf_async.weights.model.shards import ShardOption, Slice, Spec, is_sharde
 
 
 class StackPart(NamedTuple):
-    """One member's part of a leaf that goes to a stack: index ``member`` of ``size`` along ``dimension``."""
+    """One member's part of a leaf for a stack: index ``member`` of ``size`` along ``dimension``."""
 
     dimension: int
     member: int
@@ -38,9 +38,9 @@ class TensorPlace(NamedTuple):
 
     Attributes:
         owner, key: the mapping that holds it, and the key there.
-        parts: of each lazy stack around it, the outermost first; empty where the whole leaf goes here.
-        slices: of the leaf, or of that part of it, where ``tensor`` is a shard.
-        whole: the DTensor that the mapping holds, whose local part ``tensor`` is; None where it holds the tensor.
+        parts: one for each lazy stack around it, the outermost first; empty if the whole leaf goes here.
+        slices: slices of the leaf, or of that part of it, if ``tensor`` is a shard.
+        whole: the DTensor in the mapping, whose local part ``tensor`` is; None if the mapping holds the tensor.
     """
 
     path: Path
@@ -92,7 +92,7 @@ class TensorPlace(NamedTuple):
         return f"{name_of(self.path)!r}{members}"
 
     def of(self, leaf: torch.Tensor) -> torch.Tensor:
-        """The part of a leaf that goes here, as a view.
+        """Return the part of a leaf that goes here, as a view.
 
         Raises:
             WeightMismatch: the leaf is no such stack.
@@ -111,17 +111,17 @@ class TensorPlace(NamedTuple):
 
 
 def piece_of(tensor: torch.Tensor, part: Sequence[int]) -> torch.Tensor:
-    """Return the part of a tensor that a ``StackPart`` or a ``Slice`` says, which may have travelled as plain data."""
+    """Return the part of a tensor that a ``StackPart`` or a ``Slice`` names, which may have travelled as plain data."""
     if len(part) == len(Slice._fields):
         return tensor.narrow(*part[:3])
     return tensor.select(*part[:2])
 
 
 class ValuePlace(NamedTuple):
-    """One place for what is not a tensor: the extra state of a module, an entry of a mapping.
+    """Place of a value that is no tensor: the extra state of a module, an entry of a mapping.
 
     Attributes:
-        problem: says why a value cannot be put there, in words; empty if it can.
+        problem: returns the reason why a value cannot be put there; empty if it can.
     """
 
     get: Callable[[], Any]
@@ -134,7 +134,7 @@ class _MemberValues(list[Any]):
 
 
 def _stacked(members: list[tuple[tuple[StackPart, ...], Any, Any]]) -> ValuePlace:
-    """One place for the values that the members of lazy stacks have under one key, given as nested lists."""
+    """Return one place for the values of lazy stacks' members under one key, which are given as nested lists."""
 
     def of(value: Any, parts: tuple[StackPart, ...]) -> Any:
         for part in parts:
@@ -174,10 +174,10 @@ class Places:
     """All places of a destination by path.
 
     Attributes:
-        tensors: several at a path where members of a stack have it; tied ones at each of their paths.
-        refused: why a path cannot be written.
+        tensors: several at a path if members of a stack have it; tied ones at each of their paths.
+        refused: reason why a path cannot be written.
         holders: ``(owner, key, holder)`` of each module and mapping below the first.
-        stacks: lazy stacks, and the members that they have.
+        stacks: lazy stacks with their members.
     """
 
     tensors: dict[Path, list[TensorPlace]] = field(default_factory=dict)
@@ -274,6 +274,6 @@ class Places:
 
 
 def _local(whole: Any) -> torch.Tensor:
-    """Return the very tensor that a DTensor has, of which ``to_local`` gives a view where gradients are recorded."""
+    """Return the very tensor in a DTensor; ``to_local`` returns a view of it while gradients are recorded."""
     local: torch.Tensor = whole._local_tensor
     return local

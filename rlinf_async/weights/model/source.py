@@ -1,6 +1,5 @@
 """Sources of published versions: models, whose tensors are found quickly from the second time on, and functions that
-yield ``(name, tensor)``.
-"""
+yield ``(name, tensor)``."""
 
 from __future__ import annotations
 
@@ -39,13 +38,13 @@ _requires_grad: Final = attrgetter("requires_grad")
 
 
 class WeightSource:
-    """How the weights are got out of whatever is published, which has to stay as it was at first.
+    """Takes the tensors out of published objects, which have to stay like the first one.
 
     Args:
         tree: the first weights.
 
     Raises:
-        ConfigError: what is trained is selected, and the weights do not tell what that is.
+        ConfigError: trainable tensors are selected, and the weights do not tell which are trained.
     """
 
     def __init__(
@@ -68,19 +67,19 @@ class WeightSource:
         self._dtypes = [dtype for _, dtype in self._expected]
         self._ties = [(name_of(path), name_of(owner)) for path, owner in self.manifest.aliases.items()]
         self._tied: dict[Path, list[Path]] = {}
-        """By the path of a leaf: its other names."""
+        """Further names of a leaf, by its path."""
         for path, owner in self.manifest.aliases.items():
             self._tied.setdefault(owner, []).append(path)
         self._has_extra = bool(tree.extra)
         self.is_sharded = any(map(is_sharded, tree.tensors.values()))
-        """Every rank has only a part of them."""
+        """True if every rank has only a part of them."""
 
     def take(self, source: Any) -> tuple[list[torch.Tensor], bytes]:
-        """The tensors of the leaves, and what there is beside tensors.
+        """Return the tensors of the leaves, and the packed values beside them.
 
         Raises:
-            WeightMismatch: they are not what the receivers were told of; names the first that differ.
-            SerializationError: something beside the tensors cannot travel.
+            WeightMismatch: they differ from the announced ones; names the first that differ.
+            SerializationError: a value beside the tensors cannot travel.
         """
         found = self._take_quickly(source)
         if found is not None:
@@ -100,10 +99,6 @@ class WeightSource:
         return tensors, pack_extra(tree)
 
     def _check(self, index: int, tensor: torch.Tensor) -> None:
-        """
-        Raises:
-            WeightMismatch: it is not what the receivers were told of.
-        """
         path, (shape, dtype) = self.manifest.leaves[index].path, self._expected[index]
         if tensor.is_meta:
             raise WeightMismatch(f"{name_of(path)!r} has gone to the meta device and has no values any more")
@@ -114,10 +109,10 @@ class WeightSource:
             )
 
     def stream(self, source: Any, targets: Sequence[torch.Tensor]) -> None:
-        """Copy each tensor that a function yields to its place before the next one is asked for.
+        """Copy each yielded tensor to its place before the next one is asked for.
 
         Raises:
-            WeightMismatch: they are not those that the receivers were told of; names the first.
+            WeightMismatch: they differ from the announced ones; names the first.
         """
         left = {leaf.path: index for index, leaf in enumerate(self.manifest.leaves)}
         for path, tensor in items_of(source, self._select, self._naming):
@@ -134,7 +129,7 @@ class WeightSource:
             )
 
     def _tied_tensor(self, tree: ParamTree, owner: Path) -> torch.Tensor:
-        """The one value of a tensor that has several names, of which some may be missing.
+        """Return the one value of a tensor with several names, some of which may be missing.
 
         Raises:
             WeightMismatch: it has several values, or none.
@@ -152,7 +147,7 @@ class WeightSource:
         return first
 
     def _take_quickly(self, source: Any) -> list[torch.Tensor] | None:
-        """Of a module or a flat dict with tensors only; None where something is not as it was, for whatever reason."""
+        """Return the tensors of a module or a flat dict; None if anything has changed."""
         if self._has_extra or self._select != "all":
             return None
         if isinstance(source, nn.Module):
@@ -180,8 +175,7 @@ class WeightSource:
         tensors: Sequence[torch.Tensor],
         call: GatherCall | None,
     ) -> None:
-        """Puts sharded tensors whole to where they go on the rank that gathers; on the others there are no targets.
-
+        """Copy sharded tensors, whole, to their places on the rank that gathers; other ranks have no targets.
         Collective.
 
         Raises:
@@ -199,10 +193,10 @@ def _first(tree: ParamTree) -> str:
 
 
 def pack_extra(tree: ParamTree) -> bytes:
-    """What a model has beside its tensors.
+    """Pack the values beside the tensors.
 
     Raises:
-        SerializationError: it cannot travel; says which.
+        SerializationError: one cannot travel; says which.
     """
     if not tree.extra:
         return b""
@@ -210,7 +204,7 @@ def pack_extra(tree: ParamTree) -> bytes:
 
 
 def unpack_extra(packed: bytes) -> Mapping[Any, Any]:
-    """What ``pack_extra`` has packed."""
+    """Return the values that ``pack_extra`` has packed."""
     found: Mapping[Any, Any] = codec.decode(packed) if packed else {}
     return found
 

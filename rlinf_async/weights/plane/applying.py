@@ -25,20 +25,20 @@ from rlinf_async.weights.waiting.execution import WorkerThread
 logger = own_logger(__name__)
 
 MAX_PINNED: Final = 2
-"""Versions that tensors of others keep in the sender's memory before this receiver gets copies."""
+"""Versions whose memory other tensors may pin before this receiver gets copies."""
 
 
 class Applying:
-    """One model's destination, the sender's slots that it is written from, and the version that it has.
+    """One model's destination, the sender's slots, and the version in the model.
 
     Args:
-        maps: the destination comes to stand in what is leased.
-        verify: ``"sha256"``: what the destination holds is hashed.
-        patience: seconds that readers have to leave.
+        maps: the destination's tensors are remapped to leased slots.
+        verify: ``"sha256"``: hash the destination after each version.
+        patience: seconds to wait for readers.
 
     Attributes:
-        extra: what the sender's model has beside its tensors, as of the version that was applied last.
-        digests: of what the destination holds, after that version, packed forms; None where nothing was hashed.
+        extra: values beside the tensors, of the version applied last.
+        digests: version, packed forms and digests of the destination; None if nothing was hashed.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Applying:
         self._patience = patience
         self._offer: tuple[bytes, int, int] | None = None
         self._writing = threading.Lock()
-        """Held by who writes what is leased: the leases are given back before that or after it."""
+        """Held while leased memory is read: leases are released before or after."""
         self._is_closed = False
         self._is_told = False
 
@@ -68,14 +68,13 @@ class Applying:
         return self.reception.version
 
     async def agree(self, offer: tuple[bytes, int, int] | None = None) -> None:
-        """Judges what the destination is by now.
+        """Judge the destination as it is now.
 
         Args:
-            offer: what the sender says that comes: the manifest, the bytes beside it, and the slots; by default what it
-                has said last.
+            offer: announced manifest, extra bytes and slots; by default those announced last.
 
         Raises:
-            WeightMismatch, Exception: it does not fit, or there is nothing that it could go to.
+            WeightMismatch, Exception: the weights do not fit, or there is no destination.
         """
         self._offer = self._offer if offer is None else offer
         if self._offer is None:
@@ -93,16 +92,16 @@ class Applying:
         self.leases.expect(manifest, extra, slots, device)
 
     async def lease(self, name: MemoryName) -> Leased | None:
-        """What is in a slot, which is mapped first if it was not; see ``Leases.take``."""
+        """Lease a slot, and map it if it is new; see ``Leases.take``."""
         if self.leases.is_new(name):
             await self._worker_thread.do(self.leases.prepare, name, nbytes=name.size if name.on_gpu is None else None)
         return self.leases.take(name)
 
     async def apply(self, leased: Leased) -> float:
-        """Applies what is leased, unless it was applied before.
+        """Apply a leased version, unless it has been applied.
 
         Returns:
-            The seconds for which nobody could read.
+            Seconds for which readers were kept out.
 
         Raises:
             ClosedError: it was closed meanwhile.
@@ -131,7 +130,7 @@ class Applying:
             return clock.monotonic() - begun
 
     async def overwrite(self, write: Callable[[], Any], version: int | None, sender: Any) -> bool:
-        """Has weights written that have come past the slots, while nobody reads; see ``Subscriber.accept``."""
+        """Write weights that did not come through a slot, without readers; see ``Subscriber.accept``."""
         if not self._is_new(version, sender):
             return False
         async with self.gate.writing(self._patience):
@@ -161,10 +160,10 @@ class Applying:
         return verdict is Judgement.APPLY
 
     async def move_out(self) -> None:
-        """The sender is gone, and its memory is let go of, but for what tensors stand in.
+        """Release the memory of a sender that is gone, except where tensors are mapped to it.
 
-        Sooner or later its GPU's memory is gone: tensors that stand there get some of their own.  Readers who stay too
-        long keep them from it, and so does that memory, if it is gone already.
+        A GPU's memory goes with its sender, so tensors mapped there are moved, unless readers stay too long or the
+        memory is gone already.
         """
         if self.destination.device is None or self.destination.is_copied:
             if self.leases.has_unkept:
@@ -181,15 +180,14 @@ class Applying:
         self.leases.forget()
 
     async def close(self, *, is_copy: bool = False) -> None:
-        """Tensors that are mapped get memory of their own once readers have left, and the slots are given back.
+        """Give mapped tensors memory of their own once readers have left, and release the slots. Idempotent.
 
-        A version that is being written is written to the end, and one that waits for its turn is not written.  If
-        readers stay too long, or the caller is cancelled meanwhile, mapped tensors stay where they are, and that memory
-        is kept for them.  Idempotent.
+        A version that is being written is completed, and one that waits for its turn is not written. If readers stay
+        too long, or the caller is cancelled meanwhile, mapped tensors and their memory stay.
 
         Args:
-            is_copy: of a forked process, where the readers of the parent are not there to leave, nor who has a lock.
-                Mapped tensors stay where they are: the threads of torch, which would copy them, are the parent's.
+            is_copy: True in a forked child, where the parent's readers and lock holders do not run. Mapped tensors
+                stay: the threads of torch that would copy them are the parent's.
         """
         self._is_closed = True
         if is_copy:
@@ -214,7 +212,7 @@ class Applying:
         release_slots(self.destination, self.leases)
 
     def _is_pinned(self) -> bool:
-        """True if so many versions are looked at besides that the next one is copied; the log says so once."""
+        """True if so many versions are pinned that the next one is copied; logged once."""
         is_pinned = self.leases.pinned(self.destination.standing) >= MAX_PINNED
         if is_pinned and not self._is_told:
             self._is_told = True
@@ -254,7 +252,7 @@ class Applying:
 
 
 def release_slots(destination: Destination | None, leases: Leases) -> None:
-    """Gives slots back for good; tensors that are mapped get memory of their own."""
+    """Release all slots for good; mapped tensors get memory of their own."""
     if destination is not None and leases.keeps_one:
         destination.detach()
     leases.close()

@@ -1,6 +1,5 @@
 """Versions on their way between machines: ``Outgoing`` at the sender, ``HostMemory`` at the receiver that gets them for
-all receivers of its machine.
-"""
+all receivers of its machine."""
 
 from __future__ import annotations
 
@@ -24,22 +23,24 @@ logger = own_logger(__name__)
 
 
 class HostMemory:
-    """Works by itself, in a thread of its own and where the link is read: its owner may be busy.
+    """Slots for versions that one receiver gets for all receivers of its machine.
+
+    It works in a thread of its own and where the link is read, because its owner may be busy.
 
     Args:
         link: to the sender.
         manifest: packed.
         extra, slots: as of ``Store``.
-        line: on which the tensors come.
+        line: stream of the tensors.
 
     Attributes:
-        host: hears the sender.
+        host: handles the sender's messages.
     """
 
     def __init__(self, link: WeightLink, manifest: bytes, extra: int, slots: int, line: int, label: str) -> None:
         self._store: Store | None = None
         self._keep: Callable[[], object] = lambda: None
-        """Prevents that the store is given back a second time, when this is dropped."""
+        """Cancels the release of the store when this is dropped."""
         self._thread = LazyThread(f"weights for this machine, {label}")
         self._thread.submit(functools.partial(self._make, manifest, slots, extra, label))
         self.host = Host(link, line, self._make_room, self._thread.submit)
@@ -58,7 +59,7 @@ class HostMemory:
         return _SlotRoom(self._store)
 
     def close(self) -> Work[None]:
-        """Lets go of the memory, after what comes is given up; the receivers of this machine go on reading it."""
+        """Abandon incoming versions and free the memory; receivers of this machine go on reading it."""
         closed: Work[None] = Work()
         self.host.close(ClosedError("the weights of this machine are not wanted here any more"))
         self._thread.submit(functools.partial(self._forget, closed))
@@ -73,8 +74,6 @@ class HostMemory:
 
 
 class _SlotRoom:
-    """A slot for one version."""
-
     def __init__(self, store: Store) -> None:
         self._store = store
         self._slot = store.take()
@@ -98,11 +97,13 @@ class _SlotRoom:
 
 
 class Outgoing(Job):
-    """No slot is used again while it is sent from; if it is replaced meanwhile, its memory stays.
+    """A version in this machine's memory that is sent to other machines.
+
+    Its slot is not used again meanwhile; if the slot is replaced, its memory stays.
 
     Args:
-        seconds: that its receivers have for it.
-        may_wait: it leaves for a machine once what is on its way there has landed.
+        seconds: time for its receivers.
+        may_wait: it leaves for a machine once an earlier version has landed there.
     """
 
     def __init__(

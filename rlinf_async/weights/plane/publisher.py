@@ -39,9 +39,9 @@ logger = own_logger(__name__)
 class Publisher:
     """Sends one model's weights to receivers, each at the other end of a link.
 
-    A version is packed into shared memory and then published; receivers of the same machine read it there, and on each
-    other machine one receiver gets it for all.  So nobody ever sees a version that is not whole, and the source may
-    change as soon as ``publish`` returns::
+    A version is packed into shared memory and then published. Receivers of the same machine read it there, and on each
+    other machine one receiver gets it for all. So every receiver sees whole versions only, and the source may change as
+    soon as ``publish`` returns::
 
         async with Publisher(model) as publisher:
             publisher.add(0, link)
@@ -52,30 +52,29 @@ class Publisher:
 
     Methods may be called from any loop, one at a time.
 
-    Weights of a GPU are packed once the caller's current streams have come as far as they were when ``publish`` was
-    called: there, if receivers of this machine have theirs on the same GPU, and in shared memory for everybody else.
-    A refusal by CUDA is logged once, and the weights go by way of the CPU.
+    Weights of a GPU are packed after the work that the caller's current streams had when ``publish`` was called: on the
+    GPU, if receivers of this machine have theirs on the same one, and in shared memory for all others. A refusal by
+    CUDA is logged once, and the weights go by way of the CPU.
 
-    With sharded weights (FSDP, DTensor), every rank has a publisher, and rank 0's has all receivers.  They publish
-    together: shards go straight to their places in rank 0's shared memory, and no other rank ever has them whole.  A
+    With sharded weights (FSDP, DTensor), every rank has a publisher, and rank 0's has all receivers. They publish
+    together: shards go straight to their places in rank 0's shared memory, and no other rank ever has them whole. A
     rank that does not take part keeps the others waiting for as long as torch's process group lets them.
 
     Args:
-        source: a module, TensorDict or dict whose names, shapes and dtypes the receivers are told; by default that of
-            the first ``publish``.
-        model_id: as errors call it.
-        apply: what the receivers do with it, ``"copy"`` or ``"map"``; decides how many slots there are.
+        source: module, TensorDict or dict whose names, shapes and dtypes are announced; by default that of the first
+            ``publish``.
+        model_id: name of the weights in errors.
+        apply: ``"copy"`` or ``"map"``, as at the receivers; decides the number of slots.
         slots: versions that there is room for; by default 2 to copy and 3 to map.
-        transport_dtype: what floating-point tensors travel as: a dtype, or a function of (name, dtype).
+        transport_dtype: dtype in which floating-point tensors travel, or a function of (name, dtype).
         ack_timeout: seconds that receivers have.
-        verify: ``"sha256"``: what each tensor of a receiver holds once a version is applied is compared with what was
-            packed.
+        verify: ``"sha256"``: compare the receivers' tensors with the packed ones after each version.
         select: ``"all"``, ``"trainable"``, or a function of (name, tensor).
         naming: gives the names under which the source's tensors travel.
-        chain_from: bytes from which on receivers' machines pass a version on to each other; by default 64 MiB.
-        behind: earlier versions that may be under way when one is published.  A receiver that lacks more of them has
-            failed for the oldest, and is named once in the log.  0: one version is under way at a time.
-        gpus: in the place of CUDA's.
+        chain_from: bytes from which receivers' machines pass a version on to each other; by default 64 MiB.
+        behind: earlier versions that may be under way when one is published. A receiver that lacks more of them has
+            failed for the oldest, and is named once in the log. 0: one version is under way at a time.
+        gpus: interface to the GPUs.
     """
 
     def __init__(
@@ -111,13 +110,13 @@ class Publisher:
         self._receivers = ReceiverTable(model_id, *told, chain_from=chain_from, verify=verifies, ahead=behind > 0)
         self._behind = behind
         self._named: dict[Hashable, float] = {}
-        """Receivers that were too far behind, and when the log has named them."""
+        """Receivers that were too far behind, with the time when the log has named them."""
         self._packing: Packing | None = None
         self.worker_thread = WorkerThread(f"weights of {model_id}")
         self._handles: dict[int, SyncHandle] = {}
         """Versions under way, the oldest first."""
         self._keep: Callable[[], object] = lambda: None
-        """Prevents that they are given back a second time, when this is dropped."""
+        """Cancels the release of the store when this is dropped."""
         self._is_packing = False
         self._is_closed = False
         self._calls = GatherCalls()
@@ -127,17 +126,17 @@ class Publisher:
 
     @property
     def version(self) -> int:
-        """That was published last; 0 before the first."""
+        """The version published last; 0 before the first."""
         return self._receivers.ledger.version
 
     @property
     def manifest(self) -> Manifest | None:
-        """What the receivers were told that comes; None before it is known."""
+        """The manifest announced to the receivers; None before it is known."""
         return None if self._packing is None else self._packing.taker.manifest
 
     @property
     def shown(self) -> ParamTree | None:
-        """Views of the latest version, in the slot that later ones are packed into again."""
+        """Views of the latest version, in a slot that later versions use again."""
         latest = None if self._store is None else self._store.latest
         if latest is None or self.manifest is None or not latest.is_in_slot:
             return None
@@ -153,34 +152,34 @@ class Publisher:
 
     @property
     def quarantined(self) -> dict[Hashable, str]:
-        """Receivers that may lack what was published, and why; the next version is for them too."""
+        """Receivers that may lack a published version, and why; the next version is for them too."""
         return self._receivers.quarantined
 
     # -- receivers ----------------------------------------------------------------------------------------------
 
     def add(self, worker_id: Hashable, link: WeightLink) -> None:
-        """A receiver, also a late one: it gets the latest version at once.  One of the same id is replaced."""
+        """Add a receiver, which gets the latest version at once. It replaces one of the same id."""
         self._check_open()
         self._receivers.add(worker_id, link)
 
     def remove(self, worker_id: Hashable) -> None:
-        """It gets nothing more; its link is closed.
+        """Remove a receiver, and close its link.
 
         Raises:
-            ValueError: there is none of that id.
+            ValueError: there is no receiver of that id.
         """
         self._receivers.remove(worker_id)
 
     async def connect(self, timeout: float | None = 60.0, weights: Any = None, *, source: Any = None) -> None:
-        """Waits until every receiver is there and has found that the weights fit; who has refused them looks again.
+        """Wait until every receiver has connected and takes the weights; those that refused them look again.
 
         Args:
-            weights: what they start with; by default they keep what they have.
-            source: in the place of the constructor's.
+            weights: first version; by default receivers keep their own weights.
+            source: replaces the constructor's.
 
         Raises:
-            DeadlineExceeded: somebody has not come within ``timeout`` seconds; names who.
-            WeightMismatch: the weights do not fit somewhere; the note says where.
+            DeadlineExceeded: a receiver has not connected within ``timeout`` seconds; names it.
+            WeightMismatch: the weights do not fit a receiver; the note names it.
             ValueError: there is no source yet.
             ConfigError: the weights are sharded, and a rank that does not gather them has receivers.
         """
@@ -214,7 +213,7 @@ class Publisher:
     # -- publishing ---------------------------------------------------------------------------------------------
 
     def next_call(self, *, sharded: bool = False) -> GatherCall:
-        """Count a call, before anything that this rank alone may refuse; ranks of sharded weights count alike."""
+        """Count a call, before this rank alone could refuse it: ranks of sharded weights count alike."""
         call = self._calls.next()
         if sharded:
             call.found_sharded()
@@ -230,25 +229,25 @@ class Publisher:
         call: GatherCall | None = None,
         deliveries: Sequence[Delivery] | None = None,
     ) -> SyncHandle:
-        """Packs a version and publishes it; returns when the source may change.
+        """Pack a version and publish it; return when the source may change.
 
         Args:
             source: as in the constructor; by default that one.
-            worker_ids: who is to apply it; by default all.
+            worker_ids: recipients; by default all.
             version: higher than the last one; by default the next number.
             timeout: seconds that the receivers have; by default ``ack_timeout``.
-            call: what it is a part of, where somebody else counts; every rank of sharded weights counts alike.
-            deliveries: by which it goes to further receivers as a message; without ``worker_ids`` nothing is packed.
+            call: counted call that this is part of, where the caller counts.
+            deliveries: further receivers, which get it as a message; without ``worker_ids`` nothing is packed.
 
         Returns:
-            To be awaited until all have applied it; where there are deliveries, after ``collect``.
+            A handle to await all receivers; with deliveries, after ``collect``.
 
         Raises:
             RuntimeError: another version is under way, or with ``behind`` is being packed.
             ValueError: there is no such receiver, or the version is not after the last one.
-            WeightMismatch: there are other weights, shapes or dtypes than at first.  Nothing was sent to anyone.
+            WeightMismatch: names, shapes or dtypes differ from the announced ones. Nothing was sent.
             ConfigError: as ``connect``.
-            TransferFailed: the weights are sharded, and another rank is not in this call.  Nothing was sent to anyone.
+            TransferFailed: the weights are sharded, and another rank is not in this call. Nothing was sent.
         """
         call = self.next_call() if call is None else call
         packing = self._packing
@@ -310,19 +309,17 @@ class Publisher:
                 raise error
 
     async def collect(self, handle: SyncHandle) -> None:
-        """Waits for the answers to what went as messages; the errors are those of ``SyncHandle.collect``."""
+        """Wait for the answers to messages; the errors are those of ``SyncHandle.collect``."""
         await handle.collect(self._receivers.answered)
 
     def waiting_for(self, handle: SyncHandle) -> list[Hashable]:
-        """Receivers that have not answered."""
         return self._receivers.waiting_for(handle.version)
 
     def next_version(self, version: int | None) -> int:
-        """The number that a version gets; the errors are those of ``publish``."""
+        """Return the number of the next version; the errors are those of ``publish``."""
         return self._receivers.ledger.check(version)
 
     def _rollback(self, version: int) -> None:
-        """What is not published after all is in the store no more, and nobody waits for it."""
         if (handle := self._handles.pop(version, None)) is not None:  # which also ends the operation that is recorded
             handle._settle(error=ClosedError(f"{handle._describe()} was not published"))
         store = self._store
@@ -332,7 +329,7 @@ class Publisher:
         self._receivers.abandon(version)
 
     async def catch_up(self, worker_ids: Sequence[Hashable], timeout: float | None) -> dict[Hashable, Ack]:
-        """What becomes of the version published last at receivers that have come since, within ``timeout`` seconds.
+        """Return the outcome of the latest version at receivers added since, within ``timeout`` seconds.
 
         Raises:
             ClosedError: it was closed meanwhile.
@@ -348,7 +345,8 @@ class Publisher:
         return {name: ack or Ack("failed", version, self._late(name, version)) for name, ack in find().items()}
 
     def _make_way(self) -> None:
-        """
+        """Expire late versions.
+
         Raises:
             RuntimeError: another version is under way, and ``behind`` does not allow it.
         """
@@ -363,7 +361,7 @@ class Publisher:
             )
 
     def _leave_behind(self) -> None:
-        """End the oldest versions under way, of which there are too many, for the receivers that lack them."""
+        """Fail the oldest versions under way, beyond ``behind``, for the receivers that lack them."""
         for version in self._receivers.ledger.excess(self._behind):
             for name in self._receivers.waiting_for(version):
                 who = f"receiver {name!r} ({self._receivers.label(name)})"
@@ -375,7 +373,6 @@ class Publisher:
                 self._receivers.fail(name, version, error)
 
     def _forget_version(self, version: int) -> None:
-        """Forget a version for which nobody waits any more."""
         self._handles.pop(version, None)
         self._receivers.forget(version)
 
@@ -386,7 +383,7 @@ class Publisher:
         names: Sequence[Hashable],
         call: GatherCall,
     ) -> tuple[SlotWriter | None, int]:
-        """Packs a version of so many bytes; None where that is done on another rank."""
+        """Pack a version; return its writer, or None if another rank packs it, and its size in bytes."""
         if self._packing is None:
             self._adopt(await self._lay_out(source))
             self._check_open()
@@ -401,7 +398,6 @@ class Publisher:
         return writer, packing.taker.manifest.nbytes
 
     async def _lay_out(self, source: Any) -> Packing:
-        """Finds out what comes, and makes room for it where it is packed."""
         if is_streamed(source):  # other ranks may have to be waited for, and what is yielded is computed
             tree = await self.worker_thread.do(layout_of, source, self._select, self.naming, nbytes=None)
         else:
@@ -444,7 +440,7 @@ class Publisher:
         self._receivers.bring(handle.version, far, store, writer)
 
     def _fill(self) -> None:
-        """Somebody needs in its slot what is on a GPU only; packing goes on afterwards.  From any thread."""
+        """Copy the latest version from its GPU into its slot, for a receiver that needs it there."""
         self.worker_thread.start(self._fill_now, nbytes=None)
 
     def _fill_now(self) -> None:
@@ -460,7 +456,6 @@ class Publisher:
         self._receivers.filled(store, failure)
 
     def _verify_in_thread(self, receiver: ReceiverState, ack: Ack, digests: Any) -> None:
-        """A receiver has applied a version; it has it once what it holds has been compared.  From any thread."""
         self.worker_thread.start(self._verify_now, receiver, ack, digests, nbytes=None)
 
     def _verify_now(self, receiver: ReceiverState, ack: Ack, digests: Any) -> None:
@@ -484,7 +479,6 @@ class Publisher:
         )
 
     def _complete(self, version: int) -> None:
-        """All have answered."""
         answers = self._receivers.answers(version)
         handle = self._handles.pop(version, None)
         if answers is not None and handle is not None:
@@ -503,12 +497,12 @@ class Publisher:
             raise ClosedError(f"the publisher of '{self.model_id}' is closed")
 
     async def close(self, reason: str = "") -> None:
-        """Close the links and give the memory back; receivers keep their last version.  Idempotent.
+        """Close the links and free the memory; receivers keep their last version. Idempotent.
 
-        A caller that is cancelled while it waits is told so at the end.
+        A cancellation is raised once all of that is done.
 
         Args:
-            reason: told to the receivers, where the sender has failed.
+            reason: sent to the receivers if the sender has failed.
         """
         self._is_closed = True
         for handle in list(self._handles.values()) if self._process.is_here else ():

@@ -1,4 +1,4 @@
-"""One receiver of a publisher."""
+"""State of one receiver at its sender."""
 
 from __future__ import annotations
 
@@ -11,29 +11,27 @@ from rlinf_async.weights.links.weight_link import LinkMessage, WeightLink
 
 
 class Agreement(Enum):
-    """Receiver's part in the agreement on what comes."""
+    """Progress of the agreement on the announced weights."""
 
     NEW = auto()
-    """It has heard of nothing yet."""
     ASKED = auto()
-    """It has been told what comes, and has not answered."""
     FITTING = auto()
     REFUSED = auto()
     """The announced weights did not fit, or the link has ended; ``refusal`` says why."""
 
 
 class ReceiverState:
-    """One receiver, as its sender knows it; hears its link.
+    """One receiver of a publisher; the listener of its link.
 
     Args:
-        heard: called with this and each word.
-        ended: called with this and why nothing more comes.
+        heard: called with this and each message.
+        ended: called with this and the error that ended the link.
 
     Attributes:
         refusal: an error in REFUSED, None in other states.
-        gpu: the uuid of the GPU on which it reads leaves; empty if none.
-        owed: versions that it was told of and has not answered.
-        verifying: versions whose digests it has sent, which are being compared.
+        gpu: uuid of the GPU on which the receiver reads leaves; empty if none.
+        owed: announced versions without an answer.
+        verifying: versions whose digests are being compared.
     """
 
     def __init__(
@@ -55,11 +53,11 @@ class ReceiverState:
 
     @property
     def is_told(self) -> bool:
-        """True if it has heard what comes."""
+        """True if the weights have been announced to it."""
         return self.state is not Agreement.NEW
 
     def answered(self, refusal: Exception | None) -> None:
-        """Note whether it takes what comes."""
+        """Note that it takes the announced weights, or why it refuses them."""
         self.state, self.refusal = Agreement.FITTING if refusal is None else Agreement.REFUSED, refusal
 
     def on_message(self, words: LinkMessage) -> None:
@@ -69,10 +67,10 @@ class ReceiverState:
         self._ended(self, error)
 
     def send_message(self, *words: Any) -> None:
-        """Says it.  If the link has ended, whoever hears it hears that.
+        """Send a message. If the link has ended, ``ended`` is called instead.
 
         Raises:
-            TransferFailed: the other side does not listen for now.
+            TransferFailed: the other side does not read at the moment.
         """
         try:
             self.link.send(list(words))

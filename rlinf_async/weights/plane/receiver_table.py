@@ -1,8 +1,8 @@
-"""The receivers of one publisher: what each was told, and what it has answered.
+"""Receivers of one publisher: announcements, deliveries to each, and their answers.
 
 add ──► opened ──► HELLO ──► ACK of 0       a late one hears of the latest version in the HELLO, and answers that too
 publish ──► PUBLISH to those on this machine; to the others once it has landed on theirs ──► ACK
-connect ──► PUBLISH of the latest version, or of 0 without memory, to those whom it did not fit ──► ACK
+connect ──► PUBLISH of the latest version, or of 0 without memory, to those that refused it ──► ACK
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from rlinf_async.weights.state.sync_report import Ack
 from rlinf_async.weights.state.versions import VersionLedger
 
 _MOST_OWED: Final = 64
-"""Versions that a receiver is told of and does not answer: the next ones would only fill memory."""
+"""Unanswered versions per receiver, above which it is told of no more: they would only fill memory."""
 
 
 class ReceiverTable:
-    """All of them.  Links may be heard in any thread.
+    """All receivers of one publisher. Links may deliver messages in any thread.
 
     Args:
-        complete: called with a version that all have answered.
-        changed: called when something has changed at all.
-        fill: called when somebody needs the latest version where it is not yet: in its slot; then ``filled``.
-        chain_from: bytes from which on other machines pass a version on to each other.
-        verify: called with a receiver that has applied a version, and the digests that it gives; then ``verified``.
+        complete: called with each version that all receivers have answered.
+        changed: called after every change.
+        fill: called when a receiver needs the latest version in its slot; ``filled`` follows.
+        chain_from: size in bytes from which machines pass a version on to each other.
+        verify: called with a receiver that has applied a version, and its digests; ``verified`` follows.
         ahead: versions are published while others are under way.
 
     Attributes:
-        seconds: that receivers have for the version published last.
+        seconds: time that receivers have for the version published last.
     """
 
     def __init__(
@@ -65,15 +65,16 @@ class ReceiverTable:
         self._fill = fill
         self._verify = verify
         self._lacking: dict[ReceiverState, Any] = {}
-        """Receivers that wait for that, or for the end of the packing; with memory that they cannot open."""
+        """Receivers that wait for ``filled``, or for the end of packing, with the memory that they could not open."""
         self._lock = threading.RLock()
-        """Held while words are said too: they leave in the order in which they were decided on."""
+        """Also held while messages are sent: they leave in the order of the decisions."""
         self._receivers: dict[Hashable, ReceiverState] = {}
         self._completed: list[int] = []
-        """Versions that all have answered, as of which nobody has heard yet."""
+        """Completed versions that ``complete`` has not been called with yet."""
         self._present: dict[ReceiverState, bool] = {}
-        """Receivers that were there when it became known whom the version that is being packed is for, and whether they
-        have refused what comes since then: their users may have left, and nobody answers for them."""
+        """Receivers added before the recipients of the current version were chosen; True: it has refused the weights
+        since. The
+        user of such a receiver may have left, and nothing else would answer for it."""
         self._store: Store | None = None
         self._relay = Relay(self, self._lock, chain_from)
         self._plan = self._relay.plan
@@ -103,25 +104,25 @@ class ReceiverTable:
         return "removed" if receiver is None else receiver.link.label
 
     def waiting_for(self, version: int) -> list[Any]:
-        """Who has not answered."""
+        """Return the receivers that have not answered a version."""
         with self._lock:
             return self.ledger.pending.get(version, [])
 
     def meant(self, names: Sequence[Hashable] | None) -> list[Hashable]:
-        """The receivers that the next version is for; who comes from now on gets it too, and is not waited for.
+        """Choose the recipients of the next version; later receivers get it too, and are not waited for.
 
         Raises:
-            ValueError: there is none of that name.
+            ValueError: there is no receiver of that name.
         """
         with self._lock:
             self._present = dict.fromkeys(self._receivers.values(), False)
             return self.check(names)
 
     def check(self, names: Sequence[Hashable] | None) -> list[Hashable]:
-        """The receivers that are meant.
+        """Return these names, or all of them.
 
         Raises:
-            ValueError: there is none of that name.
+            ValueError: there is no receiver of that name.
         """
         if names is None:
             return self.names
@@ -157,11 +158,11 @@ class ReceiverTable:
         return Ack("failed", version, ClosedError(f"receiver {name!r} of '{self._model_id}' was removed"))
 
     def is_published(self, writer: SlotWriter) -> bool:
-        """Whether that version is; what is only packed, nobody hears of: it may be withdrawn."""
+        """True if the version may be announced; a version that is only packed may still be withdrawn."""
         return writer.version <= self.ledger.version
 
     def greet(self, store: Store) -> None:
-        """It is known what comes: everybody who is there, and has not been told, is."""
+        """Announce the weights to all receivers that have not heard of them."""
         self._store = store
         self._greet(list(self._receivers.values()))
         if self._lacking:
@@ -192,7 +193,7 @@ class ReceiverTable:
                     receiver.state = Agreement.NEW  # once more with the next version
 
     def inform(self, receiver: ReceiverState, memory: Any, version: int) -> None:
-        """Tells a receiver what comes, and what is in the memory of its machine."""
+        """Announce the weights to a receiver, and the version in the memory of its machine."""
         store = self._store
         assert store is not None
         if memory is not None:
@@ -200,13 +201,13 @@ class ReceiverTable:
         receiver.send_message(messages.HELLO, store.manifest.to_bytes(), store.extra, store.most, memory, version)
 
     def appoint(self, receiver: ReceiverState, line: int) -> None:
-        """Tells a receiver what comes to all receivers of its machine by it."""
+        """Make a receiver the host of its machine: it gets versions for all receivers there."""
         store = self._store
         assert store is not None
         receiver.send_message(messages.HOST, store.manifest.to_bytes(), store.extra, store.slots, None, 0, line)
 
     def ask_again(self) -> None:
-        """Offers the latest version once more to those whom it does not fit, or asks them whether it does by now."""
+        """Offer the latest version again to receivers that refused it, or ask them whether the weights fit by now."""
         with self._settling():
             for receiver in list(self._receivers.values()):
                 if receiver.state is Agreement.REFUSED and receiver.link.error is None:
@@ -217,7 +218,7 @@ class ReceiverTable:
         """Close all links.
 
         Args:
-            reason: told to the receivers first, in words; empty where the sender has not failed.
+            reason: the sender's error, sent to the receivers first; empty if it has not failed.
         """
         with self._lock:
             self._is_closed = True
@@ -232,14 +233,15 @@ class ReceiverTable:
     # -- on a GPU -----------------------------------------------------------------------------------------------
 
     def demand(self, gpu: str) -> tuple[bool, bool]:
-        """Whether anybody reads leaves on that GPU, and whether anybody needs them in the slot."""
+        """Return whether a receiver reads leaves on that GPU, and whether one needs them in the slot."""
         with self._lock:
             here = [receiver for receiver in self._receivers.values() if receiver.refusal is None]
             there = [receiver for receiver in here if receiver.gpu == gpu]
         return bool(there), len(there) < len(here)
 
     def filled(self, store: Store, error: Exception | None) -> None:
-        """The latest version is in its slot; or why it is not.  If it is not published, ``greet`` asks again."""
+        """Note that the latest version is in its slot, or the error. ``greet`` asks again for one that is not
+        published."""
         with self._settling():
             latest = store.latest
             if latest is None or not self.is_published(latest):
@@ -258,7 +260,8 @@ class ReceiverTable:
     # -- publishing ---------------------------------------------------------------------------------------------
 
     def begin(self, version: int, names: Sequence[Hashable], store: Store, writer: SlotWriter) -> bool:
-        """A version is being packed; whether anybody on another machine gets it as it is, from ``packed`` on."""
+        """Note that packing of a version has begun; True if its pieces leave for other machines as ``packed`` reports
+        them."""
         with self._lock:
             there = [receiver for name in names if (receiver := self._receivers.get(name)) is not None]
             far = [receiver for receiver in there if receiver.link.node is not None and receiver.link.error is None]
@@ -268,11 +271,11 @@ class ReceiverTable:
             return self._relay.act(self._plan.begin, job, far)
 
     def packed(self, version: int, nbytes: int) -> None:
-        """So many bytes of it."""
+        """Note that so many bytes are packed."""
         self._relay.act(self._plan.packed, version, nbytes)
 
     def abandon(self, version: int) -> None:
-        """It could not be packed, or is not published after all, and is in the store no more."""
+        """Note that a version could not be packed or published; the store has withdrawn it."""
         with self._lock:
             self._relay.act(self._plan.abandon, version, None if self._store is None else self._outgoing(self._store))
         if self._store is not None:
@@ -286,11 +289,11 @@ class ReceiverTable:
         writer: SlotWriter | None = None,
         called: Sequence[Hashable] = (),
     ) -> list[ReceiverState]:
-        """Tells them of a version that is packed; returns those on other machines, to which it has to be brought.
+        """Announce a packed version; return its receivers on other machines, for ``bring``.
 
         Args:
-            writer: of its slot; None where it is none of this process's.
-            called: receivers without a link, to which it goes as a message; ``answered`` says what becomes of it there.
+            writer: writer of its slot; None if another process has the slot.
+            called: receivers without a link, which get it as a message; ``answered`` reports the outcome.
         """
         far: list[ReceiverState] = []
         with self._settling():
@@ -329,7 +332,7 @@ class ReceiverTable:
         return far
 
     def has_begun(self, version: int) -> bool:
-        """True if that version has been leaving for other machines since it was packed."""
+        """True if pieces of that version have left for other machines while it was packed."""
         return self._plan.job is not None and self._plan.job.number == version
 
     def bring(
@@ -339,7 +342,7 @@ class ReceiverTable:
         store: Store,
         writer: SlotWriter,
     ) -> None:
-        """Sends a version to other machines."""
+        """Send a version to other machines."""
         with self._lock:
             there = [
                 receiver
@@ -362,7 +365,7 @@ class ReceiverTable:
             self._failed(receiver.name, version, error)
 
     def end(self, receivers: Iterable[ReceiverState], version: int, memory: Any, error: Exception | None) -> None:
-        """Tells receivers of a version that is in the memory of their machine, or fails for them."""
+        """Announce a version that has landed on these receivers' machine, or note its failure."""
         with self._settling():
             for receiver in receivers:
                 if error is not None:
@@ -387,7 +390,7 @@ class ReceiverTable:
                 self._relay.hear(receiver, what, *facts)
 
     def _offer(self, receiver: ReceiverState) -> None:
-        """Shows the latest version to one that it did not fit; while there is none, asks whether what comes fits."""
+        """Show the latest version to a receiver that refused it; without one, ask whether the weights fit."""
         store = self._store
         latest = None if store is None else store.latest
         if store is None or latest is None:
@@ -407,7 +410,7 @@ class ReceiverTable:
             self._relay.act(self._plan.lost, receiver, lost, self._outgoing(store))
 
     def _outgoing(self, store: Store) -> Outgoing | None:
-        """What was published last, for receivers on other machines that lack it."""
+        """Return the latest version for receivers on other machines."""
         latest = store.latest
         if latest is None:
             return None
@@ -449,7 +452,7 @@ class ReceiverTable:
             self._answered(receiver.name, Ack("applied", version, None, *seconds))
 
     def verified(self, receiver: ReceiverState, ack: Ack) -> None:
-        """What a receiver holds has been compared with what was sent."""
+        """Note the result of comparing a receiver's digests."""
         with self._settling():
             receiver.verifying.discard(ack.version)
             if self._receivers.get(receiver.name) is receiver:
@@ -472,27 +475,26 @@ class ReceiverTable:
                 self._failed_alone(receiver.name, version, error)
 
     def answered(self, name: Hashable, version: int, error: Exception | None) -> None:
-        """What has become of a message."""
+        """Note the outcome of a message."""
         with self._settling():
             self._answered(name, Ack("applied" if error is None else "failed", version, error))
 
     def fail(self, name: Hashable, version: int, error: Exception) -> None:
-        """Its time is over, or later versions than it may be behind are published."""
+        """Note that a receiver is late, or too many versions behind."""
         with self._settling():
             self._failed_alone(name, version, error)
 
     def forget(self, version: int) -> None:
-        """Nobody waits for that version any more."""
         with self._lock:
             self.ledger.forget(version)
 
     def answers(self, version: int) -> Mapping[Any, Ack] | None:
-        """Of a version that is complete; None where nobody waits for it any more."""
+        """Return the answers to a complete version; None if it has been forgotten."""
         with self._lock:
             return self.ledger.finish(version)
 
     def ack_of(self, name: Hashable, version: int) -> Ack | None:
-        """What has become of a published version at a receiver that has come since; None: that is not known yet."""
+        """Return the outcome of a published version at a receiver added since; None if it is not known yet."""
         with self._lock:
             receiver, target = self._receivers.get(name), self.ledger.targets.get(name)
             if receiver is None or target is None:
@@ -504,7 +506,7 @@ class ReceiverTable:
 
     @contextlib.contextmanager
     def _settling(self) -> Iterator[None]:
-        """Hold the lock; then tell of the versions that are complete, and have everybody who waits look again."""
+        """Hold the lock; then report completed versions and notify all waits."""
         with self._lock:
             yield
             completed, self._completed = self._completed, []

@@ -14,10 +14,10 @@ from rlinf_async.work import Work
 
 
 class WeightsMessage(NamedTuple):
-    """A version of the weights as a message carries it.
+    """One version of the weights in a message.
 
     Attributes:
-        timeout: seconds that the receivers have; None: as long as it takes.
+        timeout: seconds that the receivers have; None: no limit.
     """
 
     model_id: str
@@ -27,52 +27,52 @@ class WeightsMessage(NamedTuple):
 
 
 class Delivery(Protocol):
-    """One parcel's way to a receiver, or to several by one call; or into memory of the sender's own, to nobody."""
+    """Delivery of a message to one receiver, or to several by one call."""
 
     @property
     def names(self) -> Sequence[Hashable]:
-        """Of the receivers."""
+        """Names of the receivers."""
 
     @property
     def has_begun(self) -> bool:
-        """Whether a receiver may have heard of the version, or may hear of it yet, so that its number is spent."""
+        """True if a receiver may have heard of the version, so that its number is used up."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights as they travelled; 0: not known."""
+        """Size of the weights as they travelled, in bytes; 0 if it is not known."""
 
     async def stage(self, parcel: WeightsMessage) -> None:
-        """Sends it; finished when the weights may change.
+        """Send the weights; return when they may change.
 
         Raises:
-            Exception: it cannot be sent at all; nobody has got anything.
+            Exception: they cannot be sent at all; no receiver has got anything.
         """
 
     async def end(self) -> Mapping[Hashable, Exception | None]:
-        """Waits for the answers: of each receiver its error, or None; if that is cancelled, it may be called again.
+        """Wait for the answers; return each receiver's error, or None. May be called again after a cancellation.
 
         Raises:
-            WrongAcknowledgement: a receiver has said something else than what was expected; it may be called again.
+            WrongAcknowledgement: a receiver has answered something unexpected; this may be called again.
         """
 
     def abandon(self) -> None:
-        """Ends what nobody waits for any more."""
+        """Stop what is under way."""
 
 
 class SyncHandle(Work[SyncReport]):
-    """A version that is staged: the source may change.  Awaiting it waits until every receiver has applied it.
+    """A version that is staged: the source may change. Awaiting it waits until every receiver has applied it.
 
-    It raises what went wrong at the first receiver that failed; its notes name all of them, and ``report`` says what
-    became of the others.  A receiver that has not answered at the deadline has failed with ``DeadlineExceeded``.  The
-    last waiter to be cancelled gives the wait up; the version is published all the same.
+    It raises the error of the first receiver that failed; its notes name all of them, and ``report`` has the outcome at
+    the others. A receiver that has not answered at the deadline has failed with ``DeadlineExceeded``. Cancelling the
+    last waiter abandons the wait; the version is published all the same.
 
     Attributes:
-        model: the name of the weights.
-        version: of the weights.
-        report: who has it; None until all have answered.
-        nbytes: the largest part of it that goes to a receiver.
-        deliveries: those of its receivers that get it as a message.
-        begun: when its publishing was begun.
+        model: name of the weights.
+        version: number of the version.
+        report: outcome at each receiver; None until all have answered.
+        nbytes: size of the largest part that goes to a receiver, in bytes.
+        deliveries: deliveries to receivers that get it as a message.
+        begun: time when its publishing began.
         staged: seconds until the source could change.
     """
 
@@ -107,25 +107,24 @@ class SyncHandle(Work[SyncReport]):
         return [Target(TargetKind.WEIGHTS, name=self.model)], True
 
     def _expire(self) -> None:
-        """The deadline is over: whoever has not answered has failed."""
         self._at_deadline(self.version)
 
     def cancel(self) -> None:
-        """Nobody waits for it any more; the next version may be published."""
+        """Abandon the wait; the next version may be published."""
         self.abandon(ClosedError(f"nobody waited for {self._describe()} any more"))
 
     def abandon(self, error: Exception) -> None:
-        """Ends it with an error, and with it what is under way."""
+        """End it with an error, and stop its deliveries."""
         self._forget(self.version)
         if self._settle(error=error):
             for delivery in self.deliveries:
                 delivery.abandon()
 
     async def collect(self, answered: Callable[[Hashable, int, Exception | None], None]) -> None:
-        """Waits for the ends of its deliveries; if that is cancelled, it may be called again.
+        """Wait for the ends of its deliveries; may be called again after a cancellation.
 
         Raises:
-            WrongAcknowledgement: a receiver has said something else; it may be called again.
+            WrongAcknowledgement: a receiver has answered something unexpected; this may be called again.
         """
 
         async def follow(delivery: Delivery) -> None:
@@ -140,7 +139,7 @@ class SyncHandle(Work[SyncReport]):
             raise group.exceptions[0] from None
 
     def finish(self, report: SyncReport) -> None:
-        """All have answered."""
+        """Settle it with the report of all answers."""
         self.report = report
         try:
             report.raise_failures()

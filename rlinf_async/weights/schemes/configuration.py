@@ -19,10 +19,10 @@ class Configuration(metaclass=abc.ABCMeta):
     """Options of a scheme, its transports, and where it finds the weights of a model."""
 
     needs_weights: ClassVar[bool] = True
-    """Whether to send nothing is a mistake."""
+    """True if a send without weights is a mistake."""
 
     publishes: ClassVar[bool] = False
-    """Whether the weights are packed once, for all workers."""
+    """True if the weights are packed once, for all workers."""
 
     def __init__(self, strategy: Any, options: Mapping[str, Any]) -> None:
         self.strategy: str = _get_strategy(strategy).extract_as
@@ -34,17 +34,17 @@ class Configuration(metaclass=abc.ABCMeta):
 
     @abc.abstractmethod
     def create_transport(self, pipe_or_context: Any) -> TransportBackend:
-        """The way to one worker, or from the sender; what is needed for it, each scheme says."""
+        """Return the transport to one worker, or from the sender; each scheme documents its argument."""
 
     def prepare_weights(self, weights: Any, model_id: str, strategy: WeightStrategy, context: Any = None) -> Any:
-        """What ``send(weights)`` sends.
+        """Return the weights that ``send(weights)`` sends.
 
         Args:
-            weights: a module, of which the weights are extracted; the path of one in the context; None for the model
+            weights: a module, whose weights are extracted; the path of one in the context; None for the model
                 ``model_id`` of the context; or weights, which stay as they are.
 
         Returns:
-            The weights; None where none were given and the context has none.
+            The weights; None if none were given and the context has none.
 
         Raises:
             ValueError: a path, and no context.
@@ -69,7 +69,8 @@ class Configuration(metaclass=abc.ABCMeta):
 
 
 def held(thing: Any) -> Callable[[], Any]:
-    """Gives the thing when it is called, or None once that is gone; what takes no weak references is kept alive."""
+    """Return a function that returns the thing, or None once that is gone; things without weak references are kept
+    alive."""
     try:
         return weakref.ref(thing)
     except TypeError:
@@ -81,9 +82,10 @@ _QUOTED: Final = re.compile(r"""(['"])(.*)\1""")
 
 
 def _resolve_model(context: Any, model_id: str) -> Any:
-    """
+    """Return the object at a path.
+
     Args:
-        context: whose attribute the path begins with.
+        context: object whose attribute the path begins with.
         model_id: attributes with dots between them, each with any number of integers or quoted keys in brackets.
 
     Raises:

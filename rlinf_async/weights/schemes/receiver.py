@@ -27,20 +27,20 @@ from rlinf_async.weights.waiting.execution import SyncAdapter, at_once
 logger = own_logger(__name__)
 
 _PATIENCE: Final = 3600.0
-"""Seconds for which ``serve`` waits at a time."""
+"""Limit of one wait by ``serve``, in seconds."""
 
 _AT_ONCE: Final = 0.001
-"""Seconds within which a transport that has nothing has not waited."""
+"""Seconds within which a transport that returns nothing has not waited."""
 
 _TRIES: Final = 100
-"""How often in a row it may do that while ``serve`` waits for it: messages that are not for us come in bursts."""
+"""Returns without a wait in a row that ``serve`` allows: messages for others come in bursts."""
 
 _ENDS: Final = (OSError, EOFError, ClosedError, PeerLost, ConfigError)
-"""Errors after which nothing more will come."""
+"""Errors after which nothing more comes."""
 
 
 Write = Callable[[Any, Any], None]
-"""Of a model, and the weights that it gets."""
+"""Function of a model and its new weights."""
 
 
 class WeightReceiver(Versioned):
@@ -70,7 +70,7 @@ class WeightReceiver(Versioned):
         self._forget()
 
     def _forget(self) -> None:
-        """What belongs to this process."""
+        """Reset the state that belongs to one process."""
         self._is_closed = False
         self._heard = 0
         self._adapter = SyncAdapter()
@@ -85,7 +85,7 @@ class WeightReceiver(Versioned):
         self._context_ref = held(context)
 
     def _register_model(self, model_ref: Any) -> None:
-        """The model itself, or the path of one in the context; from the next version on, also of a link."""
+        """Set the model, or its path in the context, from the next version on."""
         self._model_ref = model_ref
 
     def _register_worker_transport(self, pipe: Any) -> None:
@@ -157,7 +157,7 @@ class WeightReceiver(Versioned):
     async def _take(
         self, model_id: str | None, weights: Any, version: int | None, sender: Any = None, *, write: Write
     ) -> bool:
-        """Applies weights, and has their sender hear what becomes of them; whether they were new."""
+        """Apply weights, and tell their sender the outcome; False if the model had them already."""
         try:
             if self._model_id not in (None, model_id):
                 raise ValueError(f"weights of '{model_id}' have come to the receiver of '{self._model_id}'")
@@ -172,11 +172,11 @@ class WeightReceiver(Versioned):
         self._strategy.apply_weights(model, weights)
 
     def _adopt(self, model: Any, weights: Any) -> None:
-        """As ``_write``, of weights in memory that nobody else uses."""
+        """Write weights in memory that nothing else uses."""
         self._write(model, weights)
 
     async def _answer(self, how: str, what: Any) -> None:
-        """To a sender that has no link; others wait for no message."""
+        """Answer a sender that has no link; others wait for no message."""
         answer = getattr(self._transport, how, None)
         if answer is not None and not self._subscriber.has_met:
             await finish(answer(what), None, f"the answer to {self._transport!r}")
@@ -206,7 +206,7 @@ class WeightReceiver(Versioned):
         await self._take(self._model_id, weights, version, write=self._write)
 
     async def _apply_noticed(self, notice: Notice) -> None:
-        """Applies what waits at the sender's socket, and has the link acknowledge it."""
+        """Apply the version that waits at the sender's socket; the link acknowledges it."""
         if notice.model_id != self._name:
             notice.name_other(self._name)
             raise ValueError(
@@ -248,7 +248,7 @@ class WeightReceiver(Versioned):
 
     @property
     def _standing(self) -> Subscriber:
-        """The subscriber with its link, if the transport has one; it applies each version to the model of that time."""
+        """The subscriber with its link, if the transport has one."""
         self._check_open()
         if self._subscriber.link is None and isinstance(self._transport, LinkTransport):
             self._subscriber.link = self._transport.open_link(self._name)
@@ -312,7 +312,7 @@ class WeightReceiver(Versioned):
 
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:
-        """To be entered around each wait for the sender, which may not be met yet; it keeps this one alive."""
+        """Context manager for waits for the sender, which may not have connected yet; keeps this receiver alive."""
         with self._transport.watching() if isinstance(self._transport, LinkTransport) else contextlib.nullcontext():
             yield
 
@@ -363,9 +363,9 @@ class WeightReceiver(Versioned):
             raise ClosedError(f"the receiver of '{self._model_id}' is closed: init_on_worker() makes a new one")
 
     def close(self) -> Any:
-        """Gives up the way to the sender; in a coroutine a ``Work``, which goes on where nobody waits for it.
+        """Close the transport; in a coroutine a ``Work``, which completes even if nothing awaits it.
 
-        What is asked of it later raises ``ClosedError``.
+        Later calls raise ``ClosedError``.
         """
         self._is_closed = True
         if running_loop() is None:

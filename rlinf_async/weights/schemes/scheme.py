@@ -30,7 +30,7 @@ _BACKENDS: dict[str, str | type[WeightSyncScheme]] = {
     "rpc": "called",
     "distributed": "distributed_scheme",
 }
-"""By name: the scheme, or the module of this package that registers it."""
+"""Schemes, or the modules of this package that register them, by name."""
 
 
 class WeightSyncScheme(Configuration):
@@ -85,7 +85,7 @@ class WeightSyncScheme(Configuration):
     # -- ends ---------------------------------------------------------------------------------------------------
 
     missing: ClassVar[str] = ""
-    """The error where nobody is said to be at the other end."""
+    """Error text for missing workers."""
 
     def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
         """Makes this the trainer's end.

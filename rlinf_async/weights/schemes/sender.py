@@ -28,13 +28,13 @@ _NOT_PENDING = "No async send is pending. Call send_async() first."
 
 
 class SendRequest(NamedTuple):
-    """What one send sends, and to whom.
+    """Arguments of one send.
 
     Attributes:
-        links: to workers that read it where it is published, by their ids.
-        deliveries: to the others; None where there can be none.
-        version: of the weights; None for the next.
-        call: of the sender, by which the ranks of sharded weights know that they are in the same one.
+        links: transports by worker id to workers that read published weights.
+        deliveries: deliveries to the others; None where there can be none.
+        version: number of the version; None for the next.
+        call: counted call, by which the ranks of sharded weights know that they are in the same one.
     """
 
     weights: Any
@@ -49,11 +49,11 @@ class WeightSender(WorkerRoster):
     """Sends one model's weights to workers; made by a scheme's ``init_on_sender``.
 
     ``send``, ``send_async``, ``wait_async`` and ``connect`` start at once and return a ``Work`` in a coroutine, and
-    block elsewhere; wrong arguments are refused by the call itself.  A send that fails at some workers has reached the
+    block elsewhere; wrong arguments are refused by the call itself. A send that fails at some workers has reached the
     others.
 
-    Of weights that are sharded (FSDP, DTensor) every rank of the trainer sends its own, and rank 0 whole ones to the
-    workers; the others only take part, whichever workers they were told of.
+    If the weights are sharded (FSDP, DTensor), every rank of the trainer sends its own, and rank 0 sends whole ones to
+    the workers; the others only take part, whichever workers they were given.
 
     Example:
         report = await sender.send(model)          # every worker has applied it
@@ -69,10 +69,10 @@ class WeightSender(WorkerRoster):
         self._forget()
 
     def _forget(self) -> None:
-        """What belongs to this process."""
+        """Reset the state that belongs to one process."""
         self._is_closed = False
         self._failure = ""
-        """The error by which the scheme is left, in words."""
+        """The error by which the scheme was left."""
         self._adapter = SyncAdapter()
         self._sending = Sends(self._adapter, self._make_publisher)
 
@@ -81,7 +81,7 @@ class WeightSender(WorkerRoster):
 
     @property
     def _pending(self) -> SyncHandle | None:
-        """The handle of an async send whose outcome nobody has heard."""
+        """The handle of an async send whose outcome has not been reported."""
         return next(iter(self._sending.untold), None)
 
     def __repr__(self) -> str:
@@ -90,7 +90,7 @@ class WeightSender(WorkerRoster):
 
     @property
     def version(self) -> int:
-        """Of the weights that were sent last; 0 before the first."""
+        """The version that was sent last; 0 before the first."""
         return self._sending.version
 
     def _set_context(self, context: Any, model_id: str | None = None) -> None:
@@ -238,7 +238,7 @@ class WeightSender(WorkerRoster):
 
     @property
     def _publishes(self) -> bool:
-        """Whether all workers have links to one publisher."""
+        """True if all workers have links to one publisher."""
         return self._scheme.publishes
 
     async def _once_complete(self, send: Callable[..., Coroutine[Any, Any, Any]], wanted: tuple[Any, ...]) -> Any:
@@ -249,7 +249,6 @@ class WeightSender(WorkerRoster):
         return await send(self._prepare(*wanted))
 
     async def _publish(self, wanted: SendRequest) -> SyncHandle:
-        """Sends; returns when the weights may change."""
         self._check_open()  # another thread may have closed it while this one waited for its turn
         weights, links, deliveries, version, timeout, call = wanted
         publisher = self._linked(links)
@@ -262,12 +261,12 @@ class WeightSender(WorkerRoster):
         return handle
 
     def _shown(self) -> Any:
-        """Views of the latest version, in the strategy's form; None where it is not in the CPU's memory."""
+        """Return views of the latest version, in the strategy's form; None if it is not in the CPU's memory."""
         tree = None if self._sending.made is None else self._sending.made.shown
         return None if tree is None else self._strategy.extract_weights(tree)
 
     def _linked(self, links: Mapping[int, LinkTransport]) -> Publisher:
-        """The publisher, with these among its receivers."""
+        """Add these links to the publisher, and return it."""
         publisher = self._sending.publisher
         for worker_id, transport in links.items():
             if worker_id not in publisher.worker_ids:
@@ -275,7 +274,7 @@ class WeightSender(WorkerRoster):
         return publisher
 
     async def _report(self, handle: SyncHandle, timeout: float | None = None) -> SyncReport:
-        """Waits for the workers; if that is cancelled, it may be called again."""
+        """Wait for the workers; may be called again after a cancellation."""
         with contextlib.ExitStack() as stack:
             for transport in self._transports.values():
                 if isinstance(transport, LinkTransport):
@@ -333,7 +332,7 @@ class WeightSender(WorkerRoster):
         return weights is not None or (is_first and self._weights(None) is not None)
 
     async def _connect_in_turn(self, *wanted: Any) -> None:
-        """Connect once it is known what has become of a send that was cancelled."""
+        """Connect once the outcome of a cancelled send is known."""
         if self._lack(wanted[1]):
             await self._once_complete(self._send, wanted)
         else:

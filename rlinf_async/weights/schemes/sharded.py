@@ -1,7 +1,7 @@
 """Sharded weights (FSDP, DTensor) in the schemes: every rank of the trainer sends its own, and rank 0 to the workers.
 
-Whoever publishes gathers bucket by bucket into the memory that is published.  For the other schemes rank 0 gathers a
-whole copy, in the CPU's memory.
+A publisher gathers bucket by bucket into the published memory.  For the other schemes rank 0 gathers a whole copy, in
+the CPU's memory.
 """
 
 from __future__ import annotations

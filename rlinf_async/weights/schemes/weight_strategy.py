@@ -97,7 +97,8 @@ class WeightStrategy:
 
 
 def _get_strategy(strategy: Literal["tensordict", "state_dict"], **options: bool) -> WeightStrategy:
-    """
+    """Return a strategy by its name.
+
     Raises:
         ValueError: there is none of that name.
     """
@@ -140,7 +141,7 @@ def _extra_states(module: nn.Module) -> dict[Path, Any]:
 
 
 def _without_modules(source: Mapping[Any, Any], kind: Any) -> dict[Any, Any]:
-    """The same with a TensorDict in the place of each module, which would be a value there."""
+    """Return the same with a TensorDict in the place of each module, which would be a value there."""
     found: dict[Any, Any] = {}
     for key, value in source.items():
         key_path(key)
@@ -152,7 +153,6 @@ def _without_modules(source: Mapping[Any, Any], kind: Any) -> dict[Any, Any]:
 
 
 def _tensordict() -> Any:
-    """The class, if it is installed."""
     try:
         from tensordict import TensorDict
     except ImportError:

@@ -40,8 +40,7 @@ class WorkerLinkTransport(LinkTransport):
     def send_weights(self, model_id: str, weights: Any) -> Any:
         """
         Raises:
-            NotImplementedError: always: a sender publishes to all its workers at once.
-        """
+            NotImplementedError: always: a sender publishes to all its workers at once."""
         raise NotImplementedError(f"{self!r} is a worker's part of a sender: use that one")
 
     def receive_weights(self, timeout: float = 1.0) -> Any:

@@ -52,20 +52,20 @@ class Judgement(Enum):
 
     APPLY = auto()
     DUPLICATE = auto()
-    """They are here: acknowledged, and not written."""
+    """The model has them: acknowledge, and do not write."""
     STALE = auto()
-    """Later ones are here, or another sender's with that number: not written."""
+    """The model has later ones, or another sender's with that number: do not write."""
 
 
 class Reception:
-    """A receiver's version.
+    """Versions at a receiver.
 
     Attributes:
-        version: that is applied; 0 before the first.
-        sender: of it, where that is told.
-        published: the latest that the receiver has heard of.
-        is_whole: False after a write that has failed half way, until a full version is applied.
-        is_there: False once the weights are to go somewhere else, until a full version is applied there.
+        version: applied version; 0 before the first.
+        sender: sender of that version, if known.
+        published: latest version that the receiver has heard of.
+        is_whole: False after a write that failed half way, until a full version is applied.
+        is_there: False after the destination was replaced, until a full version is applied there.
     """
 
     def __init__(self) -> None:
@@ -81,16 +81,15 @@ class Reception:
         return self.published - self.version
 
     def heard(self, version: int) -> None:
-        """There is such a version."""
         self.published = max(self.published, version)
 
     def judge(self, version: int, sender: Any = None) -> Judgement:
-        """Judges whole weights by their number, whatever has brought them.
+        """Judge whole weights by their number, whichever way they came.
 
-        a later version than what is here                          APPLY
-        the same one, which is torn, or not where it is to be      APPLY
+        a later version than the applied one                       APPLY
+        the same one, which is torn, or not in the destination     APPLY
         the same one                                               DUPLICATE
-        the same number of another sender, where both are told     STALE
+        the same number of another sender, if both are known       STALE
         an earlier version                                         STALE
         """
         self.heard(version)
@@ -101,7 +100,8 @@ class Reception:
         return Judgement.DUPLICATE if self.is_whole and self.is_there else Judgement.APPLY
 
     def applied(self, version: int) -> None:
-        """
+        """Note a full version.
+
         Raises:
             ValueError: versions never go back.
         """
@@ -109,7 +109,7 @@ class Reception:
         self.is_whole = self.is_there = True
 
     def overwritten(self, version: int, sender: Any = None) -> None:
-        """It is applied, as far as it has come: what was missing may be missing yet.
+        """Note a version that may lack tensors: a torn destination stays torn.
 
         Raises:
             ValueError: as ``applied``.
@@ -120,11 +120,11 @@ class Reception:
         self.heard(version)
 
     def moved(self) -> None:
-        """The weights are to go to something that has none of them yet."""
+        """Note that the destination was replaced by one without weights."""
         self.is_there = False
 
     def torn(self) -> None:
-        """A write has failed half way."""
+        """Note a write that failed half way."""
         self.is_whole = False
 
 
@@ -151,11 +151,11 @@ class Versioned:
 
 @dataclass
 class LedgerEntry:
-    """One receiver, as its sender knows it.
+    """One receiver in the ledger.
 
     Attributes:
-        acked: the latest version that it has acknowledged; 0: none.
-        trouble: why it may lack what was published since; it gets a full version next.
+        acked: latest version that it has acknowledged; 0 if none.
+        trouble: reason why it may lack later versions; it gets a full version next.
     """
 
     acked: int = 0
@@ -169,10 +169,10 @@ class _Pending:
 
 
 class VersionLedger:
-    """Who was sent what and has acknowledged what.
+    """Sent versions and their acknowledgements.
 
-    Acknowledgements are matched by their version, never by their order: one that is late, doubled or about something
-    else changes nothing for the version that is waited for.
+    Acknowledgements are matched by version, never by order: a late, doubled or unrelated one changes nothing for the
+    version that is waited for.
     """
 
     def __init__(self) -> None:
@@ -181,11 +181,11 @@ class VersionLedger:
         self._sendings: dict[int, _Pending] = {}
 
     def add(self, target: Any) -> None:
-        """A receiver, which knows nothing yet."""
+        """Add a receiver without a version."""
         self.targets[target] = LedgerEntry()
 
     def remove(self, target: Any, answer: Any) -> list[int]:
-        """It is no receiver any more.  Returns the versions that are complete without it."""
+        """Remove a receiver; return the versions that are complete without it."""
         complete = self.gone(target, answer, "")
         del self.targets[target]
         return complete
@@ -196,14 +196,14 @@ class VersionLedger:
 
     @property
     def pending(self) -> dict[int, list[Any]]:
-        """Of each version that is under way, those who have not answered."""
+        """Receivers without an answer, for each version under way."""
         return {version: list(sending.waiting) for version, sending in self._sendings.items()}
 
     def begin(self, version: int, targets: Iterable[Any], answers: Mapping[Any, Any] = MappingProxyType({})) -> bool:
-        """A version is published to these.  Returns whether it is complete, because there are none.
+        """Note that a version is published to these receivers; True if it is complete, because there are none.
 
         Args:
-            answers: of those that are gone already, and are waited for no more.
+            answers: answers of receivers that are gone already.
         """
         waiting = set(targets) - answers.keys()
         if unknown := waiting - self.targets.keys():
@@ -250,15 +250,15 @@ class VersionLedger:
         return not sending.waiting
 
     def gone(self, target: Any, answer: Any, trouble: Any) -> list[int]:
-        """Nothing more will come from a target; returns the versions that are complete now."""
+        """Note that no more answers will come from a receiver; return the versions that are complete now."""
         return [version for version in list(self._sendings) if self.settle(target, version, answer, trouble)]
 
     def finish(self, version: int) -> Mapping[Any, Any] | None:
-        """All answers to a version, which is then forgotten; None of one that is forgotten already."""
+        """Return all answers to a version, and forget it; None if it is forgotten already."""
         sending = self._sendings.pop(version, None)
         return None if sending is None else sending.answers
 
     def forget(self, version: int) -> Collection[Any]:
-        """Nobody waits for that version any more; returns those who have not answered."""
+        """Forget a version; return the receivers that have not answered."""
         sending = self._sendings.pop(version, None)
         return sending.waiting if sending is not None else ()

@@ -39,23 +39,23 @@ class CallTransport:
         self._adapter = SyncAdapter()
         self._pending: Any = _NONE
         self._open: Work[Any] | None = None
-        """The last call, whether somebody waits for its end or not."""
+        """The last call, awaited or not."""
         self._patience = timeout
         self.nbytes = 0
-        """Of the weights that were sent last."""
+        """Size of the weights that were sent last."""
 
     @property
     def callee(self) -> Any:
-        """Whom it calls; None: nobody."""
+        """Object to call; None: sending does nothing."""
         raise NotImplementedError
 
     @property
     def how(self) -> Any:
-        """What, beside the callee, makes the calls of two transports of one class different."""
+        """Part of a call, beside the callee, in which two transports of one class may differ."""
         return None
 
     def call(self, callee: Any, weights: Any, version: int | None = None) -> Any:
-        """Calls; returns what is to be awaited, or the result."""
+        """Call; return an awaitable, or the result."""
         raise NotImplementedError
 
     def _call(self, weights: Any, version: int | None, timeout: float | None) -> Any:
@@ -95,7 +95,7 @@ class CallTransport:
 
     @property
     def is_pending(self) -> bool:
-        """Whether something was sent whose end nobody has waited for."""
+        """True if the end of a send has not been awaited."""
         return self._pending is not _NONE
 
     def wait_ack(self) -> Any:
@@ -103,8 +103,7 @@ class CallTransport:
         Raises:
             RuntimeError: nothing was sent.
             DeadlineExceeded: the call took too long; it has been cancelled.
-            Exception: what the call raised.
-        """
+            Exception: what the call raised."""
         if not self.is_pending:
             raise RuntimeError("No pending future. Did you call send_weights_async?")
         pending, self._pending = self._pending, _NONE
@@ -142,11 +141,11 @@ class CallTransport:
 
 
 async def finish(result: Any, timeout: float | None, what: str) -> Any:
-    """The end of a call, whatever it has returned; it is cancelled if nobody waits any more.
+    """Return the end of a call, whatever it has returned; cancel it with the last waiter.
 
     Raises:
         DeadlineExceeded: it took longer than ``timeout`` seconds.
-        Exception: what it raised.
+        Exception: raised by the call.
     """
     if isinstance(result, Work):
         try:
@@ -171,13 +170,13 @@ async def _awaited(result: Awaitable[Any], timeout: float | None, what: str) -> 
 
 
 def cancel(work: Work[Any]) -> None:
-    """Gives a call up on every rank, where that is possible."""
+    """Cancel a call on every rank, where that is possible."""
     if not work.done():
         work._abandon()
 
 
 def told(method: Any, version: int | None) -> dict[str, int]:
-    """``version=``, as further arguments for a method that has a parameter of that name; others get none."""
+    """Return ``version=`` as an argument for a method that has a parameter of that name; other methods get none."""
     try:
         takes_it = version is not None and "version" in inspect.signature(method).parameters
     except (TypeError, ValueError):  # it is no function, or tells nobody what it takes
@@ -186,12 +185,12 @@ def told(method: Any, version: int | None) -> dict[str, int]:
 
 
 def method_of(callee: Any, name: str) -> Any:
-    """A method as its author wrote it: of a group, that of the worker's class."""
+    """Return a method as its author wrote it: for a group, that of the worker's class."""
     return getattr(callee._worker_cls if isinstance(callee, WorkerGroup) else callee, name, None)
 
 
 def detached(weights: Any) -> Any:
-    """The same tensors without what autograd knows of them, which cannot travel; of other things nothing changes."""
+    """Return the same tensors without their graphs, which cannot travel; other values stay."""
     if isinstance(weights, torch.Tensor):
         return weights.detach()
     if isinstance(weights, dict):
@@ -200,7 +199,7 @@ def detached(weights: Any) -> Any:
 
 
 def copied(weights: Any) -> Any:
-    """The same with memory of their own, which tied tensors share; what is no tensor is copied too."""
+    """Return copies, which share memory where tensors are tied; values that are no tensors are copied too."""
     clones: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def clone(tensor: torch.Tensor) -> torch.Tensor:
@@ -229,7 +228,7 @@ def copied(weights: Any) -> Any:
 
 
 def size_of(weights: Any) -> int:
-    """Bytes of the tensors among them, tied ones once; 0 of what are no weights at all."""
+    """Return the size of the tensors, tied ones once; 0 for anything but weights."""
     try:
         return ParamTree.of(weights).nbytes
     except (KeyError, ValueError):
@@ -237,7 +236,7 @@ def size_of(weights: Any) -> int:
 
 
 def is_reachable(handle: Any) -> bool:
-    """Whether a worker can be called; of what is no handle of this framework that is not known, and it counts."""
+    """True if a worker can be called; objects that are no handle of this framework count as reachable."""
     if not isinstance(handle, WorkerGroup):
         return handle is not None
     members = handle._members

@@ -14,7 +14,7 @@ from rlinf_async.weights.waiting.execution import SyncAdapter
 
 
 class SingleDelivery:
-    """To one receiver, through its transport, whatever that is."""
+    """Delivery to one receiver, through its transport of any kind."""
 
     def __init__(self, name: Hashable, transport: Any) -> None:
         self.names = (name,)
@@ -74,7 +74,7 @@ class SingleDelivery:
 
 
 class GroupDelivery:
-    """To several ranks of one group by one call: the weights travel once to each node."""
+    """Delivery to several ranks of one group by one call: the weights travel once to each node."""
 
     def __init__(self, transports: Mapping[Hashable, CallTransport]) -> None:
         self.names = tuple(transports)
@@ -117,7 +117,7 @@ class GroupDelivery:
 
 
 def deliveries_to(transports: Mapping[Hashable, Any]) -> list[Delivery]:
-    """Deliveries to these receivers, as few as will do."""
+    """Return as few deliveries to these receivers as possible."""
     alone: list[Delivery] = []
     together: dict[Any, dict[Hashable, CallTransport]] = {}
     for name, transport in transports.items():

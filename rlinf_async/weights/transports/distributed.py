@@ -25,15 +25,15 @@ from rlinf_async.work import Work
 logger = own_logger(__name__)
 
 _CLOSE_TIMEOUT_S: Final = 10.0
-"""For the thread to come back when this is closed: it may wait for a store that has stopped, or a new client of one."""
+"""Limit for the thread to come back: it may wait for a store that has stopped, or for a new client of one."""
 
 
 class DistributedTransport:
     """The way to one worker of a torch.distributed job.
 
     A store says that weights come and that they have been applied; the weights travel, packed, by a process group that
-    is this transport's own: the job's default group may be in use meanwhile, and need not exist.  What is sent is
-    copied first.  Without a store or a rank, sending does nothing and nothing is received.
+    is this transport's own: the job's default group may be in use meanwhile, and need not exist. Weights are copied
+    before they are sent. Without a store or a rank, sending does nothing and nothing is received.
 
     Args:
         store: a ``TCPStore``, or another that can be cloned.
@@ -61,21 +61,21 @@ class DistributedTransport:
         self._transport_dtype = transport_dtype
         self.timeout = timeout
         self.version: int | None = None
-        """Of the weights that were sent or received last."""
+        """The version that was sent or received last."""
         self.sender: str | None = None
-        """Who has sent what was received last: another one counts anew."""
+        """Sender of the version received last: another one counts anew."""
         self.nbytes = 0
-        """Of those that were sent last, packed."""
+        """Packed size of the weights that were sent last."""
         self._adapter = SyncAdapter()
         self._packing = WorkerThread(f"packing for rank {rank}")  # the other thread may be sending what came before
         self._thread = LazyThread(f"rlinf-weights-{rank}")
         self._interrupting = LazyThread(f"rlinf-weights-{rank}-interrupting")
         self._mail: StoreMail | None = None
         self._stop = threading.Event()
-        """Of the calls that were made since the last ``give_up``."""
+        """Set for the calls that were made since the last ``give_up``."""
         self._sending: _ThreadCall | None = None
         self._receiving: _ThreadCall | None = None
-        """Of a message; if the one who receives is cancelled, the next one gets it."""
+        """Call that receives a message; if its waiter is cancelled, the next one gets the message."""
 
     def __repr__(self) -> str:
         return f"<DistributedTransport rank {self._rank} by {self._backend}>"
@@ -85,12 +85,12 @@ class DistributedTransport:
     def send_weights(
         self, model_id: str, weights: Any, version: int | None = None, timeout: float | None = None
     ) -> Any:
-        """Sends a copy, and waits until the worker has applied it.
+        """Send a copy, and wait until the worker has applied it.
 
         Args:
             version: of the weights; by default one more than the last.
-            timeout: seconds for this message; by default the transport's.  Who is cancelled or closes meanwhile waits
-                for no worker, not for one that has stopped either.
+            timeout: seconds for this message; by default the transport's. A caller that is cancelled or closes
+                meanwhile does not wait for the worker, even for one that has stopped.
 
         Raises:
             DeadlineExceeded: the worker has not answered in time.
@@ -147,13 +147,13 @@ class DistributedTransport:
         self._sending = None
 
     def give_up(self) -> None:
-        """Nobody waits for the answer any more: the next message need not wait until this one's time is over."""
+        """Abandon the answer: the next message need not wait for its deadline."""
         if self._sending is not None:
             self._sending = None
             self._interrupt()
 
     def _interrupt(self) -> _ThreadCall:
-        """Ends what the thread waits for; in another one, because the store may not answer for long."""
+        """Interrupt the thread, from another one, because the store may not answer for long."""
         assert self._mail is not None
         stop, self._stop = self._stop, threading.Event()
         stop.set()
@@ -248,7 +248,7 @@ class DistributedTransport:
 
 
 class _ThreadCall(Work[Any]):
-    """A blocking call in a thread, however long it takes."""
+    """Blocking call in a thread, however long it takes."""
 
     def __init__(self, thread: LazyThread, call: Callable[..., Any], *args: Any) -> None:
         super().__init__()

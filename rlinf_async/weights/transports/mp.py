@@ -52,7 +52,7 @@ class MPTransport(LinkTransport):
         self._link: SocketLink | None = None
         self._invites = False
         self._posts: list[tuple[Notice, str]] = []
-        """Notices that are to be written yet."""
+        """Notices not yet written."""
         self._has_posted = self._has_announced = self._awaits_answer = False
         self._named: set[bytes] = set()
 
@@ -178,7 +178,7 @@ class MPTransport(LinkTransport):
             self._name_others()
 
     def _look(self) -> bool:
-        """Writes what is to be written, and takes what has come; whether anything more is expected of the pipe."""
+        """Write and read what is possible now; False if nothing more is expected of the pipe."""
         link = self._link
         if link is None or link.error is not None:
             return False
@@ -211,7 +211,7 @@ class MPTransport(LinkTransport):
             link.label = "the other end of the pipe" + no_match("sends weights of", self._mail.notices, link.name)
 
     def _name_others(self) -> None:
-        """Tells senders of other models, once each, for whose weights this one looks in vain."""
+        """Tell each sender of another model, once, that its notice was found while looking for this model's."""
         link = self._link
         if link is not None and not self._invites and not link.is_joined:
             for other in list(self._mail.notices.values()):

@@ -1,4 +1,4 @@
-"""Interface of transports: what carries weights from a sender to one receiver."""
+"""Interface of transports, which carry weights from a sender to one receiver."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ class TransportBackend(Protocol):
 
 
 class LinkTransport:
-    """A transport whose ends share memory: a publisher and a subscriber say by its link what is there."""
+    """A transport whose ends share memory: a publisher and a subscriber announce versions by its link."""
 
     _link: Any = None
 
     def invite(self, name: str) -> WeightLink:
-        """The sender's end for the model of that name; made when it is first asked for."""
+        """Return the sender's end for the model of that name; made at its first use."""
         return self.open_link(name)
 
     def open_link(self, name: str) -> WeightLink:
-        """The receiver's end, likewise."""
+        """Return the receiver's end, likewise."""
         if self._link is None:
             self._link = self._make_link(name)
         link: WeightLink = self._link
@@ -65,10 +65,10 @@ class LinkTransport:
         raise NotImplementedError
 
     def announce(self, version: int) -> None:
-        """Has a receiver that has not met the sender know of a version, or one that has to be told of each."""
+        """Announce a version to a receiver that has not connected, or that needs a notice of each version."""
 
     def watching(self) -> AbstractContextManager[None]:
-        """To be entered around each wait for the other side: what has to be read or written meanwhile is."""
+        """Context manager for waits for the other side: services the pipe meanwhile."""
         return contextlib.nullcontext()
 
     def check_connection(self) -> bool:

@@ -21,30 +21,30 @@ from rlinf_async.work import Work
 
 
 class ConditionVar:
-    """Says that something has changed, from any thread, to whoever waits for a condition that may have come true.
+    """Condition variable for waits in any loop: ``notify`` from any thread has all waits check their conditions.
 
     Args:
-        model: the name of the weights, for reports of the run.
+        model: name of the weights, for reports of the run.
     """
 
     def __init__(self, model: str) -> None:
         self._model = model
         self._lock = threading.Lock()
         self._awaited: list[str] = []
-        """For what there are waits, in words."""
+        """Awaited events in words."""
         self._next = _Notification(model, self._awaited)
 
     def notify(self) -> None:
-        """Everybody looks again."""
+        """Have all waits check their conditions."""
         with self._lock:
             current, self._next = self._next, _Notification(self._model, self._awaited)
         current._settle()
 
     async def wait_until(self, condition: Callable[[], bool], timeout: float | None = None, what: str = "") -> bool:
-        """Whether the condition has come true within ``timeout`` seconds; asked after every change.
+        """Wait until the condition is true, checked after every change; return False after ``timeout`` seconds.
 
         Args:
-            what: it is, in words.
+            what: awaited event in words.
         """
         begun = clock.monotonic()
         if what:
@@ -65,8 +65,6 @@ class ConditionVar:
 
 
 class _Notification(Work[None]):
-    """The next change."""
-
     _kind = "weights"
 
     def __init__(self, model: str, awaited: Sequence[str]) -> None:
@@ -82,8 +80,6 @@ class _Notification(Work[None]):
 
 
 class _Pass(Work[None]):
-    """Somebody's turn; settled when it comes."""
-
     def __init__(self, writes: bool) -> None:
         super().__init__()
         self.writes = writes
@@ -96,13 +92,13 @@ class _Pass(Work[None]):
 
 
 class Reading:
-    """One lease of the weights: ``async with`` or ``with``; gives the version that is read.
+    """One block of reading: ``async with`` or ``with``; its value is the version that is read.
 
-    A reader inside a reader's block of the same task passes at once, also while somebody waits to write.
+    A reader inside another block of the same task enters at once, even while a writer waits.
 
     Args:
-        first: is waited for before, and may fail.
-        owner: stays alive until the block is left: once it is dropped, the memory that is read may go.
+        first: awaited before entering; its error is raised.
+        owner: kept alive until the block is left: the memory that is read may go with it.
     """
 
     def __init__(
@@ -168,10 +164,10 @@ class Reading:
 
 
 class ReadingGate:
-    """Between those who use the weights and those who change them.  For any loop and thread.
+    """Gate between readers and writers of the weights, for any loop and thread.
 
     Args:
-        look: called whenever a reader enters; gives the version, or raises what the reader is to get.
+        look: called whenever a reader enters; returns the version, or raises the reader's error.
     """
 
     def __init__(self, look: Callable[[], int]) -> None:
@@ -187,21 +183,21 @@ class ReadingGate:
         return f"<ReadingGate [{state}, {len(self._waiting)} waiting]>"
 
     def reading(self, timeout: float | None = None) -> Reading:
-        """``with`` or ``async with`` it: no update is applied meanwhile.  It gives the version.
+        """Return a ``with`` or ``async with`` block in which no update is applied. Its value is the version.
 
         Raises:
-            DeadlineExceeded: on entering, its turn has not come within ``timeout`` seconds.
+            DeadlineExceeded: on entering: the turn has not come within ``timeout`` seconds.
         """
         return Reading(self, timeout)
 
     def is_read_here(self) -> bool:
-        """True if the caller is inside a reading() block itself, and would wait for its end in vain."""
+        """True if the caller is inside a reading() block itself, so that waiting for its end would not end."""
         outer = self._here.get()
         return outer is not None and outer.is_open
 
     @contextlib.asynccontextmanager
     async def writing(self, timeout: float | None = None) -> AsyncIterator[None]:
-        """``async with`` it: nobody reads meanwhile.
+        """``async with`` block without readers.
 
         Raises:
             DeadlineExceeded: readers have not left within ``timeout`` seconds.
@@ -224,10 +220,10 @@ class ReadingGate:
     # -- whose turn it is ---------------------------------------------------------------------------------------
 
     def _ask(self, *, writes: bool, outer: Reading | None = None) -> _Pass | None:
-        """Takes the turn, or returns what to wait for.
+        """Take the turn, or return a wait for it.
 
         Args:
-            outer: whose block the reader is in; as long as that is open, nobody writes.
+            outer: enclosing block of the reader; while that is open, no writer runs.
         """
         with self._lock:  # another thread may leave that block: it says so first, and takes the lock then
             at_once = outer is not None and outer.is_open
@@ -245,7 +241,7 @@ class ReadingGate:
             self._readers += 1
 
     def _withdraw(self, turn: _Pass) -> None:
-        """Whoever waited does not any more; a turn that has come meanwhile is given back."""
+        """Stop waiting; a turn that has come meanwhile is given up."""
         with self._lock:
             waits = turn in self._waiting
             if waits:
@@ -264,7 +260,7 @@ class ReadingGate:
         self._next()
 
     def _next(self) -> None:
-        """Those at the head of the line whose turn it is now."""
+        """Wake the first waits whose turn it is."""
         coming: list[Any] = []
         with self._lock:
             while self._waiting and not self._writes and not (self._waiting[0].writes and self._readers):

@@ -20,13 +20,13 @@ from rlinf_async.work import Work
 
 
 class SyncAdapter:
-    """What one end of a synchronisation runs its coroutines with; owns their tasks.
+    """Runs coroutines for methods that return a ``Work`` in a coroutine and block elsewhere; owns their tasks.
 
-    In a coroutine, ``run`` starts a task of the loop that runs there.  Elsewhere it blocks: the coroutine runs in the
-    calling thread, on a loop that this bridge keeps for that purpose and that stands still in between.  One thread at a
-    time; ``wait`` is for what only waits, while another thread runs what it waits for.
+    In a coroutine, ``run`` starts a task of the running loop. Elsewhere it blocks: the coroutine runs in the calling
+    thread, on a loop that this adapter keeps and that stands still in between. One thread at a time; ``wait`` is for
+    coroutines that only wait, while another thread runs what they wait for.
 
-    A forked process has loops of its own, and ends its copies without a word to its parent's.
+    A forked child has loops of its own, and drops its copies without effect on its parent's.
     """
 
     def __init__(self) -> None:
@@ -38,10 +38,10 @@ class SyncAdapter:
         self._blocking = _BlockingLoop()
 
     def run(self, coroutine: Coroutine[Any, Any, Any], what: str, *, abandonable: bool = True) -> Any:
-        """Starts it.
+        """Start a coroutine.
 
         Args:
-            abandonable: its last waiter, if cancelled, cancels it.
+            abandonable: cancel it when its last waiter is cancelled.
 
         Returns:
             In a coroutine a ``Work``; elsewhere the result.
@@ -57,7 +57,7 @@ class SyncAdapter:
         return work
 
     def wait(self, coroutine: Coroutine[Any, Any, Any], what: str) -> Any:
-        """Starts one that changes nothing; elsewhere than in a coroutine it holds up no other thread."""
+        """Start a coroutine that changes nothing; outside of coroutines, it holds up no other thread."""
         if running_loop() is not None:
             return self.run(coroutine, what)
         with asyncio.Runner(loop_factory=_new_loop) as runner:
@@ -72,7 +72,7 @@ class SyncAdapter:
             return blocking.runner.run(coroutine, context=contextvars.copy_context())
 
     def release(self) -> None:
-        """Gives back the loop for blocking calls, unless one runs there, or is about to."""
+        """Close the loop for blocking calls, unless one runs there, or is about to."""
         blocking = self._blocking
         if blocking.lock.acquire(blocking=False):
             try:
@@ -84,7 +84,7 @@ class SyncAdapter:
 
 
 class _BlockingLoop:
-    """What one process blocks with."""
+    """Loop of one process for blocking calls."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -92,7 +92,7 @@ class _BlockingLoop:
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """One that shares nothing with the loops of forked processes, which an epoll would."""
+    """Return a loop that shares nothing with the loops of forked processes, as one with an epoll would."""
     return asyncio.SelectorEventLoop(selectors.PollSelector())
 
 
@@ -117,18 +117,18 @@ def _close(runner: asyncio.Runner, process: OwnerProcess) -> None:
 
 
 class Turns:
-    """Coroutines of a bridge that run one after another, also where one between two others is cancelled."""
+    """Coroutines of an adapter that run one after another, even if one in between is cancelled."""
 
     def __init__(self, adapter: SyncAdapter) -> None:
         self._adapter = adapter
         self._works: dict[Task, int] = {}
-        """All that have not ended, and their loops' threads: if the last was cancelled, those before it may go on."""
+        """Unfinished coroutines, and the threads of their loops: a cancelled one does not end those before it."""
 
     def run(self, begin: Callable[[], Coroutine[Any, Any, Any]], what: str) -> Any:
-        """As ``SyncAdapter.run``; it begins once those before it in coroutines have ended.
+        """Start a coroutine, as ``SyncAdapter.run``, once the earlier ones have ended.
 
         Raises:
-            RuntimeError: it would block the thread on whose loop one of those goes on.
+            RuntimeError: it would block the thread whose loop runs one of those.
         """
         before = self._works = self._running
         # A worker's ``def`` method, for one, after an ``async def`` one that was cancelled while weights were packed.
@@ -148,12 +148,12 @@ class Turns:
 
     @property
     def is_taken(self) -> bool:
-        """True if one goes on that was not cancelled."""
+        """True if a coroutine that was not cancelled is running."""
         return any(not work._cancelled for work in self._running)
 
     @property
     def is_ending(self) -> bool:
-        """True if those that go on were cancelled."""
+        """True if only cancelled coroutines are running."""
         return bool(self._running) and not self.is_taken
 
 
@@ -165,7 +165,7 @@ async def _begin_after(before: Sequence[Work[Any]], begin: Callable[[], Coroutin
 
 
 def at_once() -> Any:
-    """Return the result of a method that has nothing to wait for: None; in a coroutine a ``Work`` of it."""
+    """Return the result of a method that waits for nothing: None; in a coroutine a ``Work`` of it."""
     if running_loop() is None:
         return None
     work: Work[None] = Work()
@@ -174,17 +174,17 @@ def at_once() -> Any:
 
 
 _AT_ONCE: Final = 1 << 20
-"""Bytes that are copied sooner than a thread is asked to."""
+"""Bytes that are copied faster than a thread can be woken."""
 
 T = TypeVar("T")
 
 
 class ProcessEnds(ClosedError):
-    """This process is ending, and starts nothing any more."""
+    """This process is ending, and starts no more threads."""
 
 
 class WorkerThread:
-    """Does one thing after the other, in a thread that is there once there is something to do.
+    """Runs functions one after another in a thread, which is started when it is needed.
 
     Attributes:
         label: the thread's name.
@@ -201,16 +201,16 @@ class WorkerThread:
         self._executor: ThreadPoolExecutor | None = None
 
     async def do(self, function: Callable[..., T], *args: Any, nbytes: int | None) -> T:
-        """Calls a function, in the thread if it copies so much that the loop should go on meanwhile.
+        """Call a function, in the thread if it copies so much that it would hold up the loop.
 
-        Nobody can stop it: a cancellation is passed on once it is over.
+        The function cannot be stopped: a cancellation is raised once it has returned.
 
         Args:
-            nbytes: that it copies; None: it waits for others too.
+            nbytes: size of its copy in bytes; None: it waits for others too.
 
         Raises:
-            asyncio.CancelledError: with what the function raised, if it did, as its cause.
-            ProcessEnds: the interpreter starts nothing in a thread any more.
+            asyncio.CancelledError: the function's error, if any, is its cause.
+            ProcessEnds: the interpreter starts no more threads.
         """
         if nbytes is not None and nbytes <= _AT_ONCE:
             return function(*args)
@@ -222,7 +222,7 @@ class WorkerThread:
         return await outlast(future)
 
     async def wait(self) -> None:
-        """Waits for the end of what is being done and what is to be done."""
+        """Wait for all functions that have been started."""
         with self._lock:
             executor = self._executor
             last = None if executor is None else executor.submit(_nothing)
@@ -230,7 +230,8 @@ class WorkerThread:
             await outlast(asyncio.wrap_future(last))
 
     def start(self, function: Callable[..., None], *args: Any, nbytes: int | None) -> None:
-        """Has something done that nobody waits for, and that raises nothing; from any thread.  Not once it is closed.
+        """Start a function that raises nothing, without waiting for it; from any thread. Does nothing once it is
+        closed.
 
         Args:
             nbytes: as of ``do``.
@@ -243,7 +244,7 @@ class WorkerThread:
                 self._thread().submit(function, *args)
 
     async def end(self) -> None:
-        """As ``close``, and holds up no loop."""
+        """Close it without holding up the loop."""
         try:
             await self.wait()
         finally:
@@ -255,7 +256,7 @@ class WorkerThread:
         return self._executor
 
     def close(self) -> None:
-        """Waits for the end of what is being done."""
+        """Wait for the functions that have been started, and end the thread."""
         with self._lock:
             executor, self._executor, self._is_closed = self._executor, None, True
         if executor is not None:
@@ -267,10 +268,10 @@ def _nothing() -> None:
 
 
 async def outlast(ending: Awaitable[T]) -> T:
-    """Await something that nobody can stop; pass a cancellation on once it is over.
+    """Await something that cannot be stopped; raise a cancellation once it has ended.
 
     Raises:
-        asyncio.CancelledError: with what went wrong there, if something did, as its cause.
+        asyncio.CancelledError: the error of what was awaited, if any, is its cause.
     """
     future = asyncio.ensure_future(ending)
     cancelled: asyncio.CancelledError | None = None

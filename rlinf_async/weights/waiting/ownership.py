@@ -43,7 +43,8 @@ os.register_at_fork(after_in_child=_reset_all)
 
 
 def on_drop(owner: Any, what: str, *releases: Callable[[], object]) -> Callable[[], object]:
-    """Has these called when nothing refers to the owner any more, which none of them does; returns what prevents it.
+    """Have functions called when the owner, which none of them refers to, is dropped; return a function that cancels
+    this.
 
     Args:
         what: the owner in words, for a ``ResourceWarning``; empty for none.
