@@ -72,9 +72,8 @@ class ReceiverTable:
         self._completed: list[int] = []
         """Completed versions that ``complete`` has not been called with yet."""
         self._present: dict[ReceiverState, bool] = {}
-        """Receivers added before the recipients of the current version were chosen; True: it has refused the weights
-        since. The
-        user of such a receiver may have left, and nothing else would answer for it."""
+        """Receivers added before the recipients of the current version were chosen; True: refused the weights since,
+        perhaps for a user that has left, so that nothing else would answer for it."""
         self._store: Store | None = None
         self._relay = Relay(self, self._lock, chain_from)
         self._plan = self._relay.plan
@@ -335,20 +334,10 @@ class ReceiverTable:
         """True if pieces of that version have left for other machines while it was packed."""
         return self._plan.job is not None and self._plan.job.number == version
 
-    def bring(
-        self,
-        version: int,
-        far: list[ReceiverState],
-        store: Store,
-        writer: SlotWriter,
-    ) -> None:
+    def bring(self, version: int, far: list[ReceiverState], store: Store, writer: SlotWriter) -> None:
         """Send a version to other machines."""
         with self._lock:
-            there = [
-                receiver
-                for receiver in far
-                if self._receivers.get(receiver.name) is receiver and receiver.link.error is None
-            ]
+            there = [each for each in far if self._receivers.get(each.name) is each and each.link.error is None]
             job = self._plan.job
             if not isinstance(job, Outgoing) or job.number != version or job.writer is not writer:
                 job = Outgoing(version, store, writer, self.seconds, may_wait=self._ahead)
