@@ -19,7 +19,7 @@ from rlinf_async.weights.model.param_tree import ParamTree, is_tensordict, name_
 from rlinf_async.weights.model.places import Places
 from rlinf_async.weights.model.writing import in_turn, plan_update
 
-_LARGEST: Final = (1 << 31) - 1  # of the numbers of versions, which travel as int32
+_LARGEST: Final = (1 << 31) - 1  # versions travel as int32
 _OUTER: Final = "model.language_model."
 _log: Final = own_logger(__name__)
 
@@ -121,7 +121,7 @@ class BucketWeightSyncer(WeightSyncer):
         self._incoming = IncomingBuckets(holds=not self.load_instant)
 
     async def _apply(self, model: Any, recv: Recv) -> int:
-        # What has come stays here if this is cancelled, and the next apply() goes on from there.
+        # Received buckets stay here if this is cancelled, and the next apply() goes on from there.
         while not self._incoming.is_whole:
             await in_thread(self._take, model, await recv())
         await in_thread(self._finish, model)

@@ -115,7 +115,7 @@ class IncomingBuckets:
         self.weights: dict[str, torch.Tensor] = {}
         self._holds = holds
         self._arrivals = Arrivals()
-        self._sending: Sending | None = None  # that is coming in; None: nothing, or one without a mark
+        self._sending: Sending | None = None  # coming in; None: nothing, or one without a mark
         self._total = 0
         self._names: set[str] = set()
 
@@ -140,7 +140,7 @@ class IncomingBuckets:
             latest = self._arrivals.latest
             if latest is not None and self._arrivals.is_late(sending):
                 raise StaleVersion.of(version, latest.version, "which came before it")
-            self.drop()  # what its sender has given up
+            self.drop()  # abandoned by its sender
             self._arrivals.add(sending)
             self._sending, self._total, self.version = sending, total, version
         elif sending != self._sending or not self._total:

@@ -78,10 +78,10 @@ class PatchWeightSyncer(WeightSyncer):
         self.init_sync_bucket_size = init_sync_bucket_size
         self._manifest: Manifest | None = None
         self._snapshot: torch.Tensor | None = None
-        self._base: Sending | None = None  # what the receivers have
+        self._base: Sending | None = None  # of the receivers
         self._is_requested = False  # everything, since the last version was made
-        self._here: Sending | None = None  # what has been applied last
-        self._sums: dict[str, int] = {}  # of the receiver's weights at the beginning
+        self._here: Sending | None = None  # applied last
+        self._sums: dict[str, int] = {}  # the receiver's weights at the beginning
 
     # -- the sender -----------------------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ class WeightSyncer:
         self._names: frozenset[str] | None = None
         self._sender_initialized = self._receiver_initialized = False
         self._is_sender: bool | None = None  # as it was given
-        self._sends, self._gathers = True, False  # what this rank does with the version that is under way
+        self._sends, self._gathers = True, False  # this rank's part in the version under way
         self._is_under_way = self._is_applying = False
         self._latest = Sending.none_yet()  # the last one that a receiver may have heard of
         self._calls = GatherCalls()

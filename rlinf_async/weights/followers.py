@@ -115,7 +115,7 @@ class Followers:
             is_closed = self._is_closed
         if is_closed:
             line.close()
-        elif line.error is not None:  # it has ended before it was found there
+        elif line.error is not None:  # ended before the table had it
             self._ended(line, line.error)
         else:
             line.listen(line)

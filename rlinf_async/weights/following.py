@@ -164,6 +164,6 @@ class Following(Versioned, Scope):
             self._tasks.loop_ended()
 
     async def _close_subscriber(self) -> None:
-        self._tasks.start_no_more()  # of a thread that has seen this open: it would not end once the loop has stopped
+        self._tasks.start_no_more()  # a thread may have seen this open; its task would never end
         await self._tasks.settle()
         await self._subscriber.close()

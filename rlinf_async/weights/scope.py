@@ -48,7 +48,7 @@ class Scope:
         # them: tests/weights/test_publish.py::test_a_name_is_in_use_once_at_a_time_with_each_group
         with _lock:
             for line in self._lines.keys() & self._open.keys():
-                if not self._open[line]._process.is_here:  # of the worker that has forked this one
+                if not self._open[line]._process.is_here:  # the entry of this child's parent
                     continue
                 raise RuntimeError(
                     f"weights named '{name}' are {self._open[line]._use} group '{line[0]}' by this worker already: "

@@ -130,7 +130,7 @@ class PipeMail:
             return self._kept.pop(0)
         if not await self.wait(timeout):
             return None
-        taking = asyncio.wrap_future(self._reader.call(self._pipe.recv))  # which may wait in the middle for the rest
+        taking = asyncio.wrap_future(self._reader.call(self._pipe.recv))  # may block until the rest arrives
         try:
             message: tuple[Any, str] = await outlast(taking)
         except EOFError:

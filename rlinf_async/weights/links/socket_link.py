@@ -208,7 +208,7 @@ class _Hub(LoopThread):
             if self.sockets or _Hub.current is not self:
                 return
             _Hub.current = None
-        LazyThread("rlinf-weights end").submit(self.stop)  # which waits for the thread that this is
+        LazyThread("rlinf-weights end").submit(self.stop)  # stopping waits for this thread
 
     @classmethod
     def forget(cls) -> None:
@@ -288,7 +288,7 @@ class _Sockets:
             except ProcessLookupError:
                 self._exited()
             except OSError:
-                pass  # of a pid namespace that is not seen from here: the socket's end has to do
+                pass  # another pid namespace: the end of the socket has to do
             else:
                 self.hub.loop.add_reader(self._process, self._exited)
 
@@ -323,12 +323,12 @@ class _Sockets:
         self._lose(f"is gone: its process has ended{_exit_status(self._process)}")
 
     def _ended(self, why: str) -> None:
-        if self.listener is not None:  # it was not the one
+        if self.listener is not None:  # a connection that named no model of ours
             self.connection = None
             self.listen()
         elif self._process is None:
             self._lose(why)
-        else:  # of a process that dies this is heard first
+        else:  # the socket of a dying process ends before the process
             self.hub.loop.call_later(_EXIT_STATUS_S, self._lose, why)
 
     def _lose(self, why: str) -> None:
@@ -396,7 +396,7 @@ def _network() -> int:
 
 def _exit_status(handle: int | None) -> str:
     """Describe the end of a child process of this one, which stays to be waited for."""
-    with contextlib.suppress(OSError, ValueError):  # it is nobody's child here; a signal without a name
+    with contextlib.suppress(OSError, ValueError):  # no child of this process; a signal without a name
         if handle is not None and (ended := os.waitid(os.P_PIDFD, handle, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
             exited = ended.si_code == os.CLD_EXITED
             return f": exit code {ended.si_status}" if exited else f": killed by {signal.Signals(ended.si_status).name}"

@@ -128,7 +128,7 @@ class StoreMail:
             answer = self._ship(tensor, end)
         except _BREAKS as error:
             self.part()
-            with contextlib.suppress(RuntimeError):  # of a store that is gone
+            with contextlib.suppress(RuntimeError):  # the store is gone
                 self._withdraw()
                 self._store.set(f"{self._key('at', self._generation)}/0/0", _CLOSED)
             raise self._translated(error, timeout) from None
@@ -202,7 +202,7 @@ class StoreMail:
             found = self._wait(self._key("in"), clock.monotonic() + _MAX_WAIT_S)
             if found is None:
                 continue
-            for number in (self._number, self._number - 1):  # that one may have been withdrawn when it had been taken
+            for number in (self._number, self._number - 1):  # the former may have been withdrawn after it was taken
                 self._store.delete_key(self._key("in", number))
             if found == _VOID:
                 self._number += 1
@@ -237,7 +237,7 @@ class StoreMail:
         if connection is not None:
             connection.end()
         if awaited:
-            with contextlib.suppress(RuntimeError):  # of a store that is gone, for which no thread waits
+            with contextlib.suppress(RuntimeError):  # the store is gone, and no thread waits for it
                 self._shared.clone().compare_set(awaited, "", _CLOSED.decode())
 
     def part(self) -> None:
@@ -274,7 +274,7 @@ class StoreMail:
                 self._connection = connection
             if self._device == "cuda":
                 self._carrier = _make_nccl(PrefixStore(self._generation, self._store), self._side, limit)
-        self._check()  # it may have been given up before there was a connection to end
+        self._check()  # ``interrupt`` may have come before there was a connection to end
 
     def _last(self) -> int:
         count = f"{self._name}_count"
@@ -288,7 +288,7 @@ class StoreMail:
         from torch.distributed import DistNetworkError, DistStoreError
 
         store = self._store
-        with self._lock:  # which ``interrupt`` has before this, or after it, and finds the key
+        with self._lock:  # ``interrupt`` comes before this, or finds the key
             self._check()
             self._awaited = key
         try:

@@ -164,7 +164,7 @@ class WorkerLink(WeightLink):
         if target not in (None, mine):
             return True
         if words is None:
-            if target is None and source != other:  # it had heard of nobody, and nobody here has heard of it
+            if target is None and source != other:  # a good-bye of an unknown end that knows no link here
                 return True
             self._end(ClosedError(f"{self.label} has closed its end of the link"))
             return False

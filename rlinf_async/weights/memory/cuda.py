@@ -21,7 +21,7 @@ _READ_ONLY: Final = 8
 _PAGE: Final = 2 << 20
 """Bytes below which CUDA puts several allocations into one, and exports them together."""
 
-_cuda: Any = torch.cuda  # which has few annotations
+_cuda: Any = torch.cuda  # torch.cuda has few annotations
 
 
 class Cuda:
@@ -78,7 +78,7 @@ class Cuda:
         if after is None or device not in after:
             torch.cuda.synchronize(device)
         elif after[device] is not None:
-            stream.wait_stream(torch.cuda.current_stream(device))  # of this thread, which may have made some of them
+            stream.wait_stream(torch.cuda.current_stream(device))  # this thread may have made some of them
             stream.wait_event(after[device])
         try:
             with torch.cuda.stream(stream), torch.no_grad():
@@ -128,7 +128,7 @@ class Cuda:
         with torch.cuda.device(device):
             if cuda_runtime().cudaMalloc(ctypes.byref(pointer), size):
                 forget_error()
-                torch.cuda.empty_cache()  # of no use to others as long as torch keeps it in store
+                torch.cuda.empty_cache()  # memory in torch's cache is not CUDA's to give
                 _check(cuda_runtime().cudaMalloc(ctypes.byref(pointer), size), "cudaMalloc")
         address = pointer.value or 0
         self._allocated[address] = None, device

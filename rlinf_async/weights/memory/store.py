@@ -107,7 +107,7 @@ class Store:
                 self._slots.append(taken)
             else:
                 self._slots[self._slots.index(others[0])] = taken
-                self._close(others[0])  # which may fail, and is in nobody's way then
+                self._close(others[0])  # a failure here leaves the new slot in place
         return taken
 
     def register(self, slot: SlotWriter, device: torch.device) -> None:
@@ -159,7 +159,9 @@ class Store:
             ValueError: it does not fit.
         """
         try:
-            views = list((self._on_gpu[slot] if on_gpu else slot).views.values())  # for which there may be no memory
+            views = list(
+                (self._on_gpu[slot] if on_gpu else slot).views.values()
+            )  # MemoryError, if there is none for them
             slot.begin()
             copy(views, tensors)
             if on_gpu and fill is not None:

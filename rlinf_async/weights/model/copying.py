@@ -115,7 +115,7 @@ def move(targets: Tensors, sources: Tensors, threads: int = 0) -> None:
         moves = [functools.partial(_MOVE, *piece) for piece in pieces]
         share(threads or threads_for(sum(map(_NBYTES, targets))), moves)
     finally:
-        increment_version(targets)  # what autograd keeps of them for a backward is not theirs any more
+        increment_version(targets)  # else a backward pass would use the new values unnoticed
 
 
 def movable(targets: Tensors, sources: Tensors, among: Sequence[int]) -> Sequence[int]:

@@ -105,7 +105,7 @@ class Fit:
         """Note the part of a leaf that each place gets; yield problems with paths that have no place."""
         for path, index in names.items():
             leaf, found = leaves[index], places.tensors.get(path)
-            # Of a leaf that goes as it is to one place that is judged with the place.
+            # A leaf that goes unchanged to one place is judged with the place.
             if (found is None or found[0].parts) and (why := why_without_values(leaf, "in the weights")):
                 yield f"{name_of(path)!r} {why}"
             elif found is not None:

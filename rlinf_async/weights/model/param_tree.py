@@ -206,7 +206,7 @@ def _plain(value: Any, path: Path) -> Any:
     if isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc":
         try:
             return torch.from_numpy(value)
-        except (TypeError, ValueError) as error:  # of the other byte order, with negative strides, of 80 bits
+        except (TypeError, ValueError) as error:  # another byte order, negative strides, 80 bits
             raise ValueError(
                 f"{name_of(path)!r} is an array of {value.dtype.str!r} that torch cannot take: {error} "
                 "Make it numpy.ascontiguousarray(array, dtype=numpy.float32), or another dtype of torch's"

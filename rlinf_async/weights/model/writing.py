@@ -32,7 +32,7 @@ def copy_in_turn(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor
     with in_turn(gpus), torch.inference_mode(is_inference), torch.no_grad():
         if plain:
             torch._foreach_copy_(*as_integers(*map(list, zip(*plain, strict=True))))
-        for target, source in sharded:  # which torch does not take together with others
+        for target, source in sharded:  # torch does not take these together with others
             target.copy_(source)
 
 

@@ -82,7 +82,7 @@ class Applying:
         packed, extra, slots = self._offer
         has_moved = self.destination.has_moved()
         manifest = Manifest.from_bytes(packed)
-        mapped = self.leases.keeps_one  # which is copied, if it is left
+        mapped = self.leases.keeps_one  # leaving mapped memory copies it
         await self._worker_thread.do(self.destination.check, manifest, nbytes=None if mapped else 0)
         device = None if self._verify != "off" else self.destination.device
         if has_moved:
@@ -116,14 +116,12 @@ class Applying:
         assert leased.views is not None
         await self._worker_thread.do(destination.compare, leased.views, extra, nbytes=nbytes)
         if destination.places and not leased.is_on_gpu and not leased.reader.is_registered:
-            await self._worker_thread.do(
-                self._register, leased, nbytes=None
-            )  # which takes a while: readers go on meanwhile
+            await self._worker_thread.do(self._register, leased, nbytes=None)  # takes a while: readers go on
         is_mapped = self._maps and not destination.is_copied and self._verify != "sha256"
         cost = 0 if is_mapped else nbytes  # memory of its own is freed
         on_gpu = leased.is_on_gpu or bool(destination.places)
         async with self.gate.writing(self._patience):
-            if self.reception.judge(version) is not Judgement.APPLY:  # it has come by another way, meanwhile
+            if self.reception.judge(version) is not Judgement.APPLY:  # it has come another way meanwhile
                 return 0.0
             begun = clock.monotonic()
             await self._worker_thread.do(self._write, leased, extra, nbytes=None if on_gpu else cost)
@@ -136,7 +134,7 @@ class Applying:
         async with self.gate.writing(self._patience):
             if not self._is_new(version, sender):
                 return False
-            if self.leases.keeps_one:  # what is mapped cannot be written to
+            if self.leases.keeps_one:  # mapped memory is read-only
                 await self._worker_thread.do(self.destination.detach, nbytes=None)
                 self.leases.keep(None)
             self.digests = None  # no sender knows what it should hold
@@ -207,7 +205,7 @@ class Applying:
             self._worker_thread.close()
 
     def _release_slots(self) -> None:
-        with self._writing:  # what is being written has seen nothing of the end
+        with self._writing:  # a write that began before the close completes first
             pass
         release_slots(self.destination, self.leases)
 

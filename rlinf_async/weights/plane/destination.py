@@ -102,7 +102,7 @@ class Destination:
         found = self._found
         fit = None if _is_function(found) else Fit(found, manifest, mapped=self._mapped, **self._options)
         if found is not self._holder:
-            self.detach()  # what others may have of it is not overwritten with the slot that it stands in
+            self.detach()  # other users of its tensors keep their values when the slot is written
         self._is_first = self._manifest is not manifest
         self._holder, self._fit, self._manifest = found, fit, manifest
         targets = [] if fit is None else fit.targets
@@ -153,7 +153,7 @@ class Destination:
             if self._mapped is not targets:
                 self._unmap(targets, lambda data: data)
             if self.device is not None:
-                self._gpus.settle(self.device)  # what readers have begun looks at the memory before
+                self._gpus.settle(self.device)  # kernels of readers still use the former memory
             stand_in(targets, sources)
             self._mapped = targets
         else:
@@ -162,7 +162,7 @@ class Destination:
                 self._tell(why)
             self._is_first = False
             self._unmap(targets, torch.empty_like)
-            if copies:  # whoever keeps tensors of mapped versions may keep those of this one too
+            if copies:  # a user that keeps tensors of mapped versions may keep these too
                 for target in targets:
                     target.data = torch.empty_like(target.data)
             if self._fit.is_inference:

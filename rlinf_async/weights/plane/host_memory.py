@@ -92,8 +92,8 @@ class _SlotRoom:
         return list(self._store.received(self._slot, version, extra).name)
 
     def abandon(self) -> None:
-        self._slot.pin()  # it may still be written to, and is replaced when its turn comes
-        self.memory = None  # who waits for what does not come any more may be there for a while
+        self._slot.pin()  # transfers may still write to it; the store replaces it at its turn
+        self.memory = None  # an abandoned transfer may refer to this for a while
 
 
 class Outgoing(Job):

@@ -88,7 +88,7 @@ class Packing:
         if store is None:
             self.taker.gather((), tensors, call)
             for device in self._places:
-                self._gpus.settle(device)  # what is sent has been enqueued only, and the source may change from here on
+                self._gpus.settle(device)  # sends are only enqueued, and the source may change from here on
             return None
         slot = store.take()
         how: dict[str, Any] = {"extra": extra}

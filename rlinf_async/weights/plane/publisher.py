@@ -320,7 +320,7 @@ class Publisher:
         return self._receivers.ledger.check(version)
 
     def _rollback(self, version: int) -> None:
-        if (handle := self._handles.pop(version, None)) is not None:  # which also ends the operation that is recorded
+        if (handle := self._handles.pop(version, None)) is not None:  # also ends its recorded operation
             handle._settle(error=ClosedError(f"{handle._describe()} was not published"))
         store = self._store
         if store is not None and version > self.version:
@@ -352,7 +352,7 @@ class Publisher:
         """
         for handle in list(self._handles.values()):
             if handle._remaining() == 0:
-                handle._expire()  # nobody has waited for it
+                handle._expire()  # no waiter has expired it
         if self._is_packing or (self._handles and not self._behind):
             version = next(iter(self._handles), self.version + 1)
             waiting = ", ".join(map(repr, self._receivers.waiting_for(version))) or "the packing"
@@ -520,7 +520,7 @@ class Publisher:
         try:
             if self._process.is_here:  # in a forked one, a thread that is not there may have had their lock
                 self._receivers.close(reason)
-                self._changes.notify()  # whoever waits for receivers hears that it is closed
+                self._changes.notify()  # wakes waits for receivers
             if store is not None:  # nothing is packed there, or sent from there, any more
                 await self.worker_thread.do(store.close, nbytes=store.layout.size)
         finally:

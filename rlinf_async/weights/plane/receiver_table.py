@@ -138,7 +138,7 @@ class ReceiverTable:
             self.remove(name)
         receiver = ReceiverState(name, link, self.on_message, self.on_end)
         with self._lock:
-            if self._is_closed:  # nobody would close its link
+            if self._is_closed:  # its link would stay open
                 raise ClosedError(f"the publisher of '{self._model_id}' is closed")
             self._receivers[name] = receiver
             self.ledger.add(name)
@@ -179,7 +179,7 @@ class ReceiverTable:
                 if latest is not None and not self.is_published(latest):
                     continue  # until it is, or is withdrawn
                 if latest is not None and not latest.is_in_slot:
-                    self._fill()  # what it is greeted with, everybody can read
+                    self._fill()  # HELLO names memory that every receiver can read
                     continue
                 receiver.state = Agreement.ASKED
                 if receiver.link.node is not None:
@@ -225,7 +225,7 @@ class ReceiverTable:
             self._relay.act(self._plan.close)
         for receiver in receivers:
             if reason and receiver.link.error is None:
-                with contextlib.suppress(TransferFailed):  # that receiver does not listen, and hears of the end only
+                with contextlib.suppress(TransferFailed):  # a receiver that does not read gets the end only
                     receiver.send_message(messages.LEAVE, reason)
             receiver.link.close()
 
@@ -278,7 +278,7 @@ class ReceiverTable:
         with self._lock:
             self._relay.act(self._plan.abandon, version, None if self._store is None else self._outgoing(self._store))
         if self._store is not None:
-            self.greet(self._store)  # who came when all was packed has not been told yet
+            self.greet(self._store)  # receivers added after packing have not been greeted
 
     def publish(
         self,
@@ -304,7 +304,7 @@ class ReceiverTable:
             for name in called:
                 if name not in self.ledger.targets:
                     self.ledger.add(name)
-            # Who is greeted with this version may answer at once: not before it is known that an answer is due.
+            # A greeted receiver may answer this version at once, so the ledger expects the answer first.
             if self.ledger.begin(version, (*names, *called), gone):
                 self._completed.append(version)
             if store is None or writer is None:
@@ -320,7 +320,7 @@ class ReceiverTable:
                 if error is not None:
                     self._failed(receiver.name, version, receiver.refusal or error)
                 elif not receiver.is_told:
-                    pass  # it hears of it with the greeting
+                    pass  # the greeting announces it
                 elif receiver.link.node is not None:
                     far.append(receiver)
                 else:
@@ -344,7 +344,7 @@ class ReceiverTable:
             self._relay.act(self._plan.publish, job.publish(), there)
 
     def _tell(self, receiver: ReceiverState, version: int, memory: Any, moment: float | None) -> None:
-        if len(receiver.owed) >= _MOST_OWED:  # it hears of the latest once it answers
+        if len(receiver.owed) >= _MOST_OWED:  # its next answer brings it the latest
             return
         if memory is not None:
             receiver.owed.add(version)
@@ -460,7 +460,7 @@ class ReceiverTable:
 
     def _gone(self, receiver: ReceiverState, error: Exception) -> None:
         for version in self.ledger.pending:
-            if version not in receiver.verifying:  # it has answered, and is being compared
+            if version not in receiver.verifying:  # those are answered, and being compared
                 self._failed_alone(receiver.name, version, error)
 
     def answered(self, name: Hashable, version: int, error: Exception | None) -> None:

@@ -338,7 +338,7 @@ class Subscriber(Versioned):
 
     async def _meet(self, manifest: bytes, extra: int, slots: int, memory: Any, version: int) -> None:
         applying = self._applying
-        if self._keep is None:  # of two ends in one process, the sender's warns
+        if self._keep is None:  # with both ends in one process, the sender's warns
             what = "" if self.link is None or self.link.is_here else f"subscriber of '{self._model_id}'"
             destination = applying.destination if self._maps else None
             self._keep = on_drop(self, what, functools.partial(release_slots, destination, applying.leases))
@@ -385,7 +385,7 @@ class Subscriber(Versioned):
                 if self._end is None and not self._lacks(versions[-1], memory):
                     raise
                 return
-            if leased is None:  # it is being written again: that version comes next
+            if leased is None:  # being written again: that version comes next
                 return
             is_published = leased.header.places & PUBLISHED
             if leased.views is None:
@@ -393,7 +393,7 @@ class Subscriber(Versioned):
                     self._say(messages.NEED, leased.header.version, None)
                 return
             try:
-                # It has been written again and may be withdrawn before it is published; another version is on its way.
+                # The slot has a newer version, which may be withdrawn before it is published.
                 # tests/weights/plane/test_behind.py::test_what_is_packed_and_not_published_is_not_applied
                 if not is_published:
                     return
@@ -507,7 +507,7 @@ class Subscriber(Versioned):
         if self._has_ended:
             return
         self._is_closed = True
-        async with contextlib.AsyncExitStack() as then:  # what is named last comes first
+        async with contextlib.AsyncExitStack() as then:  # the last callback runs first
             then.callback(self._ended)
             is_copy = self._process is not None and not self._process.is_here
             then.push_async_callback(self._applying.close, is_copy=is_copy)  # behind what is copied

@@ -34,7 +34,7 @@ class Verifying:
 
     def pin(self, version: int) -> None:
         """Pin the slot of a version that is about to be published."""
-        self._unpin([version])  # of that number, what was packed and not published
+        self._unpin([version])  # a version of that number that was withdrawn
         latest = self._store.latest
         if latest is not None and latest.version == version and latest.is_in_slot:
             self._expected = self._expected.following()
@@ -73,7 +73,7 @@ class Verifying:
         version, forms, found = digests
         held = self._held.get(version)
         if held is None:
-            return ack  # nobody waits for it any more
+            return ack  # forgotten meanwhile
         differing = held.expected.differing(version, held.leaves, forms, found)
         if differing:
             more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""

@@ -133,7 +133,7 @@ class WeightReceiver(Versioned):
         if transport is None:
             return False
         if isinstance(transport, LinkTransport):
-            subscriber = self._standing  # which opens the link
+            subscriber = self._standing  # opens the link
             with self._watching():
                 return await subscriber.receive(timeout)
         coming = transport.receive_weights(timeout=timeout)
@@ -233,7 +233,7 @@ class WeightReceiver(Versioned):
         return self._model_id or "policy"
 
     @functools.cached_property
-    def _subscriber(self) -> Subscriber:  # which is made when its model has a name
+    def _subscriber(self) -> Subscriber:  # made once the model has a name
         find = weakref.WeakMethod(self._resolve_model_ref)
         return Subscriber(
             None,
@@ -333,7 +333,7 @@ class WeightReceiver(Versioned):
 
     async def _serve(self) -> None:
         in_vain = 0
-        timeout = 0.0  # of the first look, which shows whether it can be waited for
+        timeout = 0.0  # the first call shows whether the transport can be awaited
         while self._transport is not None:
             begun, heard = clock.monotonic(), self._heard
             try:
@@ -387,7 +387,7 @@ class WeightReceiver(Versioned):
 
 
 async def _close(*ends: Any) -> None:
-    async with contextlib.AsyncExitStack() as closing:  # of all of them, whatever becomes of one
+    async with contextlib.AsyncExitStack() as closing:  # all are closed, even if one raises
         for end in reversed(ends):
             closing.push_async_callback(_close_one, end)
 

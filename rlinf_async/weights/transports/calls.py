@@ -179,7 +179,7 @@ def told(method: Any, version: int | None) -> dict[str, int]:
     """Return ``version=`` as an argument for a method that has a parameter of that name; other methods get none."""
     try:
         takes_it = version is not None and "version" in inspect.signature(method).parameters
-    except (TypeError, ValueError):  # it is no function, or tells nobody what it takes
+    except (TypeError, ValueError):  # no function, or one without a signature
         takes_it = False
     return {"version": version} if takes_it and version is not None else {}
 
@@ -205,7 +205,7 @@ def copied(weights: Any) -> Any:
     def clone(tensor: torch.Tensor) -> torch.Tensor:
         memory = memory_of(tensor)
         if memory not in clones:
-            clones[memory] = tensor.detach().clone(), tensor  # which stays, for as long as its id may mean it
+            clones[memory] = tensor.detach().clone(), tensor  # kept alive: its id is in the key
         return clones[memory][0]
 
     def copy_of(value: Any) -> Any:
@@ -214,7 +214,7 @@ def copied(weights: Any) -> Any:
         if is_tensordict(value):
             return value.data.apply(clone)
         if isinstance(value, dict):
-            same = copy.copy(value)  # of its class, with what torch notes on state dicts
+            same = copy.copy(value)  # keeps the class and torch's metadata of state dicts
             same.update({key: copy_of(part) for key, part in value.items()})
             return same
         if isinstance(value, Mapping):

@@ -108,7 +108,7 @@ class GroupDelivery:
                 )
             except Exception as error:
                 found[name] = error
-        self.abandon()  # what is late now
+        self.abandon()  # late ranks
         return found
 
     def abandon(self) -> None:

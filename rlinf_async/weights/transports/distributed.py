@@ -177,7 +177,7 @@ class DistributedTransport:
         if self._receiving is None:
             self._receiving = _ThreadCall(self._thread, mail.receive, self._stop)
         receiving = self._receiving
-        with contextlib.suppress(Exception):  # of the message, unless this is closed meanwhile
+        with contextlib.suppress(Exception):  # the message's error is raised below, unless this is closed
             await receiving.async_wait(timeout)
         if self._receiving is not receiving or not receiving.done():  # closed meanwhile, or nothing has come
             return None

@@ -214,7 +214,7 @@ class WorkerThread:
         """
         if nbytes is not None and nbytes <= _AT_ONCE:
             return function(*args)
-        with self._lock:  # whoever closes it closes it behind this
+        with self._lock:  # a close waits until this is submitted
             try:
                 future = asyncio.get_running_loop().run_in_executor(self._thread(), function, *args)
             except RuntimeError as error:
