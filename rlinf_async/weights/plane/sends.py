@@ -129,7 +129,7 @@ class Sends:
             report = SyncReport(handle.version, {name: ack for name, ack in acks.items() if not _is_late(ack.error)})
             if handle is not self.last or report.failed:
                 self.untold.pop(handle, None)  # another task may wait for its delivery, and tell of it too
-            report.raise_failures()
+                report.raise_failures()
 
 
 def _staying(acks: Mapping[Any, Ack]) -> dict[Any, Ack]:

@@ -30,6 +30,7 @@ class ConditionVar:
     def __init__(self, model: str) -> None:
         self._model = model
         self._lock = threading.Lock()
+        self._waits = 0
         self._awaited: list[str] = []
         """Awaited events in words."""
         self._next = _Notification(model, self._awaited)
@@ -37,6 +38,8 @@ class ConditionVar:
     def notify(self) -> None:
         """Have all waits check their conditions."""
         with self._lock:
+            if not self._waits:
+                return
             current, self._next = self._next, _Notification(self._model, self._awaited)
         current._settle()
 
@@ -47,6 +50,8 @@ class ConditionVar:
             what: awaited event in words.
         """
         begun = clock.monotonic()
+        with self._lock:  # before the first look: a change that comes after that look is notified
+            self._waits += 1
         if what:
             self._awaited.append(what)
         try:
@@ -60,6 +65,8 @@ class ConditionVar:
                 with contextlib.suppress(DeadlineExceeded):
                     await change.async_wait(remaining)
         finally:
+            with self._lock:
+                self._waits -= 1
             if what:
                 self._awaited.remove(what)
 
