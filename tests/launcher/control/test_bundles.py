@@ -23,7 +23,6 @@ from rlinf_launcher.cli.control import main
 from rlinf_launcher.control.attachment import attached
 from rlinf_launcher.control.bundle_file import read_bundle
 from rlinf_launcher.control.recorded_run import RecordedRun
-from rlinf_launcher.control.remote_logs import find_remote_logs
 from rlinf_launcher.control.run_places import LocalRun, find_runs
 from rlinf_launcher.control.run_snapshot import RunSnapshot
 from rlinf_launcher.control.snapshot_taking import fetch_files, take_snapshot
