@@ -192,16 +192,16 @@ class SimCluster:
             self.nodes.append(
                 SimNode(scheduler, fabric, config, folder, lambda: next(pids), self._note_copies, self._environ, rate)
             )
-        scheduler.run_until(lambda: all(node.near_side.find_event("up") for node in self.nodes))
+        scheduler.run_until(lambda: all(node.control.find_event("up") for node in self.nodes))
         peers = []
         for node in self.nodes:
-            up = node.near_side.find_event("up")
+            up = node.control.find_event("up")
             assert up is not None
             peer = {"node": node.number, "name": node.process.name, "hidden": False, "labels": []}
             peers.append(peer | {"address": up["address"], "facts": up["facts"], "log_dir": up["log_dir"]})
         for node in self.nodes:
-            node.near_side.order({"op": "peers", "peers": peers})
-        scheduler.run_until(lambda: all(node.near_side.find_event("ready") for node in self.nodes))
+            node.control.command({"op": "peers", "peers": peers})
+        scheduler.run_until(lambda: all(node.control.find_event("ready") for node in self.nodes))
         environ = {**self._environ, "RLINF_NODE_SOCKET": str(self.nodes[0].boot.socket_path)}
         driver = SimProcess(scheduler, "driver", next(pids), environ, self._rates[0])
         self._driver = driver
@@ -225,7 +225,7 @@ class SimCluster:
             result = future.result
         for node in self.nodes:
             if not node.has_ended:
-                node.near_side.order({"op": "stop"})
+                node.control.command({"op": "stop"})
         scheduler.run_until(lambda: all(node.has_ended for node in self.nodes))
         found: T = result()
         return found

@@ -130,17 +130,17 @@ class SimPeerLink(PeerLink):
     network: SimNetwork
     _sleeps = False
 
-    def _look(self) -> None:
+    def _on_beat(self) -> None:
         if self.network.fabric.is_whole and self._present is not None and self._listening.is_set():
             self._sleeps = True
         else:
-            super()._look()
+            super()._on_beat()
 
     def wake_up(self) -> None:
         if self._sleeps and not self._has_ended:
             self._sleeps = False
-            self._heard = self._looked = clock.monotonic()
-            super()._look()
+            self._heard = self._last_beat = clock.monotonic()
+            super()._on_beat()
 
     @property
     def seconds_down(self) -> float:

@@ -1,4 +1,4 @@
-"""``SimNode``, a simulated node: its daemon's process, and the lifeline that a launcher would hold."""
+"""``SimNode``, a simulated node: its daemon's process, with the control that a launcher has of it."""
 
 from __future__ import annotations
 
@@ -22,30 +22,32 @@ from rlinf_launcher.daemon.run_logs import RunLogs
 from rlinf_launcher.daemon.templates import Templates
 
 
-class SimNearSide:
+class SimDaemonControl:
+    """The lifeline of a simulated daemon."""
+
     def __init__(self, node: SimNode) -> None:
         self._node = node
         self.events: list[dict[str, Any]] = []
         self.sigterm: Callable[[], None] | None = None
-        self._orders: deque[dict[str, Any]] = deque()
-        self._has_order = asyncio.Event()
+        self._commands: deque[dict[str, Any]] = deque()
+        self._has_command = asyncio.Event()
 
-    def say(self, event: dict[str, Any]) -> None:
+    def send(self, event: dict[str, Any]) -> None:
         self.events.append(event)
 
     def find_event(self, event: str) -> dict[str, Any] | None:
         return next((each for each in self.events if each["event"] == event), None)
 
-    def order(self, order: dict[str, Any]) -> None:
-        self._orders.append(order)
-        self._node.loop.call_soon(self._has_order.set)
+    def command(self, command: dict[str, Any]) -> None:
+        self._commands.append(command)
+        self._node.loop.call_soon(self._has_command.set)
 
-    async def orders(self) -> AsyncGenerator[dict[str, Any], None]:
+    async def commands(self) -> AsyncGenerator[dict[str, Any], None]:
         while True:
-            while self._orders:
-                yield self._orders.popleft()
-            self._has_order.clear()
-            await self._has_order.wait()
+            while self._commands:
+                yield self._commands.popleft()
+            self._has_command.clear()
+            await self._has_command.wait()
 
     def on_sigterm(self, callback: Callable[[], None]) -> None:
         self.sigterm = callback
@@ -76,7 +78,7 @@ class SimNode:
         self._fabric = fabric
         self.process.enter()
         self.loop = SimLoop(scheduler)
-        self.near_side = SimNearSide(self)
+        self.control = SimDaemonControl(self)
         run_dir = folder / f"n{config.node}"
         run_dir.mkdir(mode=0o700)
         self.boot = Boot(config, run_dir, RunLogs(config.run, str(folder / "logs"), run_dir), b"")
@@ -96,7 +98,7 @@ class SimNode:
         known |= {"time": 0.0}
         templates = cast(Templates, SimTemplates())
         new_process = functools.partial(self._new_process)
-        self.node = Node(self.loop, self.boot, templates, known, self.near_side, self.network, new_process)
+        self.node = Node(self.loop, self.boot, templates, known, self.control, self.network, new_process)
         self.task = self.loop.create_task(self.node.run(), name=f"{self.process.name}")
 
     def _new_process(self, *args: Any) -> SimWorkerProcess:
@@ -117,7 +119,7 @@ class SimNode:
         """Stop the daemon as SIGSTOP does, and continue it later unless its guardian kills it first."""
         self.process.stop_for(seconds)
         assert self.node is not None
-        root = self.node._router.neighbours.get(0)
+        root = self.node._router.node_links.get(0)
         if root is not None and seconds > (silent := 1.1 * root.lease + _GRACE_S):
             self.scheduler.after(silent, self.kill)
 

@@ -27,7 +27,7 @@ from rlinf_async._simulation.stand_ins import replace
 from rlinf_async._transports import inline, transport_choice
 from rlinf_async._wire import daemon_link, send_buffer
 from rlinf_async.weights.plane import publisher  # noqa: F401  # imported within a block, it would keep a small number
-from rlinf_launcher.daemon import channel_replies, endpoint, router, service
+from rlinf_launcher.daemon import channel_replies, endpoint, routed_frames, router, service
 
 _KIB: Final = 1 << 10
 _PACKAGES: Final = ("rlinf_async.", "rlinf_launcher.")
@@ -39,7 +39,7 @@ LIMITS: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
     (chain, "CHAIN_FROM_BYTES", 64 * _KIB),
     (chain, "_MAX_PIECE_BYTES", 64 * _KIB),
     (chain, "_MIN_PIECE_BYTES", 16 * _KIB),
-    (channel_replies, "_MAX_ITEMS", 2),
+    (channel_replies, "_MAX_ITEMS_PER_FRAME", 2),
     (daemon_link, "_BATCH_BYTES", 16 * _KIB),
     (daemon_link, "_MAX_KEPT_BYTES", 128 * _KIB),
     (daemon_link, "_MAX_QUEUED_PIECES", 2),
@@ -62,7 +62,7 @@ LIMITS: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
     (resend, "_ACK_NOW_BYTES", 512 * _KIB),
     (resend, "_ACK_NOW_DESCRIPTORS", 2),
     (router, "MAX_DIRECT_WORKERS", 3),
-    (router, "_MAX_INLINE_BYTES", 64 * _KIB),
+    (routed_frames, "_MAX_INLINE_BYTES", 64 * _KIB),
     (send_buffer, "MAX_FDS_PER_CALL", 2),
     (send_buffer, "_BATCH_BYTES", 16 * _KIB),
     (stand_ins, "_SHARE_CUT_SHORT", 0.2),

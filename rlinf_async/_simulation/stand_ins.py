@@ -32,7 +32,7 @@ from rlinf_async._simulation.sim_loop import TICK_S, SimLoop
 from rlinf_async._waits import thread_gate
 from rlinf_async._waits.thread_gate import LockGate
 
-_OUTSIDE: Final = frozenset({"rlinf-witness", "rlinf-output"})
+_OUTSIDE: Final = frozenset({"rlinf-blocked-loop", "rlinf-output"})
 """Threads of the framework that wait only for the kernel, and are no actors."""
 
 
@@ -237,7 +237,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         return refuse
 
     places: list[tuple[Any, str, Any]] = [
-        (thread_gate._Here, "make", staticmethod(refuse_ended_processes(new_gate))),
+        (thread_gate._PerThread, "make", staticmethod(refuse_ended_processes(new_gate))),
         (asyncio, "new_event_loop", refuse_ended_processes(new_loop)),
         (asyncio.events, "new_event_loop", refuse_ended_processes(new_loop)),
         (uvloop, "new_event_loop", refuse_ended_processes(new_loop)),
