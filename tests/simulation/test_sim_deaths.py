@@ -127,7 +127,7 @@ def test_a_death_leaves_nothing_in_the_process_that_simulates(monkeypatch: pytes
     assert LINKS[0]() is None
     link = SocketLink.invite("policy")
     assert link._sockets is not None
-    assert link._sockets.hub.pid == os.getpid(), "the loop of private sockets is a dead rank's"
+    assert link._sockets.hub.process.pid == os.getpid(), "the loop of private sockets is a dead rank's"
     link.close()
 
 
