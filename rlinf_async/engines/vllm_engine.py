@@ -114,7 +114,13 @@ class VllmEngine(Engine):
         while True:
             try:
                 # This follower only hears which versions there are; the processes of vLLM load them.
-                weights = follow(None, (trainer.group, trainer.rank), name=trainer.name, timeout=trainer.timeout)
+                weights = follow(
+                    None,
+                    (trainer.group, trainer.rank),
+                    name=trainer.name,
+                    timeout=trainer.timeout,
+                    verify=trainer.verify,
+                )
                 async with weights:
                     await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
                     version = 0
@@ -147,6 +153,9 @@ class VllmEngine(Engine):
     async def _check_progress(self, processes: EngineProcesses) -> None:
         limit = self._settings.stall_timeout
         if limit is not None:
+            # The first request takes seconds longer than others: vLLM compiles parts of itself then.
+            async for _ in self.generate(Request([0], max_tokens=2, ignore_eos=True), [0]):
+                pass
             await self._progress.stalled(limit)
             raise RuntimeError(
                 f"vLLM of {self._name} has given no token for {limit:g} s (stall_timeout) to {self._progress.open} "

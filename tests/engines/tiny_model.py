@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import torch
+import tqdm
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+# Progress bars of transformers would leave a thread and a semaphore.
+tqdm.tqdm.monitor_interval = 0
+tqdm.tqdm.set_lock(threading.RLock())
 
 _SPECIAL = ("<bos>", "<eos>", "<pad>")
 _CHARACTERS = "0123456789+-*/=() abcdefghijklmnopqrstuvwxyz.,?:"
