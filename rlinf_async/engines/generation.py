@@ -101,7 +101,6 @@ class Chunk:
     finish_reason: FinishReason | None = None
     prompt_tokens: list[int] | None = None
 
-
     def extended(self, after: Chunk) -> Chunk | None:
         """Return this chunk and the next one as one; None where the next one does not begin behind this one."""
         if after.start != self.start + len(self.tokens):
