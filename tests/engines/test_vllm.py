@@ -47,7 +47,7 @@ class Setup:
 
     async def settled(self, version: int) -> None:
         """Wait until both engines sample with a version."""
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(600):
             await self.trainer.delivered()
             while min(await self.llm.versions()) < version:
                 await asyncio.sleep(0.02)
