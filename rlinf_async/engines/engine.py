@@ -1,0 +1,171 @@
+"""``Engine``: what a rank of an engine group asks of vLLM, of transformers or of a server."""
+
+from __future__ import annotations
+
+import abc
+import importlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from rlinf_async.configuration import did_you_mean
+from rlinf_async.engines.generation import Chunk, Request
+from rlinf_async.errors import ConfigError
+
+OnUpdate: TypeAlias = Literal["keep", "wait", "abort"]
+ON_UPDATE: Final = ("keep", "wait", "abort")
+
+KINDS: Final = {
+    "vllm": ("rlinf_async.engines.vllm_engine", "VllmEngine"),
+    "transformers": ("rlinf_async.engines.transformers_engine", "TransformersEngine"),
+    "http": ("rlinf_async.engines.http_engine", "HttpEngine"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """Whose weights an engine follows.
+
+    Attributes:
+        group, rank: of the worker that publishes them.
+        name: the name that it publishes them under.
+        verify: as that of ``follow``.
+        timeout: seconds to wait for version 1, once the group is there, and for each later version that was announced.
+    """
+
+    group: str
+    rank: int = 0
+    name: str = "policy"
+    verify: str = "off"
+    timeout: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What every kind of engine is made of.
+
+    Attributes:
+        model: path of the model and its tokenizer, in the format of Hugging Face.
+        options: of the engine's own.
+        trainer: None: the weights stay as they were loaded.
+        on_update: what becomes of open requests when weights are loaded: they go on with the new weights and the keys
+            and values of the old ones (``"keep"``), are completed first (``"wait"``), or begin anew (``"abort"``).
+        stall_timeout: seconds without a token, while requests are open and none is paused, after which the engine
+            counts as hung; None for no limit.
+    """
+
+    model: str
+    options: Mapping[str, Any]
+    trainer: Trainer | None = None
+    on_update: OnUpdate = "keep"
+    stall_timeout: float | None = 60.0
+
+
+class Engine(abc.ABC):
+    """One inference engine, in the process of the rank that owns it.  All coroutines run on one loop.
+
+    The constructor starts the engine and blocks until it is ready for requests.
+    """
+
+    supported_updates: tuple[OnUpdate, ...] = ON_UPDATE
+
+    @abc.abstractmethod
+    def __init__(self, settings: EngineSettings, name: str) -> None:
+        """Start the engine.
+
+        Args:
+            name: of the rank that owns it, ``"llm:0"``.
+
+        Raises:
+            ConfigError: an option is unknown or out of its bounds.
+            RuntimeError: the engine did not start.
+        """
+
+    @abc.abstractmethod
+    async def serve(self) -> None:
+        """Follow the trainer's weights until cancelled.
+
+        Raises:
+            Exception: the engine died or hangs, or weights do not fit it: it serves no more.
+        """
+
+    @abc.abstractmethod
+    def generate(self, request: Request, prompt: Sequence[int], prefix: Sequence[int] = ()) -> AsyncIterator[Chunk]:
+        """Yield chunks, the last of which has a finish reason; closing the iterator ends the request in the engine.
+
+        Args:
+            prompt: token ids of the request's prompt.
+            prefix: tokens that were sampled already: generation continues behind them.
+
+        Raises:
+            ValueError: the model cannot take this request.
+        """
+
+    @abc.abstractmethod
+    async def pause(self) -> None:
+        """Sample no more tokens; open requests fare as ``on_update`` says."""
+
+    @abc.abstractmethod
+    async def resume(self) -> None:
+        """Undo ``pause``."""
+
+    @property
+    @abc.abstractmethod
+    def version(self) -> int:
+        """Version of the weights that tokens are sampled with; 0 before the first of the trainer's."""
+
+    @abc.abstractmethod
+    async def checksums(self) -> dict[str, str]:
+        """Return the SHA-256 of each tensor of the weights that were loaded last, by the trainer's name for it."""
+
+    @abc.abstractmethod
+    async def stats(self) -> dict[str, float]:
+        """Return ``open_requests``, ``version``, ``updates``, ``load_s`` and ``pause_s`` of the last update."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """End the engine and its processes. Idempotent."""
+
+    @property
+    @abc.abstractmethod
+    def tokenizer(self) -> Any:
+        """The model's tokenizer, of transformers."""
+
+
+def engine_class(kind: str) -> type[Engine]:
+    """Return the implementation of a kind of engine, which imports its library.
+
+    Raises:
+        ConfigError: there is no such kind.
+        ImportError: its library is not installed.
+    """
+    if kind not in KINDS:
+        raise ConfigError(f"no engine {kind!r}{did_you_mean(kind, KINDS)}: there are {', '.join(KINDS)}")
+    module, name = KINDS[kind]
+    found: type[Engine] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def encode_prompt(tokenizer: Any, request: Request) -> list[int]:
+    """Return the token ids of a request's prompt: as given, of a text, or of messages in the model's chat template.
+
+    Raises:
+        ValueError: the tokenizer has no chat template, or the prompt is empty.
+    """
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        tokens = list(tokenizer(prompt).input_ids)
+    elif isinstance(prompt[0], Mapping):
+        if not getattr(tokenizer, "chat_template", None):
+            raise ValueError(
+                "the prompt is a list of messages, and the model's tokenizer has no chat template: pass a text or "
+                "token ids, or set tokenizer.chat_template and save it beside the model"
+            )
+        tools = list(request.tools) or None
+        found = tokenizer.apply_chat_template(list(prompt), tools=tools, add_generation_prompt=True, return_dict=True)
+        tokens = list(found["input_ids"])
+    else:
+        tokens = [int(token) for token in prompt]  # type: ignore[arg-type]
+    if not tokens:
+        raise ValueError(f"the prompt {prompt!r} has no token")
+    return tokens

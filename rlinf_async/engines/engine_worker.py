@@ -1,0 +1,92 @@
+"""``EngineWorker``: one rank of an engine group, which owns an engine and ends with it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Sequence
+
+from rlinf_async._group.idempotent import idempotent
+from rlinf_async.engines.engine import EngineSettings, encode_prompt, engine_class
+from rlinf_async.engines.generation import Chunk, Request
+from rlinf_async.errors import ConfigError
+from rlinf_async.worker import Worker
+
+
+class EngineWorker(Worker):
+    """Starts its engine in the constructor, so that a group is ready once all of its engines are.
+
+    When the engine dies or hangs, this rank ends with the reason as its verdict; ``restart="rank"`` starts both again.
+    """
+
+    def __init__(self, kind: str, settings: EngineSettings) -> None:
+        super().__init__()
+        implementation = engine_class(kind)
+        if settings.trainer is not None and settings.on_update not in implementation.supported_updates:
+            raise ConfigError(
+                f"on_update={settings.on_update!r} is not possible with EngineGroup({kind!r}): write "
+                + " or ".join(map(repr, implementation.supported_updates))
+            )
+        self._settings = settings
+        self._engine = implementation(settings, self._worker_name)
+        self.background(self._engine.serve())
+
+    @idempotent
+    async def stream(self, request: Request, *, resume: Sequence[Chunk] = ()) -> AsyncIterator[Chunk]:
+        """Yield the chunks of one completion.
+
+        Args:
+            resume: chunks that a rank has sampled that was lost since; generation goes on behind them, unless every
+                token must be of one version (``on_update="wait"`` or ``"abort"``) and theirs is another one.
+
+        Raises:
+            ValueError: the model cannot take this request.
+        """
+        prefix = [token for chunk in resume for token in chunk.tokens]
+        is_mixed = any(version != self._engine.version for chunk in resume for version in chunk.versions)
+        if is_mixed and self._settings.on_update != "keep":
+            prefix = []
+        prompt = encode_prompt(self._engine.tokenizer, request)
+        if len(prefix) >= request.max_tokens:
+            yield Chunk(len(prefix), [], [], [], finish_reason="length", prompt_tokens=prompt)
+            return
+        chunks = self._engine.generate(request, prompt, prefix)
+        waiting: Chunk | None = None
+        async with contextlib.aclosing(chunks):  # type: ignore[type-var]
+            async for chunk in chunks:
+                # vLLM gives the first token at once, and a message for it would cost as much as one for all others.
+                waiting = (waiting and waiting.extended(chunk)) or chunk
+                if waiting.finish_reason is not None or len(waiting.tokens) >= request.chunk_tokens:
+                    yield waiting
+                    waiting = None
+
+    async def tokenize(self, request: Request) -> list[int]:
+        """Return the token ids of the request's prompt."""
+        return encode_prompt(self._engine.tokenizer, request)
+
+    async def pause(self) -> None:
+        """Sample no more tokens until ``resume``."""
+        await self._engine.pause()
+
+    async def resume(self) -> None:
+        """Sample tokens again."""
+        await self._engine.resume()
+
+    async def version(self) -> int:
+        """Return the version of the trainer's weights that tokens are sampled with; 0 before the first."""
+        return self._engine.version
+
+    async def checksums(self) -> dict[str, str]:
+        """Return the SHA-256 of each tensor that was loaded last, by the trainer's name for it."""
+        return await self._engine.checksums()
+
+    async def stats(self) -> dict[str, float]:
+        """Return figures of the engine; see ``Engine.stats``."""
+        return await self._engine.stats()
+
+    async def settings(self) -> dict[str, object]:
+        """Return the settings that the engine was made of."""
+        return dataclasses.asdict(self._settings)
+
+    async def on_close(self) -> None:
+        await self._engine.close()

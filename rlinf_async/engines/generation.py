@@ -1,0 +1,187 @@
+"""Requests to an engine, and the tokens that it samples: plain values without IO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+from rlinf_async.configuration import did_you_mean
+
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""A text, token ids, or the messages of a chat, to which the model's chat template is applied."""
+
+FinishReason: TypeAlias = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt and the way to sample from it.
+
+    Attributes:
+        prompt: text, token ids, or messages of a chat (``[{"role": "user", "content": "…"}]``).
+        max_tokens: the most tokens that are sampled.
+        temperature: 0 takes the likeliest token each time.
+        top_p: probability mass of the likeliest tokens that are sampled from.
+        top_k: number of the likeliest tokens that are sampled from; 0 for all.
+        seed: makes the sampled tokens the same each time, for the same weights and batch.
+        stop: texts that end the completion; they are not part of its text.
+        stop_token_ids: tokens that end it, beside the model's own end token.
+        ignore_eos: sample ``max_tokens`` tokens, whatever the model's end token.
+        tools: definitions for the chat template, in the format of OpenAI's API.
+        engine_options: further options of the engine's own, such as ``{"min_p": 0.1}`` for vLLM.
+        chunk_tokens: tokens that one chunk of a stream has.  Shorter chunks come sooner and cost more messages.
+    """
+
+    prompt: Prompt
+    max_tokens: int = 256
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    tools: tuple[Mapping[str, Any], ...] = ()
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    chunk_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("stop", "stop_token_ids", "tools"):  # lists from JSON
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        _check_whole("max_tokens", self.max_tokens, 1)
+        _check_whole("chunk_tokens", self.chunk_tokens, 1)
+        _check_whole("top_k", self.top_k, 0)
+        if not _is_number(self.temperature) or self.temperature < 0:
+            raise ValueError(f"temperature={self.temperature!r} of a request: write a number from 0 on")
+        if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p!r} of a request: write a number above 0, at most 1")
+        if not isinstance(self.prompt, str) and not (isinstance(self.prompt, Sequence) and self.prompt):
+            raise ValueError(f"prompt={self.prompt!r} of a request: write a text, token ids, or messages")
+
+    @classmethod
+    def of(cls, prompt: Request | Prompt, sampling: Mapping[str, Any]) -> Request:
+        """Return a request of a prompt and keyword arguments, or a request with some of its values replaced.
+
+        Raises:
+            TypeError: there is no such sampling parameter.
+            ValueError: a value is out of its bounds.
+        """
+        known = cls.__dataclass_fields__.keys() - {"prompt"}
+        for name in sampling.keys() - known:
+            raise TypeError(
+                f"unknown sampling parameter {name!r}{did_you_mean(name, known)}: there are "
+                f"{', '.join(sorted(known))}; others of the engine's own go into engine_options="
+            )
+        return replace(prompt, **sampling) if isinstance(prompt, Request) else cls(prompt, **sampling)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens that an engine has sampled for one request since its last chunk.
+
+    Attributes:
+        start: position of the first of these tokens in the completion.  A chunk with an earlier position than the one
+            before takes the place of the tokens from there on: another rank has sampled them anew.
+        tokens: their ids.
+        log_probs: of each token, the logarithm of its probability in the model's own distribution, before temperature
+            and truncation.
+        versions: of each token, the version of the weights that it was sampled with; 0 for the model as loaded.
+        text: the text that these tokens add.
+        finish_reason: why the completion has ended: at an end token or stop text, or at ``max_tokens``; None before.
+        prompt_tokens: ids of the prompt's tokens; in the first chunk of a rank only.
+    """
+
+    start: int
+    tokens: list[int]
+    log_probs: list[float]
+    versions: list[int]
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    prompt_tokens: list[int] | None = None
+
+    def extended(self, after: Chunk) -> Chunk | None:
+        """Return this chunk and the next one as one; None where the next one does not begin behind this one."""
+        if after.start != self.start + len(self.tokens):
+            return None
+        return Chunk(
+            self.start,
+            self.tokens + after.tokens,
+            self.log_probs + after.log_probs,
+            self.versions + after.versions,
+            self.text + after.text,
+            after.finish_reason,
+            self.prompt_tokens,
+        )
+
+
+@dataclass(slots=True)
+class Completion:
+    """A prompt and all that was sampled for it.
+
+    Attributes:
+        index: position of the request among those that were given to ``generate``.
+        prompt_tokens: ids of the prompt's tokens.
+        tokens, log_probs, versions, text, finish_reason: as those of ``Chunk``.
+    """
+
+    index: int = 0
+    prompt_tokens: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    _ends: list[tuple[int, int]] = field(default_factory=list, repr=False)
+    """Lengths of tokens and text after each chunk."""
+
+    def add(self, chunk: Chunk) -> None:
+        """Append a chunk, after the tokens that it replaces are dropped.
+
+        Raises:
+            ValueError: tokens between the last chunk and this one are missing, or the chunk is malformed.
+        """
+        if not len(chunk.tokens) == len(chunk.log_probs) == len(chunk.versions):
+            raise ValueError(
+                f"a chunk has {len(chunk.tokens)} tokens, {len(chunk.log_probs)} log probabilities and "
+                f"{len(chunk.versions)} versions: an engine gives one of each per token"
+            )
+        while self._ends and self._ends[-1][0] > chunk.start:
+            self._ends.pop()
+        tokens, characters = self._ends[-1] if self._ends else (0, 0)
+        if tokens != chunk.start:
+            raise ValueError(f"a chunk begins at token {chunk.start}, and the completion has {len(self.tokens)} tokens")
+        for values in (self.tokens, self.log_probs, self.versions):
+            del values[tokens:]
+        self.tokens += chunk.tokens
+        self.log_probs += chunk.log_probs
+        self.versions += chunk.versions
+        self.text = self.text[:characters] + chunk.text
+        self.finish_reason = chunk.finish_reason
+        self.prompt_tokens = chunk.prompt_tokens or self.prompt_tokens
+        self._ends.append((len(self.tokens), len(self.text)))
+
+
+def spread_versions(spans: Sequence[tuple[int, int]], first: int, count: int) -> list[int]:
+    """Return the version of each of ``count`` tokens from position ``first`` on.
+
+    Args:
+        spans: (version, position of its first token), by position.
+    """
+    versions = []
+    span = -1
+    for position in range(first, first + count):
+        while span + 1 < len(spans) and spans[span + 1][1] <= position:
+            span += 1
+        versions.append(spans[span][0])
+    return versions
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_whole(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name}={value!r} of a request: write a whole number from {least} on")
