@@ -63,7 +63,7 @@ class EngineGroup:
         name: str = "llm",
         follow: str | tuple[str, int] | None = None,
         weights: str = "policy",
-        on_update: OnUpdate = "keep",
+        on_update: OnUpdate | None = None,
         verify: str = "off",
         stall_timeout: float | None = 60.0,
         in_flight: int = _IN_FLIGHT,
@@ -78,7 +78,7 @@ class EngineGroup:
                 model's path, version 0, and load version 1 as soon as it is there.
             weights: the name that they are published under.
             on_update: what becomes of open requests when a version is loaded: ``"keep"``, ``"wait"`` or ``"abort"``;
-                see ``EngineSettings``.
+                see ``EngineSettings``.  None: ``"keep"`` with vLLM, ``"wait"`` with the other kinds.
             verify: ``"sha256"``: each version's digests are compared with the trainer's.
             stall_timeout: seconds without a token after which an engine with open requests counts as hung.
             in_flight: requests that one engine has at once; others wait in the caller.
@@ -91,6 +91,8 @@ class EngineGroup:
         """
         if self._group is not None:
             raise RuntimeError(f"{self!r} was launched before: make another EngineGroup")
+        if on_update is None:
+            on_update = "keep" if self._kind == "vllm" else "wait"
         if on_update not in ON_UPDATE:
             raise ConfigError(f"on_update={on_update!r}: write one of {', '.join(map(repr, ON_UPDATE))}")
         trainer = None

@@ -70,6 +70,7 @@ class Subscriber:
 
     Attributes:
         gate: between readers and what applies a version.
+        pause_s: seconds for which nobody could read while the last version was applied.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Subscriber:
             patience=ack_timeout,
         )
         self._reception, self.gate = self._applying.reception, self._applying.gate
+        self.pause_s = 0.0
         self._changes = Changes(model_id)
         self._news: deque[Words] = deque()
         """What is heard and not acted on yet."""
@@ -406,7 +408,7 @@ class Subscriber:
                 # tests/weights/plane/test_behind.py::test_what_is_packed_and_not_published_is_not_applied
                 if not is_published:
                     return
-                pause = await applying.apply(leased)
+                pause = self.pause_s = await applying.apply(leased)
             finally:
                 applying.leases.release(leased.reader)
             self._changes.notify()  # the next one may have to wait for readers
