@@ -12,7 +12,14 @@ READY := $(VENV)/.ready
 JOBS ?= 3
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test again lint orphans histories faults soak nemesis simulate mutate fuzz museum slurm environments museum-healthy page stress training rlinf rlinf-env bench results gpu gpu-bundle docs clean
+# An environment of its own, $(1), that finds what this one has installed.
+define beside
+$(BIN)/python -m venv $(1)
+	$(BIN)/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+		> $$($(1)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/installed.pth
+endef
+
+.PHONY: run test again lint orphans histories faults soak nemesis simulate mutate fuzz museum slurm environments museum-healthy page stress training rlinf rlinf-env engines engines-env bench results gpu gpu-bundle docs clean
 
 run: $(READY)
 	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
@@ -20,7 +27,7 @@ run: $(READY)
 # Hundreds of processes that the tests start would each compile the package where the environment forbids to keep it.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: lint
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not orphans and not histories and not training and not stress and not faults and not fuzz and not museum and not slurm and not environments and not browser and not rlinf" $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not orphans and not histories and not training and not stress and not faults and not fuzz and not museum and not slurm and not environments and not browser and not rlinf and not engines" $(ARGS)
 
 # What has failed in the last run, one after the other; fails too where that run has not come to its tests.
 again: $(READY)
@@ -74,10 +81,19 @@ rlinf: rlinf-env
 # RLinf without Ray, in an environment of its own that finds what this one has installed, torch and this package among it.
 rlinf-env: .venv-rlinf/.ready
 .venv-rlinf/.ready: tests/rlinf_programs/requirements.txt $(READY)
-	$(BIN)/python -m venv .venv-rlinf
-	$(BIN)/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
-		> $$(.venv-rlinf/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/installed.pth
+	$(call beside,.venv-rlinf)
 	.venv-rlinf/bin/python -m pip install --no-deps -r $<
+	touch $@
+
+# Inference engines: vLLM and its server, on the CPU, in an environment of their own.
+engines: engines-env
+	.venv-vllm/bin/python -m pytest -m engines -rP tests/engines $(ARGS)
+
+# vLLM without what it needs for images and sound, in an environment that finds the rest in this one, torch among it.
+engines-env: .venv-vllm/.ready
+.venv-vllm/.ready: constraints-vllm.txt $(READY)
+	$(call beside,.venv-vllm)
+	.venv-vllm/bin/python -m pip install --no-deps -r $<
 	touch $@
 
 # The launcher in jobs of a real Slurm on this machine.  Installs nothing: what is missing, and how to get it, is the reason

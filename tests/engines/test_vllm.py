@@ -1,0 +1,167 @@
+"""vLLM as a worker group: updates under load, and deaths of each of its processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import psutil
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed: make engines runs these in an environment that has it")
+from rlinf_async import Cluster, NodePlacementStrategy, WorkerDied
+from rlinf_async.engines import Completion, EngineGroup
+from tests.engines.engine_trainers import NoiseTrainer
+from tests.engines.tiny_model import make_model
+
+pytestmark = [pytest.mark.engines, pytest.mark.asyncio(loop_scope="module"), pytest.mark.shared_cluster]
+
+OPTIONS = {
+    "enforce_eager": True,
+    "max_model_len": 512,
+    "dtype": "float32",
+    "max_num_seqs": 64,
+    "kv_cache_memory_bytes": 64 << 20,
+}
+PROMPT = [5, 6, 7]
+KILLS = int(os.environ.get("RLINF_ENGINE_KILLS", "1"))
+"""Times that each process of an engine is killed and stopped."""
+STALL_S = 5.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_model(tmp_path_factory.mktemp("model")))
+
+
+class Setup:
+    def __init__(self, trainer: Any, llm: EngineGroup) -> None:
+        self.trainer = trainer
+        self.llm = llm
+
+    async def settled(self, version: int) -> None:
+        """Wait until both engines sample with a version."""
+        async with asyncio.timeout(120):
+            await self.trainer.delivered()
+            while min(await self.llm.versions()) < version:
+                await asyncio.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+async def setup(model: str) -> AsyncIterator[Setup]:
+    async with Cluster(local_nodes=1, log_to_driver=False) as cluster:
+        trainer = NoiseTrainer.create_group(model, verify="sha256").launch(
+            cluster, NodePlacementStrategy([0]), name="trainer", seed=0
+        )
+        llm = EngineGroup("vllm", model=model, **OPTIONS).launch(
+            cluster,
+            NodePlacementStrategy([0, 0]),
+            name="llm",
+            follow="trainer",
+            verify="sha256",
+            stall_timeout=STALL_S,
+            restart="rank",
+            max_restarts=100,
+        )
+        await llm
+        yield Setup(trainer, llm)
+
+
+async def sample_until(llm: EngineGroup, is_over: asyncio.Event, found: list[Completion]) -> None:
+    while not is_over.is_set():
+        async for completion in llm.generate([PROMPT] * 8, max_tokens=100, ignore_eos=True):
+            found.append(completion)
+
+
+async def test_every_update_reaches_both_engines_under_load(setup: Setup) -> None:
+    updates = int(os.environ.get("RLINF_ENGINE_UPDATES", "20"))
+    found: list[Completion] = []
+    is_over = asyncio.Event()
+    sampling = asyncio.ensure_future(sample_until(setup.llm, is_over, found))
+    pauses: list[float] = []
+    try:
+        for _ in range(updates):
+            [version] = await setup.trainer.update()
+            await setup.settled(version)
+            [digests] = await setup.trainer.digests()
+            for checksums in await setup.llm.checksums():
+                assert {name: digests[name] for name in checksums} == checksums
+                assert len(checksums) > 10
+            for stats in await setup.llm.stats():
+                pauses.append(stats["pause_s"] - stats["load_s"])
+    finally:
+        is_over.set()
+        await sampling
+    assert {len(each.tokens) for each in found} == {100}
+    assert all(len(each.versions) == 100 and each.versions == sorted(each.versions) for each in found)
+    assert any(len(set(each.versions)) > 1 for each in found), "no request was under way during an update"
+    print(
+        f"{updates} updates, {len(found)} completions; pause beside the load: {sorted(pauses)[len(pauses) // 2]:.3f} s"
+    )
+
+
+async def test_log_probs_are_those_of_the_trainers_forward_pass(setup: Setup) -> None:
+    [version] = await setup.trainer.update()
+    await setup.settled(version)
+    completion = await setup.llm.complete(PROMPT, max_tokens=40, ignore_eos=True)
+    assert set(completion.versions) == {version}
+    [expected] = await setup.trainer.log_probs(PROMPT + completion.tokens, 40)
+    assert completion.log_probs == pytest.approx(expected, abs=1e-4)
+
+
+def process_tree(llm: EngineGroup, rank: int) -> dict[str, psutil.Process]:
+    """Return the processes of one engine, by what they are."""
+    own = psutil.Process(llm.workers.worker_info_list[rank].worker.pid)
+    [scheduler] = [each for each in own.children() if "EngineCore" in each.name() + " ".join(each.cmdline())]
+    [worker] = [each for each in scheduler.children() if "Worker" in each.name() + " ".join(each.cmdline())]
+    return {"rank": own, "scheduler": scheduler, "worker": worker}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("victim", ["rank", "scheduler", "worker"])
+async def test_no_completion_is_lost_when_a_process_of_an_engine_fails(
+    setup: Setup, victim: str, number: signal.Signals
+) -> None:
+    llm = setup.llm
+    loop = asyncio.get_running_loop()
+    for _ in range(KILLS):
+        processes = process_tree(llm, 0)
+        died: asyncio.Future[WorkerDied] = loop.create_future()
+        told = llm.workers.on_death(lambda death: loop.call_soon_threadsafe(died.set_result, death))
+        found: list[Completion] = []
+        is_over = asyncio.Event()
+        sampling = asyncio.ensure_future(sample_until(llm, is_over, found))
+        try:
+            while len(found) < 8:
+                await asyncio.sleep(0.01)
+            [version] = await setup.trainer.update()
+            begun = time.monotonic()
+            os.kill(processes[victim].pid, number)
+            if victim == "rank" and number == signal.SIGSTOP:
+                before = len(found)
+                while len(found) < before + 40:
+                    await asyncio.sleep(0.05)
+                os.kill(processes[victim].pid, signal.SIGCONT)
+            else:
+                death = await asyncio.wait_for(died, 60)
+                took = time.monotonic() - begun
+                limit = 1.0 if number == signal.SIGKILL else 2 * STALL_S
+                print(f"{victim} {number.name}: told after {took:.2f} s: {death.verdict}")
+                assert took < limit
+                if victim != "rank":
+                    assert str(processes[victim].pid) in death.verdict
+            [version] = await setup.trainer.update()
+            await setup.settled(version)
+        finally:
+            is_over.set()
+            await sampling
+            told.cancel()
+        assert len(found) % 8 == 0
+        assert {len(each.tokens) for each in found} == {100}
+        assert sorted(each.index for each in found) == sorted(list(range(8)) * (len(found) // 8))
+        for process in processes.values():
+            assert (victim == "rank" and number == signal.SIGSTOP) or not process.is_running()

@@ -1,0 +1,41 @@
+"""A Llama of 100 000 parameters with a tokenizer of characters, made on the spot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+_SPECIAL = ("<bos>", "<eos>", "<pad>")
+_CHARACTERS = "0123456789+-*/=() abcdefghijklmnopqrstuvwxyz.,?:"
+_CHAT = "{% for message in messages %}{{ message['content'] }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
+
+
+def make_model(path: Path, seed: int = 0) -> Path:
+    """Save model and tokenizer in a folder, and return it."""
+    vocabulary = {text: number for number, text in enumerate((*_SPECIAL, *_CHARACTERS))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    bos, eos, pad = _SPECIAL
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=bos, eos_token=eos, pad_token=pad, chat_template=_CHAT
+    ).save_pretrained(path)
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,  # vLLM's kernels for CPUs take no smaller one
+        max_position_embeddings=512,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    return path
