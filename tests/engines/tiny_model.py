@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import torch
+import tqdm
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+# Progress bars of transformers would leave a thread and a semaphore.
+tqdm.tqdm.monitor_interval = 0
+tqdm.tqdm.set_lock(threading.RLock())
 
 _SPECIAL = ("<bos>", "<eos>", "<pad>")
 _CHARACTERS = "0123456789+-*/=() abcdefghijklmnopqrstuvwxyz.,?:"
@@ -33,6 +39,7 @@ def make_model(path: Path, seed: int = 0) -> Path:
         num_key_value_heads=2,
         head_dim=32,  # vLLM's kernels for CPUs take no smaller one
         max_position_embeddings=512,
+        initializer_range=0.2,  # so that the likeliest token is clear
         bos_token_id=0,
         eos_token_id=1,
         pad_token_id=2,
