@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Generator, Hashable, Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async.any_rank import AnyRank
 from rlinf_async.engines.engine import KINDS, ON_UPDATE, EngineSettings, OnUpdate, Trainer
@@ -12,6 +12,9 @@ from rlinf_async.engines.engine_worker import EngineWorker
 from rlinf_async.engines.generation import Chunk, Completion, Prompt, Request
 from rlinf_async.errors import ConfigError
 from rlinf_async.group import WorkerGroup
+
+if TYPE_CHECKING:
+    from rlinf_async.engines.openai_server import OpenAIServer
 
 _PRELOADS: Final = {"vllm": ("vllm",), "transformers": ("transformers",), "http": ()}
 _IN_FLIGHT: Final = 256
@@ -107,6 +110,11 @@ class EngineGroup:
         return self
 
     # -- life ---------------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> str:
+        """The model's path."""
+        return self._model
 
     @property
     def workers(self) -> WorkerGroup[EngineWorker]:
@@ -206,6 +214,30 @@ class EngineGroup:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def openai_server(
+        self, *, uds: str | None = None, host: str = "127.0.0.1", port: int = 0, token: str | None = None
+    ) -> OpenAIServer:
+        """Return a server of OpenAI's HTTP interface over these engines, which any agent can ask.
+
+        Example:
+            async with llm.openai_server(token="secret") as api:
+                client = openai.AsyncOpenAI(base_url=api.base_url, api_key=api.token)
+                ...
+                for turn in await api.take(8):
+                    print(turn.conversation, turn.completion.tokens, turn.completion.versions)
+
+        Args:
+            uds: path of a UNIX socket, which only this user can reach; the server makes and removes it.
+            host, port: address, where ``uds`` is None; port 0: a free one.
+            token: that clients send as their API key.  None: without, for a socket or machine that others cannot reach.
+
+        Raises:
+            ImportError: FastAPI or uvicorn is not installed.
+        """
+        from rlinf_async.engines.openai_server import OpenAIServer
+
+        return OpenAIServer(self, uds=uds, host=host, port=port, token=token)
 
     # -- facts --------------------------------------------------------------------------------------------------
 

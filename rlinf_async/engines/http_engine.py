@@ -9,7 +9,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,10 +17,9 @@ import psutil
 
 from rlinf_async._core import clock
 from rlinf_async._core.own_logger import own_logger
-from rlinf_async.configuration import did_you_mean
 from rlinf_async.engines.engine import Engine, EngineSettings, OnUpdate, Trainer
 from rlinf_async.engines.engine_processes import EngineProcesses
-from rlinf_async.engines.generation import Chunk, FinishReason, Request
+from rlinf_async.engines.generation import Chunk, Request
 from rlinf_async.engines.progress import Progress
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost
 from rlinf_async.weights.following import follow

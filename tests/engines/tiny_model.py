@@ -16,7 +16,10 @@ tqdm.tqdm.set_lock(threading.RLock())
 
 _SPECIAL = ("<bos>", "<eos>", "<pad>")
 _CHARACTERS = "0123456789+-*/=() abcdefghijklmnopqrstuvwxyz.,?:"
-_CHAT = "{% for message in messages %}{{ message['content'] }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
+_CHAT = (
+    "{% for tool in tools or [] %}{{ tool['function']['name'] }}:{% endfor %}"
+    "{% for message in messages %}{{ message['content'] }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
+)
 
 
 def make_model(path: Path, seed: int = 0) -> Path:
