@@ -178,7 +178,7 @@ def encode_prompt(tokenizer: Any, request: Request) -> list[int]:
         found = tokenizer.apply_chat_template(list(prompt), tools=tools, add_generation_prompt=True, return_dict=True)
         tokens = list(found["input_ids"])
     else:
-        tokens = [int(token) for token in prompt]  # type: ignore[call-overload]
+        tokens = [int(token) for token in prompt]  # type: ignore[arg-type]
     if not tokens:
         raise ValueError(f"the prompt {prompt!r} has no token")
     return tokens

