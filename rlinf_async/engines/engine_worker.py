@@ -51,9 +51,14 @@ class EngineWorker(Worker):
             prefix = []
         prompt = encode_prompt(self._engine.tokenizer, request)
         chunks = self._engine.generate(request, prompt, prefix)
+        waiting: Chunk | None = None
         async with contextlib.aclosing(chunks):  # type: ignore[type-var]
             async for chunk in chunks:
-                yield chunk
+                # vLLM gives the first token at once, and a message for it would cost as much as one for all others.
+                waiting = (waiting and waiting.extended(chunk)) or chunk
+                if waiting.finish_reason is not None or len(waiting.tokens) >= request.chunk_tokens:
+                    yield waiting
+                    waiting = None
 
     async def tokenize(self, request: Request) -> list[int]:
         """Return the token ids of the request's prompt."""

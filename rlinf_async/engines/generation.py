@@ -103,6 +103,20 @@ class Chunk:
     finish_reason: FinishReason | None = None
     prompt_tokens: list[int] | None = None
 
+    def extended(self, after: Chunk) -> Chunk | None:
+        """Return this chunk and the next one as one; None where the next one does not begin behind this one."""
+        if after.start != self.start + len(self.tokens):
+            return None
+        return Chunk(
+            self.start,
+            self.tokens + after.tokens,
+            self.log_probs + after.log_probs,
+            self.versions + after.versions,
+            self.text + after.text,
+            after.finish_reason,
+            self.prompt_tokens,
+        )
+
 
 @dataclass(slots=True)
 class Completion:

@@ -52,7 +52,8 @@ class Progress:
         self._changed.set()
 
     async def stalled(self, limit_s: float) -> None:
-        """Wait until open requests have got no token for so many seconds."""
+        """Wait until open requests have got no token for so many seconds from now on."""
+        self._restart()
         while True:
             self._changed.clear()
             is_owing = self.open > 0 and not self._is_paused

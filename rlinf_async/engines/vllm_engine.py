@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import itertools
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from typing import Any, Final
 
 from rlinf_async._core import clock
@@ -40,6 +40,7 @@ BACKEND: Final = "rlinf_async"
 EXTENSION: Final = "rlinf_async.engines.vllm_weights.WorkerExtension"
 """Names that stand in ``vllm_weights``, which only vLLM's workers import."""
 
+_FINISHED: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length"}
 _OWN_OPTIONS: Final = ("model", "weight_transfer_config", "worker_extension_cls")
 
 
@@ -67,6 +68,7 @@ class VllmEngine(Engine):
         self._numbers = itertools.count()
         self._progress = Progress()
         self._facts = {"updates": 0.0, "load_s": 0.0, "pause_s": 0.0}
+        self._pauses = 0
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._is_closed = False
@@ -114,7 +116,13 @@ class VllmEngine(Engine):
         while True:
             try:
                 # This follower only hears which versions there are; the processes of vLLM load them.
-                weights = follow(None, (trainer.group, trainer.rank), name=trainer.name, timeout=trainer.timeout)
+                weights = follow(
+                    None,
+                    (trainer.group, trainer.rank),
+                    name=trainer.name,
+                    timeout=trainer.timeout,
+                    verify=trainer.verify,
+                )
                 async with weights:
                     await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
                     version = 0
@@ -147,6 +155,9 @@ class VllmEngine(Engine):
     async def _check_progress(self, processes: EngineProcesses) -> None:
         limit = self._settings.stall_timeout
         if limit is not None:
+            # The first request takes seconds longer than others: vLLM compiles parts of itself then.
+            async for _ in self.generate(Request([0], max_tokens=2, ignore_eos=True), [0]):
+                pass
             await self._progress.stalled(limit)
             raise RuntimeError(
                 f"vLLM of {self._name} has given no token for {limit:g} s (stall_timeout) to {self._progress.open} "
@@ -178,7 +189,9 @@ class VllmEngine(Engine):
             await self._resumed.wait()
             prefix, start = (), 0  # on_update="abort": from its beginning, with the new weights
 
-    async def _generate_once(self, request: Request, tokens: list[int], start: int) -> AsyncIterator[Chunk | None]:
+    async def _generate_once(
+        self, request: Request, tokens: list[int], start: int
+    ) -> AsyncGenerator[Chunk | None, None]:
         """Yield chunks of one request to vLLM, and None where an update has aborted it."""
         params = self._sampling(request, start)
         number = f"{self._name}-{next(self._numbers)}"
@@ -188,23 +201,24 @@ class VllmEngine(Engine):
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
                     note()
-                    found = output.outputs[0]
-                    if found.finish_reason not in (None, "stop", "length", "abort"):
-                        raise RuntimeError(f"vLLM of {self._name} ended a request with {found.finish_reason!r}")
+                    [found] = output.outputs
                     sampled = list(found.token_ids)
-                    finish: FinishReason | None = (
-                        found.finish_reason if found.finish_reason in ("stop", "length") else None  # type: ignore[assignment]
-                    )
-                    if sampled or finish:
-                        versions = self._versions(number, found, position - start, len(sampled))
-                        log_probs = [
-                            entry[token].logprob for entry, token in zip(found.logprobs or (), sampled, strict=True)
-                        ]
-                        first = tokens[: len(tokens) - start] if position == start else None
-                        yield Chunk(position, sampled, log_probs, versions, found.text, finish, first)
+                    if sampled or found.finish_reason in _FINISHED:
+                        entries = zip(found.logprobs or (), sampled, strict=True)
+                        yield Chunk(
+                            position,
+                            sampled,
+                            [entry[token].logprob for entry, token in entries],
+                            self._versions(number, found, position - start, len(sampled)),
+                            found.text,
+                            _FINISHED.get(found.finish_reason),
+                            tokens[: len(tokens) - start] if position == start else None,
+                        )
                         position += len(sampled)
                     if found.finish_reason == "abort":
                         yield None
+                    elif found.finish_reason not in (None, *_FINISHED):
+                        raise RuntimeError(f"vLLM of {self._name} ended a request with {found.finish_reason!r}")
 
     def _versions(self, number: str, found: Any, first: int, count: int) -> list[int]:
         # vLLM tells the versions with the last output only, and keeps them beside the request until then.
@@ -247,14 +261,18 @@ class VllmEngine(Engine):
         )
 
     async def pause(self) -> None:
+        self._pauses += 1  # an update and the user may pause at once: the last of them resumes
         self._resumed.clear()
         self._progress.pause()
-        await self._llm.pause_generation(mode=self._settings.on_update, clear_cache=self._settings.on_update != "keep")
+        mode = self._settings.on_update
+        await self._llm.pause_generation(mode=mode, clear_cache=mode != "keep")
 
     async def resume(self) -> None:
-        await self._llm.resume_generation()
-        self._progress.resume()
-        self._resumed.set()
+        self._pauses = max(0, self._pauses - 1)
+        if not self._pauses:
+            await self._llm.resume_generation()
+            self._progress.resume()
+            self._resumed.set()
 
     # -- facts --------------------------------------------------------------------------------------------------
 

@@ -193,7 +193,7 @@ class WorkerExtension:
 
 
 def _sha256(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()).hexdigest()
+    return hashlib.sha256(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data).hexdigest()
 
 
 if BACKEND not in WeightTransferEngineFactory._registry:

@@ -7,10 +7,12 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import psutil
 import pytest
+import pytest_asyncio
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make engines runs these in an environment that has it")
 from rlinf_async import Cluster, NodePlacementStrategy, WorkerDied
@@ -30,7 +32,7 @@ OPTIONS = {
 PROMPT = [5, 6, 7]
 KILLS = int(os.environ.get("RLINF_ENGINE_KILLS", "1"))
 """Times that each process of an engine is killed and stopped."""
-STALL_S = 5.0
+STALL_S = 15.0
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +47,13 @@ class Setup:
 
     async def settled(self, version: int) -> None:
         """Wait until both engines sample with a version."""
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(600):
             await self.trainer.delivered()
             while min(await self.llm.versions()) < version:
                 await asyncio.sleep(0.02)
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def setup(model: str) -> AsyncIterator[Setup]:
     async with Cluster(local_nodes=1, log_to_driver=False) as cluster:
         trainer = NoiseTrainer.create_group(model, verify="sha256").launch(
@@ -127,11 +129,12 @@ async def test_no_completion_is_lost_when_a_process_of_an_engine_fails(
     setup: Setup, victim: str, number: signal.Signals
 ) -> None:
     llm = setup.llm
-    loop = asyncio.get_running_loop()
+    deaths: asyncio.Queue[WorkerDied] = asyncio.Queue()
+    llm.workers.on_death(partial(asyncio.get_running_loop().call_soon_threadsafe, deaths.put_nowait))
     for _ in range(KILLS):
         processes = process_tree(llm, 0)
-        died: asyncio.Future[WorkerDied] = loop.create_future()
-        told = llm.workers.on_death(lambda death: loop.call_soon_threadsafe(died.set_result, death))
+        while not deaths.empty():
+            deaths.get_nowait()
         found: list[Completion] = []
         is_over = asyncio.Event()
         sampling = asyncio.ensure_future(sample_until(llm, is_over, found))
@@ -147,7 +150,7 @@ async def test_no_completion_is_lost_when_a_process_of_an_engine_fails(
                     await asyncio.sleep(0.05)
                 os.kill(processes[victim].pid, signal.SIGCONT)
             else:
-                death = await asyncio.wait_for(died, 60)
+                death = await asyncio.wait_for(deaths.get(), 60)
                 took = time.monotonic() - begun
                 limit = 1.0 if number == signal.SIGKILL else 2 * STALL_S
                 print(f"{victim} {number.name}: told after {took:.2f} s: {death.verdict}")
@@ -159,7 +162,6 @@ async def test_no_completion_is_lost_when_a_process_of_an_engine_fails(
         finally:
             is_over.set()
             await sampling
-            told.cancel()
         assert len(found) % 8 == 0
         assert {len(each.tokens) for each in found} == {100}
         assert sorted(each.index for each in found) == sorted(list(range(8)) * (len(found) // 8))
