@@ -37,7 +37,13 @@ async def follow_announcements(
         version = 0
         try:
             # This follower only hears which versions there are; the processes of vLLM load them.
-            weights = follow(None, (trainer.group, trainer.rank), name=trainer.name, timeout=trainer.timeout)
+            weights = follow(
+                None,
+                (trainer.group, trainer.rank),
+                name=trainer.name,
+                timeout=trainer.timeout,
+                verify=trainer.verify,
+            )
             async with weights:
                 await join(info)
                 while True:

@@ -59,6 +59,7 @@ class HttpEngine(Engine):
         self._version = 0
         self._progress = Progress()
         self._facts = {"updates": 0.0, "load_s": 0.0, "pause_s": 0.0}
+        self._pauses = 0
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._reading: set[asyncio.Task[None]] = set()
@@ -166,6 +167,9 @@ class HttpEngine(Engine):
     async def _check_progress(self, processes: EngineProcesses) -> None:
         limit = self._settings.stall_timeout
         if limit is not None:
+            # The first request takes seconds longer than others: vLLM compiles parts of itself then.
+            async for _ in self.generate(Request([0], max_tokens=2, ignore_eos=True), [0]):
+                pass
             await self._progress.stalled(limit)
             raise RuntimeError(
                 f"vLLM's server of {self._name} has given no token for {limit:g} s (stall_timeout) to "
@@ -306,6 +310,7 @@ class HttpEngine(Engine):
         } | dict(request.engine_options)
 
     async def pause(self) -> None:
+        self._pauses += 1  # an update and the user may pause at once: the last of them resumes
         self._resumed.clear()
         self._progress.pause()
         if self._settings.on_update == "abort":
@@ -316,9 +321,11 @@ class HttpEngine(Engine):
         await self._post("/pause", mode="abort")
 
     async def resume(self) -> None:
-        await self._post("/resume")
-        self._progress.resume()
-        self._resumed.set()
+        self._pauses = max(0, self._pauses - 1)
+        if not self._pauses:
+            await self._post("/resume")
+            self._progress.resume()
+            self._resumed.set()
 
     # -- facts --------------------------------------------------------------------------------------------------
 

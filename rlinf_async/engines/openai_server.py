@@ -145,6 +145,9 @@ class OpenAIServer:
                 events.put_nowait(ClosedError("the server is closing"))
             await asyncio.wait([self._task])
         self._socket.close()
+        self._forget_path()
+
+    def _forget_path(self) -> None:
         if self.uds is not None:
             Path(self.uds).unlink(missing_ok=True)
 

@@ -85,6 +85,7 @@ class TransformersEngine(Engine):
         self._waiting: list[_Open] = []
         self._batch: list[_Open] = []
         self._has_work = asyncio.Event()
+        self._pauses = 0
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._turn = asyncio.Lock()  # held by the batch under way, and while the subscriber is exchanged
@@ -237,14 +238,17 @@ class TransformersEngine(Engine):
                 raise error
 
     async def pause(self) -> None:
+        self._pauses += 1
         self._resumed.clear()
         self._progress.pause()
         async with self._turn:
             pass
 
     async def resume(self) -> None:
-        self._progress.resume()
-        self._resumed.set()
+        self._pauses = max(0, self._pauses - 1)
+        if not self._pauses:
+            self._progress.resume()
+            self._resumed.set()
 
     # -- facts --------------------------------------------------------------------------------------------------
 
