@@ -64,7 +64,7 @@ IN_FULL: Final = {
 }
 """Those whose whole docstring is shown."""
 
-WITH_MEMBERS: Final = (f"{PACKAGE}.weights",)
+WITH_MEMBERS: Final = (f"{PACKAGE}.engines", f"{PACKAGE}.weights")
 """Modules whose classes are shown with their methods and attributes, as the root's are."""
 
 INTRODUCTION: Final = """\
