@@ -21,7 +21,7 @@ from rlinf_async.engines.announcements import follow_announcements
 from rlinf_async.engines.engine import Engine, EngineSettings, OnUpdate, Trainer
 from rlinf_async.engines.engine_processes import EngineProcesses
 from rlinf_async.engines.generation import Chunk, FinishReason, Request
-from rlinf_async.engines.progress import Progress
+from rlinf_async.engines.request_progress import Progress
 from rlinf_async.errors import ConfigError
 
 try:

@@ -10,10 +10,10 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async.engines.generation import Chunk, Completion, Prompt, Request
@@ -29,9 +29,6 @@ except ModuleNotFoundError as error:
         f"openai_server() needs FastAPI and uvicorn, and {error.name} is not installed here: "
         "pip install fastapi uvicorn"
     ) from error
-
-if TYPE_CHECKING:
-    from rlinf_async.engines.engine_group import EngineGroup
 
 logger = own_logger(__name__)
 
@@ -67,6 +64,15 @@ class Turn:
     completion: Completion
 
 
+class _Group(Protocol):
+    """An ``EngineGroup``, as far as the server needs it."""
+
+    @property
+    def model(self) -> str: ...
+
+    def stream(self, prompt: Request | Prompt, *, key: Hashable = None, **sampling: Any) -> AsyncIterator[Chunk]: ...
+
+
 class OpenAIServer:
     """Chat completions, completions and models of OpenAI's interface over an engine group; enter it by ``async with``.
 
@@ -81,7 +87,7 @@ class OpenAIServer:
         turns: the turns of finished requests, in the order of their ends.
     """
 
-    def __init__(self, group: EngineGroup, *, uds: str | None, host: str, port: int, token: str | None) -> None:
+    def __init__(self, group: _Group, *, uds: str | None, host: str, port: int, token: str | None) -> None:
         """Not for users: ``EngineGroup.openai_server`` makes one."""
         self._group = group
         self._host, self._port = host, port

@@ -14,7 +14,7 @@ from rlinf_async._core.own_logger import own_logger
 from rlinf_async.configuration import did_you_mean
 from rlinf_async.engines.engine import Engine, EngineSettings, OnUpdate, Trainer
 from rlinf_async.engines.generation import Chunk, FinishReason, Request
-from rlinf_async.engines.progress import Progress
+from rlinf_async.engines.request_progress import Progress
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost
 from rlinf_async.weights.links.worker_link import WorkerLink
 from rlinf_async.weights.plane.subscriber import Subscriber

@@ -16,7 +16,7 @@ from rlinf_async.engines.announcements import follow_announcements
 from rlinf_async.engines.engine import Engine, EngineSettings, Trainer
 from rlinf_async.engines.engine_processes import EngineProcesses
 from rlinf_async.engines.generation import Chunk, FinishReason, Request, spread_versions
-from rlinf_async.engines.progress import Progress
+from rlinf_async.engines.request_progress import Progress
 from rlinf_async.errors import ConfigError
 
 try:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rlinf_async._core import clock
-from rlinf_async.engines.progress import Progress
+from rlinf_async.engines.request_progress import Progress
 
 LIMIT_S = 10.0
 
