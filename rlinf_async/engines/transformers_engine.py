@@ -18,8 +18,8 @@ from rlinf_async.engines.request_progress import Progress
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost
 from rlinf_async.weights.links.worker_link import WorkerLink
 from rlinf_async.weights.plane.subscriber import Subscriber
-from rlinf_async.weights.state import words as say
-from rlinf_async.weights.waiting.aside import outlast
+from rlinf_async.weights.state import messages
+from rlinf_async.weights.waiting.execution import outlast
 
 try:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
@@ -123,7 +123,7 @@ class TransformersEngine(Engine):
                     # A batch that reads under the last subscriber's gate would not be seen by this one's.
                     async with self._turn:
                         self._subscriber = subscriber
-                    link.send([say.JOIN])
+                    link.send([messages.JOIN])
                     await subscriber.connect(None)
                     while True:
                         self._note_version(subscriber)

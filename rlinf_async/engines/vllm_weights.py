@@ -28,7 +28,7 @@ from rlinf_async.address import WorkerAddress
 from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost, WeightMismatch
 from rlinf_async.weights.links.worker_link import WorkerLink
 from rlinf_async.weights.plane.subscriber import Subscriber
-from rlinf_async.weights.state import words as say
+from rlinf_async.weights.state import messages
 from rlinf_async.worker import Worker
 
 logger = own_logger(__name__)
@@ -89,7 +89,7 @@ class PlaneWeightTransferEngine(WeightTransferEngine[JoinInfo, VersionInfo]):
         link = WorkerLink(info.group, info.rank, info.name)
         self._subscriber = Subscriber(link, self._load, model_id=info.name, verify=info.verify)
         await link.opened.async_wait()
-        link.send([say.JOIN])
+        link.send([messages.JOIN])
 
     def start_weight_update(self) -> None:
         """Do nothing: every load is a reload of its own."""
