@@ -43,7 +43,7 @@ class Trainer:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What every kind of engine is made of.
+    """Settings of an engine of any kind.
 
     Attributes:
         model: path of the model and its tokenizer, in the format of Hugging Face.

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rlinf_async.engines.openai_server import OpenAIServer
 
 _PRELOADS: Final = {"vllm": ("vllm",), "transformers": ("transformers",), "http": ()}
+# Requests that one engine may have at once: what a scheduler of vLLM's takes into its batch by default.
 _IN_FLIGHT: Final = 256
-"""Requests that one engine may have at once: what a scheduler of vLLM's takes into its batch by default."""
 
 
 class EngineGroup:

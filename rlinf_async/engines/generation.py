@@ -135,8 +135,8 @@ class Completion:
     versions: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None
+    # Lengths of tokens and text after each chunk.
     _ends: list[tuple[int, int]] = field(default_factory=list, repr=False)
-    """Lengths of tokens and text after each chunk."""
 
     def add(self, chunk: Chunk) -> None:
         """Append a chunk, after the tokens that it replaces are dropped.

@@ -21,7 +21,7 @@ from rlinf_async.engines.announcements import follow_announcements
 from rlinf_async.engines.engine import Engine, EngineSettings, OnUpdate, Trainer
 from rlinf_async.engines.engine_processes import EngineProcesses
 from rlinf_async.engines.generation import Chunk, FinishReason, Request
-from rlinf_async.engines.request_progress import Progress
+from rlinf_async.engines.request_progress import RequestProgress
 from rlinf_async.errors import ConfigError
 
 try:
@@ -38,10 +38,10 @@ _OWN_OPTIONS: Final = (
     *("model", "uds", "host", "port", "api_key"),
     *("weight_transfer_config", "worker_extension_cls"),
 )
+# Seconds between two looks whether a server that starts listens by now: it tells nobody.
 _LISTENS_S: Final = 0.1
-"""Seconds between two looks whether a server that starts listens by now: it tells nobody."""
+# Seconds in which the end of a server is heard of once a connection to it has broken.
 _DEATH_S: Final = 30.0
-"""Seconds in which the end of a server is heard of once a connection to it has broken."""
 
 
 class HttpEngine(Engine):
@@ -57,7 +57,7 @@ class HttpEngine(Engine):
         self._settings = settings
         self._name = name
         self._version = 0
-        self._progress = Progress()
+        self._progress = RequestProgress()
         self._facts = {"updates": 0.0, "load_s": 0.0, "pause_s": 0.0}
         self._pauses = 0
         self._resumed = asyncio.Event()
@@ -92,11 +92,7 @@ class HttpEngine(Engine):
         return command_line({"disable_log_stats": True, **self._settings.options, **ours})
 
     def _wait_ready(self) -> tuple[set[str], int]:
-        """Block until the server listens. Return its sampling parameters' names, and the most tokens that it takes.
-
-        Raises:
-            RuntimeError: it has ended.
-        """
+        # Block until the server listens. Return its sampling parameters' names, and the most tokens that it takes.
         fd = os.pidfd_open(self._server.pid)
         try:
             ends = select.poll()
@@ -228,7 +224,7 @@ class HttpEngine(Engine):
     async def _generate_once(
         self, body: dict[str, Any], prompt: list[int], position: int, note: Callable[[], None]
     ) -> AsyncIterator[Chunk]:
-        """Yield the chunks of one request to the server; the last one is unfinished if an update has aborted it."""
+        # Yield the chunks of one request to the server; the last one is unfinished if an update has aborted it.
         version, first = self._version, prompt
         choices: asyncio.Queue[Any] = asyncio.Queue()
         reading = asyncio.get_running_loop().create_task(self._read(body, choices, note))
@@ -251,12 +247,7 @@ class HttpEngine(Engine):
             await asyncio.gather(reading, return_exceptions=True)
 
     async def _read(self, body: dict[str, Any], choices: asyncio.Queue[Any], note: Callable[[], None]) -> None:
-        """Put the choices of a stream's events into a queue.
-
-        Raises:
-            ValueError: the server refuses the request.
-            RuntimeError: it has failed, and has not ended for it.
-        """
+        # Put the choices of a stream's events into a queue.
         try:
             async with self._client.stream("POST", "/v1/completions", json=body) as response:
                 if 400 <= response.status_code < 500:

@@ -33,8 +33,8 @@ except ModuleNotFoundError as error:
 logger = own_logger(__name__)
 
 CONVERSATION_HEADER: Final = "x-conversation-id"
+# Tokens of a chat's completion that names no limit: engines end it where the model takes no more.
 _WHOLE_CONTEXT: Final = 1 << 20
-"""Tokens of a chat's completion that names no limit: engines end it where the model takes no more."""
 
 _SAMPLING: Final = {field.name for field in fields(Request)} - {"prompt", "chunk_tokens", "tools", "engine_options"}
 _READ_HERE: Final = {
@@ -65,7 +65,7 @@ class Turn:
 
 
 class _Group(Protocol):
-    """An ``EngineGroup``, as far as the server needs it."""
+    # An ``EngineGroup``, as far as the server needs it.
 
     @property
     def model(self) -> str: ...
@@ -225,7 +225,7 @@ class OpenAIServer:
     async def _sample(
         self, raw: fastapi.Request, answer: _Answer, conversation: str | None
     ) -> AsyncIterator[tuple[int, Chunk]]:
-        """Yield chunks of all choices, as they come, and record the turns; end the requests when the client leaves."""
+        # Yield chunks of all choices, as they come, and record the turns; end the requests when the client leaves.
         events: asyncio.Queue[Any] = asyncio.Queue()
 
         async def sample(index: int, request: Request) -> None:
@@ -275,7 +275,7 @@ class OpenAIServer:
 
 
 class _Server(uvicorn.Server):
-    """A server beside other things in a process: it takes no signals."""
+    # A server beside other things in a process: it takes no signals.
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -291,7 +291,7 @@ class _Server(uvicorn.Server):
 
 
 class _Answer:
-    """A response in the making: the choices that it has, and their forms in JSON."""
+    # A response in the making: the choices that it has, and their forms in JSON.
 
     def __init__(self, body: Mapping[str, Any], is_chat: bool, model: str, requests: list[Request]) -> None:
         self.requests = requests
@@ -363,7 +363,7 @@ class _Answer:
 async def _stream(
     answer: _Answer, first: tuple[int, Chunk], events: AsyncIterator[tuple[int, Chunk]]
 ) -> AsyncIterator[str]:
-    """Yield server-sent events: a chunk of a choice each; at last the usage, where it was asked for, and an end."""
+    # Yield server-sent events: a chunk of a choice each; at last the usage, where it was asked for, and an end.
     position = [0] * len(answer.choices)
     async with contextlib.aclosing(events):  # type: ignore[type-var]
         try:
@@ -389,11 +389,7 @@ def _event(content: Any) -> str:
 
 
 def _requests(body: Mapping[str, Any], prompts: Sequence[Prompt], is_chat: bool) -> Iterator[Request]:
-    """Yield a request for each choice: ``n`` of each prompt.
-
-    Raises:
-        TypeError, ValueError: a parameter has no such value.
-    """
+    # Yield a request for each choice: ``n`` of each prompt.
     given = {name: value for name, value in body.items() if value is not None}
     count = given.get("n", 1)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
@@ -445,7 +441,7 @@ def _prompts(body: Mapping[str, Any]) -> list[Prompt]:
 
 
 def _as_http(error: Exception) -> HTTPException:
-    """Return an error of sampling with its status: 400 by the request, 503 without an engine, 500 by an engine."""
+    # Return an error of sampling with its status: 400 by the request, 503 without an engine, 500 by an engine.
     if isinstance(error, HTTPException):
         return error
     if isinstance(error, PeerLost | ClosedError | DeadlineExceeded):

@@ -14,7 +14,7 @@ from rlinf_async._core.own_logger import own_logger
 from rlinf_async.configuration import did_you_mean
 from rlinf_async.engines.engine import Engine, EngineSettings, OnUpdate, Trainer
 from rlinf_async.engines.generation import Chunk, FinishReason, Request
-from rlinf_async.engines.request_progress import Progress
+from rlinf_async.engines.request_progress import RequestProgress
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost
 from rlinf_async.weights.links.worker_link import WorkerLink
 from rlinf_async.weights.plane.subscriber import Subscriber
@@ -34,11 +34,11 @@ except ModuleNotFoundError as error:
 logger = own_logger(__name__)
 
 _BATCH_SIZE: Final = 64
+# ``engine_options`` that only truncate the distribution, so that log probabilities stay those of the model.
 _SAMPLING_OPTIONS: Final = ("min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
-"""``engine_options`` that only truncate the distribution, so that log probabilities stay those of the model."""
 
+# A tokenizer's text for tokens that end within a character.
 _UNFINISHED: Final = "\ufffd"
-"""A tokenizer's text for tokens that end within a character."""
 
 
 class TransformersEngine(Engine):
@@ -78,12 +78,12 @@ class TransformersEngine(Engine):
         text_config = model.config.get_text_config()
         self._longest: int | None = getattr(text_config, "max_position_embeddings", None)
         self._vocabulary = int(text_config.vocab_size)
-        self._progress = Progress()
+        self._progress = RequestProgress()
         self._version = 0
         self._updates, self._pause_s = 0, 0.0
         self._subscriber: Subscriber | None = None
-        self._waiting: list[_Open] = []
-        self._batch: list[_Open] = []
+        self._waiting: list[_OpenRequest] = []
+        self._batch: list[_OpenRequest] = []
         self._has_work = asyncio.Event()
         self._pauses = 0
         self._resumed = asyncio.Event()
@@ -111,7 +111,7 @@ class TransformersEngine(Engine):
             raise ended.exceptions[0] from None  # the others were cancelled for it
 
     async def _follow(self, trainer: Trainer) -> None:
-        """Load the trainer's versions, and those of the next trainer of that name once this one has ended."""
+        # Load the trainer's versions, and those of the next trainer of that name once this one has ended.
         while True:
             link = WorkerLink(trainer.group, trainer.rank, trainer.name)
             subscriber = Subscriber(
@@ -162,7 +162,7 @@ class TransformersEngine(Engine):
             yield Chunk(len(prefix), [], [], [], finish_reason="length", prompt_tokens=list(prompt))
             return
         with self._progress.of_one() as note:
-            mine = _Open(request, prompt, prefix, limit, self.version, note)
+            mine = _OpenRequest(request, prompt, prefix, limit, self.version, note)
             self._waiting.append(mine)
             self._has_work.set()
             try:
@@ -179,7 +179,7 @@ class TransformersEngine(Engine):
                     self._waiting.remove(mine)
 
     def _check(self, request: Request, prompt: Sequence[int]) -> int:
-        """Return the most tokens that fit behind a prompt."""
+        # Return the most tokens that fit behind a prompt.
         for option in request.engine_options:
             if option not in _SAMPLING_OPTIONS:
                 raise ValueError(
@@ -205,15 +205,15 @@ class TransformersEngine(Engine):
                     async with self._reading() as version:
                         self._batch = self._next_batch()
                         if self._batch:
-                            await self._run(_Batch(self, self._batch, version))
+                            await self._run(_RequestBatch(self, self._batch, version))
 
     @contextlib.asynccontextmanager
     async def _reading(self) -> AsyncIterator[int]:
-        """Keep versions from being loaded; hold ``_turn`` around it."""
+        # Keep versions from being loaded; hold ``_turn`` around it.
         async with self._subscriber.reading() if self._subscriber else contextlib.nullcontext(0) as version:
             yield version or self._version  # of a new trainer nothing may be here yet
 
-    def _next_batch(self) -> list[_Open]:
+    def _next_batch(self) -> list[_OpenRequest]:
         batch = [each for each in self._waiting if each.same_sampling(self._waiting[0])][: self._batch_size]
         if batch and batch[0].request.seed is not None:
             batch = batch[:1]  # its random numbers would depend on who else is in the batch
@@ -222,7 +222,7 @@ class TransformersEngine(Engine):
             self._has_work.clear()
         return batch
 
-    async def _run(self, batch: _Batch) -> None:
+    async def _run(self, batch: _RequestBatch) -> None:
         job = asyncio.get_running_loop().run_in_executor(None, batch.run)
         try:
             await asyncio.wait([job])
@@ -275,13 +275,8 @@ class TransformersEngine(Engine):
         }
 
 
-class _Open:
-    """An open request, and the tokens that were sampled for it.
-
-    Attributes:
-        limit: the most tokens that its completion has.
-        is_over: no more of its tokens are waited for; set by the loop and by the thread that samples.
-    """
+class _OpenRequest:
+    # An open request, and the tokens that were sampled for it.
 
     def __init__(
         self,
@@ -294,26 +289,26 @@ class _Open:
     ) -> None:
         self.request, self.prompt, self.limit, self.note = request, list(prompt), limit, note
         self.chunks: asyncio.Queue[Chunk | Exception] = asyncio.Queue()
-        self.is_over = False
+        self.is_over = False  # set by the loop and by the thread that samples
         self.is_begun = False
+        # The version of the prefix.
         self.version = version
-        """The version of the prefix."""
         self.tokens = list(prefix)
+        # Log probabilities of the tokens that no chunk has told yet.
         self.log_probs: list[float] = []
-        """Of the tokens that no chunk has told yet."""
+        # Characters of the text that chunks have told.
         self.written = 0
-        """Characters of the text that chunks have told."""
 
-    def same_sampling(self, other: _Open) -> bool:
-        """True if one call of ``generate`` can sample for both."""
+    def same_sampling(self, other: _OpenRequest) -> bool:
+        # True if one call of ``generate`` can sample for both.
         names = ("temperature", "top_p", "top_k", "seed", "engine_options")
         return all(getattr(self.request, name) == getattr(other.request, name) for name in names)
 
 
-class _Batch:
-    """Requests that one call of ``generate`` samples for, in a thread, with one version of the weights."""
+class _RequestBatch:
+    # Requests that one call of ``generate`` samples for, in a thread, with one version of the weights.
 
-    def __init__(self, engine: TransformersEngine, rows: list[_Open], version: int) -> None:
+    def __init__(self, engine: TransformersEngine, rows: list[_OpenRequest], version: int) -> None:
         self.rows = rows
         self._model, self._tokenizer, self._ends = engine._model, engine._tokenizer, engine._end_tokens
         self._version = version
@@ -321,7 +316,7 @@ class _Batch:
         self._log_probs = torch.empty(0)
 
     def run(self) -> None:
-        """Sample until every request has its completion or is over."""
+        # Sample until every request has its completion or is over.
         for row in self.rows:
             if row.version != self._version:  # every token is of one version: it begins anew
                 row.tokens = []
@@ -358,7 +353,7 @@ class _Batch:
         return scores
 
     def _take(self, ids: torch.Tensor, _: Any, **__: Any) -> torch.Tensor:
-        """Take the token that each request has got. Return, of each, True if it is over."""
+        # Take the token that each request has got. Return, of each, True if it is over.
         tokens = ids[:, -1:]
         log_probs = self._log_probs.gather(1, tokens)
         for row, token, log_prob in zip(self.rows, tokens[:, 0].tolist(), log_probs[:, 0].tolist(), strict=True):
@@ -366,7 +361,7 @@ class _Batch:
                 self._add(row, token, log_prob)
         return torch.tensor([row.is_over for row in self.rows], device=ids.device)
 
-    def _add(self, row: _Open, token: int, log_prob: float) -> None:
+    def _add(self, row: _OpenRequest, token: int, log_prob: float) -> None:
         request = row.request
         row.note()
         row.tokens.append(token)
@@ -384,7 +379,7 @@ class _Batch:
         if finish or len(row.log_probs) >= request.chunk_tokens:
             self._tell(row, self._decode(row.tokens) if text is None else text, finish)
 
-    def _tell(self, row: _Open, text: str, finish: FinishReason | None) -> None:
+    def _tell(self, row: _OpenRequest, text: str, finish: FinishReason | None) -> None:
         count = len(row.log_probs)
         end = len(text) if finish else _settled(text, row.request)
         chunk = Chunk(
@@ -405,6 +400,6 @@ class _Batch:
 
 
 def _settled(text: str, request: Request) -> int:
-    """Return how many characters of a text stay, whatever comes: no stop text may begin in them."""
+    # Return how many characters of a text stay, whatever comes: no stop text may begin in them.
     held = max((len(stop) for stop in request.stop), default=1) - 1
     return max(0, len(text.rstrip(_UNFINISHED)) - held)

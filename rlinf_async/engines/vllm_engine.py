@@ -16,7 +16,7 @@ from rlinf_async.engines.announcements import follow_announcements
 from rlinf_async.engines.engine import Engine, EngineSettings, Trainer
 from rlinf_async.engines.engine_processes import EngineProcesses
 from rlinf_async.engines.generation import Chunk, FinishReason, Request, spread_versions
-from rlinf_async.engines.request_progress import Progress
+from rlinf_async.engines.request_progress import RequestProgress
 from rlinf_async.errors import ConfigError
 
 try:
@@ -63,7 +63,7 @@ class VllmEngine(Engine):
         options |= {"weight_transfer_config": WeightTransferConfig(backend=BACKEND), "worker_extension_cls": EXTENSION}
         self._version = 0
         self._numbers = itertools.count()
-        self._progress = Progress()
+        self._progress = RequestProgress()
         self._facts = {"updates": 0.0, "load_s": 0.0, "pause_s": 0.0}
         self._pauses = 0
         self._resumed = asyncio.Event()
@@ -164,7 +164,7 @@ class VllmEngine(Engine):
     async def _generate_once(
         self, request: Request, tokens: list[int], start: int
     ) -> AsyncGenerator[Chunk | None, None]:
-        """Yield chunks of one request to vLLM, and None where an update has aborted it."""
+        # Yield chunks of one request to vLLM, and None where an update has aborted it.
         params = self._sampling(request, start)
         number = f"{self._name}-{next(self._numbers)}"
         position = start
@@ -263,10 +263,8 @@ class VllmEngine(Engine):
 
 @contextlib.contextmanager
 def _without_script() -> Iterator[None]:
-    """Have processes that multiprocessing spawns meanwhile start without the user's script.
-
-    They would import it again, with all that it imports, and run it where it has no ``if __name__ == "__main__":``.
-    """
+    # Processes that multiprocessing spawns meanwhile start without the user's script: they would import it again, with
+    # all that it imports, and run it where it has no ``if __name__ == "__main__":``.
     main = sys.modules["__main__"]
     hidden = {name: getattr(main, name, None) for name in ("__spec__", "__file__")}
     vars(main).update(dict.fromkeys(hidden))

@@ -57,18 +57,15 @@ async def test_an_engine_outlives_its_trainer_and_follows_the_next(cluster: Clus
 
 
 async def test_options_are_checked_before_the_first_request(cluster: Cluster, model: str) -> None:
-    for options, words in (
-        ({"batch_size": 0}, "batch_size=0 of EngineGroup"),
-        ({"no_such_option": 1}, "refuses an option: .*no_such_option"),
+    followed = {"follow": "trainer", "on_update": "keep"}
+    for name, options, launch, words in (
+        ("a", {"batch_size": 0}, {}, "batch_size=0 of EngineGroup"),
+        ("b", {"no_such_option": 1}, {}, "refuses an option: .*no_such_option"),
+        ("c", {}, followed, "on_update='keep' is not possible with .*: write 'wait'"),
     ):
+        group = EngineGroup("transformers", model=model, **options).launch(cluster, ONE, name=name, **launch)
         with pytest.raises(Exception, match=words):
-            await EngineGroup("transformers", model=model, **options).launch(cluster, ONE, name="wrong")
-    with pytest.raises(
-        Exception, match=r"on_update='keep' is not possible with EngineGroup.'transformers'.: write 'wait'"
-    ):
-        await EngineGroup("transformers", model=model).launch(
-            cluster, ONE, name="wrong", follow="trainer", on_update="keep"
-        )
+            await group
 
 
 async def test_requests_with_other_parameters_are_not_kept_waiting_for_ever(cluster: Cluster, model: str) -> None:
