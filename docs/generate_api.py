@@ -64,8 +64,8 @@ IN_FULL: Final = {
 }
 """Names whose whole docstring is shown."""
 
-WITH_MEMBERS: Final = (f"{PACKAGE}.weights",)
-"""Modules whose classes are shown with methods and attributes, like the root's."""
+WITH_MEMBERS: Final = (f"{PACKAGE}.engines", f"{PACKAGE}.weights")
+"""Modules whose classes are shown with their methods and attributes, as the root's are."""
 
 INTRODUCTION: Final = """\
 # Public names

@@ -71,6 +71,7 @@ STOREYS = (
     "weights.publication weights.following",
     "rlinf torchrl",
     "weights",
+    "engines",
     "__init__",
     "rlinf.scheduler_names",
     "__main__",
@@ -106,8 +107,14 @@ ROOMS_OF = {
     "grpc": ("rlinf_async/_wire/grpc.py",),
     "prometheus_client": ("launcher/daemon/metrics_text.py",),
     "torch": tuple(
-        f"rlinf_async/{room}/" for room in ("_transports", "weights", "rlinf", "torchrl", "_worker", "_simulation")
+        f"rlinf_async/{room}/"
+        for room in ("_transports", "weights", "engines", "rlinf", "torchrl", "_worker", "_simulation")
     ),
+    "vllm": ("rlinf_async/engines/vllm_engine.py", "rlinf_async/engines/vllm_weights.py"),
+    "transformers": ("rlinf_async/engines/transformers_engine.py", "rlinf_async/engines/http_engine.py"),
+    "httpx": ("rlinf_async/engines/http_engine.py",),
+    "fastapi": ("rlinf_async/engines/openai_server.py",),
+    "uvicorn": ("rlinf_async/engines/openai_server.py",),
     "multiprocessing.reduction": (),  # unpickles whatever its socket brings
     "multiprocessing.connection": (),
 }

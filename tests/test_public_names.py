@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import rlinf_async.engines
 import rlinf_async.rlinf
 import rlinf_async.torchrl
 import rlinf_async.weights
@@ -24,7 +25,7 @@ from rlinf_async._worker.spec import GroupSpec
 PAGE = generate_api.PAGE.read_text()
 PORTING = generate_api.PAGE.with_name("porting-from-rlinf.md")
 SECTIONS = {part.partition("`")[0]: part for part in re.split(r"\n### `", PAGE)[1:]}
-TABLES = [rlinf_async, rlinf_async.rlinf, rlinf_async.torchrl, rlinf_async.weights]
+TABLES = [rlinf_async, rlinf_async.rlinf, rlinf_async.torchrl, rlinf_async.weights, rlinf_async.engines]
 
 
 def documented(head: str) -> dict[str, str]:

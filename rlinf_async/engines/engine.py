@@ -6,6 +6,7 @@ import abc
 import importlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from rlinf_async.configuration import did_you_mean
@@ -42,7 +43,7 @@ class Trainer:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What every kind of engine is made of.
+    """Settings of an engine of any kind.
 
     Attributes:
         model: path of the model and its tokenizer, in the format of Hugging Face.
@@ -144,6 +145,18 @@ def engine_class(kind: str) -> type[Engine]:
     module, name = KINDS[kind]
     found: type[Engine] = getattr(importlib.import_module(module), name)
     return found
+
+
+def check_model(path: str) -> None:
+    """Check that the folder of a model is there; other names are the engine's to look up.
+
+    Raises:
+        ConfigError: it is not, or holds no model.
+    """
+    folder = Path(path)
+    if folder.is_absolute() and not (folder / "config.json").is_file():
+        there = "has no config.json" if folder.is_dir() else "is no folder on this machine"
+        raise ConfigError(f"model={path!r} {there}: save the model and its tokenizer there by save_pretrained()")
 
 
 def encode_prompt(tokenizer: Any, request: Request) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Generator, Hashable, Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async.any_rank import AnyRank
 from rlinf_async.engines.engine import KINDS, ON_UPDATE, EngineSettings, OnUpdate, Trainer
@@ -13,9 +13,12 @@ from rlinf_async.engines.generation import Chunk, Completion, Prompt, Request
 from rlinf_async.errors import ConfigError
 from rlinf_async.group import WorkerGroup
 
+if TYPE_CHECKING:
+    from rlinf_async.engines.openai_server import OpenAIServer
+
 _PRELOADS: Final = {"vllm": ("vllm",), "transformers": ("transformers",), "http": ()}
+# Requests that one engine may have at once: what a scheduler of vLLM's takes into its batch by default.
 _IN_FLIGHT: Final = 256
-"""Requests that one engine may have at once: what a scheduler of vLLM's takes into its batch by default."""
 
 
 class EngineGroup:
@@ -63,7 +66,7 @@ class EngineGroup:
         name: str = "llm",
         follow: str | tuple[str, int] | None = None,
         weights: str = "policy",
-        on_update: OnUpdate = "keep",
+        on_update: OnUpdate | None = None,
         verify: str = "off",
         stall_timeout: float | None = 60.0,
         in_flight: int = _IN_FLIGHT,
@@ -78,7 +81,7 @@ class EngineGroup:
                 model's path, version 0, and load version 1 as soon as it is there.
             weights: the name that they are published under.
             on_update: what becomes of open requests when a version is loaded: ``"keep"``, ``"wait"`` or ``"abort"``;
-                see ``EngineSettings``.
+                see ``EngineSettings``.  None: ``"keep"`` with vLLM, ``"wait"`` with the other kinds.
             verify: ``"sha256"``: each version's digests are compared with the trainer's.
             stall_timeout: seconds without a token after which an engine with open requests counts as hung.
             in_flight: requests that one engine has at once; others wait in the caller.
@@ -91,6 +94,8 @@ class EngineGroup:
         """
         if self._group is not None:
             raise RuntimeError(f"{self!r} was launched before: make another EngineGroup")
+        if on_update is None:
+            on_update = "keep" if self._kind == "vllm" else "wait"
         if on_update not in ON_UPDATE:
             raise ConfigError(f"on_update={on_update!r}: write one of {', '.join(map(repr, ON_UPDATE))}")
         trainer = None
@@ -105,6 +110,11 @@ class EngineGroup:
         return self
 
     # -- life ---------------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> str:
+        """The model's path."""
+        return self._model
 
     @property
     def workers(self) -> WorkerGroup[EngineWorker]:
@@ -204,6 +214,30 @@ class EngineGroup:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def openai_server(
+        self, *, uds: str | None = None, host: str = "127.0.0.1", port: int = 0, token: str | None = None
+    ) -> OpenAIServer:
+        """Return a server of OpenAI's HTTP interface over these engines, which any agent can ask.
+
+        Example:
+            async with llm.openai_server(token="secret") as api:
+                client = openai.AsyncOpenAI(base_url=api.base_url, api_key=api.token)
+                ...
+                for turn in await api.take(8):
+                    print(turn.conversation, turn.completion.tokens, turn.completion.versions)
+
+        Args:
+            uds: path of a UNIX socket, which only this user can reach; the server makes and removes it.
+            host, port: address, where ``uds`` is None; port 0: a free one.
+            token: that clients send as their API key.  None: without, for a socket or machine that others cannot reach.
+
+        Raises:
+            ImportError: FastAPI or uvicorn is not installed.
+        """
+        from rlinf_async.engines.openai_server import OpenAIServer
+
+        return OpenAIServer(self, uds=uds, host=host, port=port, token=token)
 
     # -- facts --------------------------------------------------------------------------------------------------
 

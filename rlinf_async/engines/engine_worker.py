@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Sequence
 
 from rlinf_async._group.idempotent import idempotent
-from rlinf_async.engines.engine import EngineSettings, encode_prompt, engine_class
+from rlinf_async.engines.engine import EngineSettings, check_model, encode_prompt, engine_class
 from rlinf_async.engines.generation import Chunk, Request
 from rlinf_async.errors import ConfigError
 from rlinf_async.worker import Worker
@@ -27,6 +27,7 @@ class EngineWorker(Worker):
                 f"on_update={settings.on_update!r} is not possible with EngineGroup({kind!r}): write "
                 + " or ".join(map(repr, implementation.supported_updates))
             )
+        check_model(settings.model)
         self._settings = settings
         self._engine = implementation(settings, self._worker_name)
         self.background(self._engine.serve())
@@ -42,14 +43,13 @@ class EngineWorker(Worker):
         Raises:
             ValueError: the model cannot take this request.
         """
+        if resume and resume[-1].finish_reason is not None:  # only the stream's end was lost
+            return
         prefix = [token for chunk in resume for token in chunk.tokens]
         is_mixed = any(version != self._engine.version for chunk in resume for version in chunk.versions)
         if is_mixed and self._settings.on_update != "keep":
             prefix = []
         prompt = encode_prompt(self._engine.tokenizer, request)
-        if len(prefix) >= request.max_tokens:
-            yield Chunk(len(prefix), [], [], [], finish_reason="length", prompt_tokens=prompt)
-            return
         chunks = self._engine.generate(request, prompt, prefix)
         waiting: Chunk | None = None
         async with contextlib.aclosing(chunks):  # type: ignore[type-var]

@@ -57,6 +57,8 @@ class Request:
             raise ValueError(f"temperature={self.temperature!r} of a request: write a number from 0 on")
         if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p!r} of a request: write a number above 0, at most 1")
+        if not all(isinstance(text, str) and text for text in self.stop):
+            raise ValueError(f"stop={self.stop!r} of a request: write texts of a character or more")
         if not isinstance(self.prompt, str) and not (isinstance(self.prompt, Sequence) and self.prompt):
             raise ValueError(f"prompt={self.prompt!r} of a request: write a text, token ids, or messages")
 
@@ -133,8 +135,8 @@ class Completion:
     versions: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None
+    # Lengths of tokens and text after each chunk.
     _ends: list[tuple[int, int]] = field(default_factory=list, repr=False)
-    """Lengths of tokens and text after each chunk."""
 
     def add(self, chunk: Chunk) -> None:
         """Append a chunk, after the tokens that it replaces are dropped.

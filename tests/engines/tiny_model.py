@@ -10,13 +10,16 @@ import tqdm
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-# Progress bars of transformers would leave a thread and a semaphore.
+# RequestProgress bars of transformers would leave a thread and a semaphore.
 tqdm.tqdm.monitor_interval = 0
 tqdm.tqdm.set_lock(threading.RLock())
 
 _SPECIAL = ("<bos>", "<eos>", "<pad>")
 _CHARACTERS = "0123456789+-*/=() abcdefghijklmnopqrstuvwxyz.,?:"
-_CHAT = "{% for message in messages %}{{ message['content'] }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
+_CHAT = (
+    "{% for tool in tools or [] %}{{ tool['function']['name'] }}:{% endfor %}"
+    "{% for message in messages %}{{ message['content'] }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
+)
 
 
 def make_model(path: Path, seed: int = 0) -> Path:
@@ -39,6 +42,7 @@ def make_model(path: Path, seed: int = 0) -> Path:
         num_key_value_heads=2,
         head_dim=32,  # vLLM's kernels for CPUs take no smaller one
         max_position_embeddings=512,
+        initializer_range=0.2,  # so that the likeliest token is clear
         bos_token_id=0,
         eos_token_id=1,
         pad_token_id=2,

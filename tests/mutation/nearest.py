@@ -38,6 +38,7 @@ NEAREST: Final = {
     "rlinf_async/_client/name_lookup.py": "tests/channel/test_names.py",
     "rlinf_async/_client/tasks.py": "tests/_inspection/test_needs_of_works.py",
     "rlinf_async/_client/reply_handler.py": "tests/test_failures.py tests/test_group.py",
+    "rlinf_async/engines": "tests/engines/test_conformance.py",
     "rlinf_async/_messaging": "tests/_messaging/test_mailbox.py tests/test_messages.py",
     "rlinf_async/_messaging/device_content.py": "tests/_messaging/test_device_messages.py",
     "rlinf_async/_messaging/exchange.py": "tests/_messaging/test_device_messages.py tests/test_collectives.py"

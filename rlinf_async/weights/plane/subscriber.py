@@ -70,6 +70,7 @@ class Subscriber(Versioned):
 
     Attributes:
         gate: gate between readers and the writer.
+        pause_s: seconds for which nobody could read while the last version was applied.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Subscriber(Versioned):
         )
         self._reception = self._applying.reception
         self.gate = self._applying.gate
+        self.pause_s = 0.0
         self._changes = ConditionVar(model_id)
         self._news: deque[LinkMessage] = deque()
         """Received messages not yet processed."""
@@ -397,7 +399,7 @@ class Subscriber(Versioned):
                 # tests/weights/plane/test_behind.py::test_what_is_packed_and_not_published_is_not_applied
                 if not is_published:
                     return
-                pause = await applying.apply(leased)
+                pause = self.pause_s = await applying.apply(leased)
             finally:
                 applying.leases.release(leased.reader)
             self._changes.notify()  # the next one may have to wait for readers
