@@ -205,7 +205,7 @@ class Members:
     def _leave(self, waiting: WaitingCall) -> bool:
         """Send a call to those of its ranks that are not held; the caller holds the lock. True once no rank is left."""
         callee, handler = waiting.callee, waiting.handler
-        if handler._gives_up and not handler._call:  # a rank could begin it before the cancel arrives
+        if handler._cancel_wanted and not handler._call:  # a rank could begin it before the cancel arrives
             close_fds(fd for _, fds in waiting.bodies for fd in fds)
             return True
         held = [slot for slot in waiting.slots if callee.ranks[slot] in self._held]
@@ -460,22 +460,31 @@ class Members:
         self.record(handler, method, len(callee.ranks))
         if repeats and isinstance(handler, Handle):
             handler._again = encoded
-        if not self._started:
-            with self._lock:
-                if self._failure is not None:
-                    close_fds(fd for _, fds in bodies for fd in fds)
-                    self.client.unobserved.observed(cause_of(self._failure))
-                    raise copy_of(self._failure)
-                if self.closed:  # closed since this call was admitted: a queued call would never be sent
-                    close_fds(fd for _, fds in bodies for fd in fds)
-                    raise self._is_closed(method)
-                if not self._held.isdisjoint(callee.ranks):
-                    waiting = WaitingCall(callee, handler, method, bodies, same, list(range(len(callee.ranks))))
-                    if not self._leave(waiting):
-                        self._pending.append(waiting)
-                    self.deadlines.watch()  # ranks are away
-                    return
-        self._send(callee, handler, method, bodies, same)
+        try:
+            if self._started or not self._queue(callee, handler, method, bodies, same):
+                self._send(callee, handler, method, bodies, same)
+        except BaseException as error:
+            if handler._ended._event:
+                recording.end(handler._ended._event, type(error).__name__)
+            raise
+
+    def _queue(self, callee: Callee, handler: CallHandle, method: str, bodies: Bodies, same: bool) -> bool:
+        """Queue a call whose ranks are held. Return False if none is, so that the call may be sent."""
+        with self._lock:
+            if self._failure is not None:
+                close_fds(fd for _, fds in bodies for fd in fds)
+                self.client.unobserved.observed(cause_of(self._failure))
+                raise copy_of(self._failure)
+            if self.closed:  # closed since this call was admitted: a queued call would never be sent
+                close_fds(fd for _, fds in bodies for fd in fds)
+                raise self._is_closed(method)
+            if self._held.isdisjoint(callee.ranks):
+                return False
+            waiting = WaitingCall(callee, handler, method, bodies, same, list(range(len(callee.ranks))))
+            if not self._leave(waiting):
+                self._pending.append(waiting)
+            self.deadlines.watch()  # ranks are away
+            return True
 
     def admits(self, handler: CallHandle, method: str) -> bool:
         """Return True if a call may be sent. If this machine's daemon is gone, fail the call and return False.
