@@ -57,7 +57,6 @@ def lazy_names(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str
 
 
 def _submodule(package: str, name: str) -> Any:
-    """Import a submodule on attribute access, so that ``rlinf_async.errors`` needs no import of its own."""
     path = f"{package}.{name}"
     try:
         if name.isidentifier() and not name.startswith("__"):  # the import of a submodule asks for such names itself

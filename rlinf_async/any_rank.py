@@ -29,8 +29,6 @@ _NO_ARGUMENTS: Final = codec.encode_arguments((), {}, describe="no argument", ro
 
 
 class _Method(Protocol):
-    """Public method of the worker class."""
-
     @property
     def name(self) -> str: ...
     @property
@@ -139,16 +137,13 @@ class _Pooled:
         request.owner = self
         self._body: Encoded | bytes = b""
         self._attempt: Attempt | None = None
-        self._has_spare = method.is_idempotent
-        """True while it may be started again at another rank."""
+        self._has_spare = method.is_idempotent  # true while it may be started again at another rank
         self._stalled_s = 0.0
-        """Seconds of silence after which it was abandoned."""
 
     def _title(self) -> str:
         return f"{self._callee.name}.{self._method}() on any rank"
 
     def _is_over(self) -> bool:
-        """True if its outcome is known, or no longer wanted."""
         raise NotImplementedError
 
     def _start(self, attempt: Attempt) -> bool:
@@ -186,10 +181,9 @@ class _Pooled:
         return self._has_spare and not (self._is_over() or members.closed or members.client.closed is not None)
 
     def _note_loss(self, report: dict[str, Any]) -> None:
-        """Record the death of the rank."""
+        pass
 
     def _leave(self) -> None:
-        """Reset to the state of a call that has not been sent."""
         self._has_spare = False
         self._callee.call_finished(self, failed=False)
         self._attempt = None
@@ -302,10 +296,9 @@ class _AnyStreamCall(_Pooled, StreamCall):
     def __init__(self, calls: PoolCalls, request: PoolRequest, method: _Method) -> None:
         StreamCall.__init__(self, calls.callee(request.ranks[0]), method.name)
         self._join(calls, request, method)
+        # Received items, while another rank may need them to resume.
         self._came: list[Body] | None = [] if method.is_idempotent else None
-        """Received items, while another rank may need them to resume."""
-        self._is_lost = False
-        """True between the loss of its rank and the repeated call."""
+        self._is_lost = False  # true between the loss of its rank and the repeated call
 
     def _is_over(self) -> bool:
         return self._closed or self._error is not None

@@ -76,8 +76,8 @@ from rlinf_async.worker import Worker
 
 W = TypeVar("W")
 
+# Approximate number of open files of a driver with a cluster of its own: its loop, a node's lifeline, a socket.
 _DRIVER_DESCRIPTORS: Final = 32
-"""Approximate number of open files of a driver with a cluster of its own: its loop, a node's lifeline, a socket."""
 _START_TIMEOUT_S: Final = 60.0
 
 logger = own_logger(__name__)
@@ -160,8 +160,7 @@ class Cluster:
         self._log_dir = distributed_log_dir
         self._local_nodes = local_nodes
         self._groups: list[Members] = []
-        self._supervised: set[str] = set()
-        """Names in the configuration's ``supervision`` that a group has used."""
+        self._supervised: set[str] = set()  # names in the configuration's ``supervision`` that a group has used
         self._lifelines: list[Lifeline] = []
         self._terminal: Terminal | None = None
         self._nodes: tuple[NodeInfo, ...] | None = None
@@ -286,7 +285,6 @@ class Cluster:
             await answer
 
     def _introduce_run(self, notes: list[str], metrics: str) -> None:
-        """Tell the user the id of the run, and the places of its logs and metrics."""
         if self._terminal is None:
             for note in notes:
                 logger.warning("%s", note)
@@ -306,7 +304,6 @@ class Cluster:
         )
 
     def __await__(self) -> Generator[Any, Any, Cluster]:
-        """Wait until the nodes are up."""
         yield from self._started.async_wait().__await__()
         return self
 
@@ -337,7 +334,6 @@ class Cluster:
         self.close()
 
     def _warn_of_forgotten_calls(self) -> None:
-        """Warn of open calls that were never awaited, and that closing now cancels."""
         if self._client.pid != process.pid or self._client.closed is not None:
             return
         calls = [call for members in self._groups if not members.closed for call in members.forgotten_calls()]
@@ -480,7 +476,6 @@ class Cluster:
         return blocking(self._client.run(why(self._client), what=VERDICT, abandonable=True))
 
     def _on_long_wait(self) -> None:
-        """Log a verdict on the run after a warning about a long wait, too; any thread may call it."""
         from rlinf_async._inspection.asking import VERDICT, log_verdict
 
         pending = self._verdict
@@ -512,7 +507,6 @@ class Cluster:
         close_grace: float | None = None,
         preload: Sequence[str] | None = None,
     ) -> WorkerGroup[W]:
-        """Launch a group; the arguments are those of ``create_group(...).launch(cluster, ...)``."""
         if self._closing is not None:
             raise ClosedError("this cluster is closed: no group can be launched on it")
         if max_concurrency is not None and not 1 <= max_concurrency < 2**31:
@@ -585,7 +579,6 @@ class Cluster:
         return Substitutes(self.nodes)
 
     def _residents(self) -> list[Resident]:
-        """Return the ranks of this process's groups that have a node, or are about to be started there."""
         return [
             Resident(placement.cluster_node_rank, bool(placement.local_hardware_ranks))
             for group in self._groups
@@ -601,7 +594,6 @@ class Cluster:
             members.supervisor.port = port
 
     def _supervision_of(self, group: str, strategy: Any) -> RestartPolicy | None:
-        """Return the configured restart policy of a group, by its name or its component's."""
         if self._config is None:
             return None
         policies = self._config.supervision
@@ -610,7 +602,6 @@ class Cluster:
         return policies.get(name)
 
     def _warn_of_unknown_groups(self) -> None:
-        """Warn of names in ``cluster.supervision`` that no group has used."""
         names = set(() if self._config is None or self._attached else self._config.supervision) - self._supervised
         for name in sorted(names):
             hint = did_you_mean(name, [group.name for group in self._groups])
@@ -628,7 +619,6 @@ class Cluster:
         return WorkerAddress(name)
 
     def _profiling_of(self, group: str, profiling: ProfileConfig | None) -> ProfileConfig | None:
-        """Return the profiling of a group's workers, from the caller or the configuration."""
         if profiling is not None and profiling.worker_groups is None:
             return profiling if profiling.enabled else None  # it was given for this group
         if profiling is None and self._config is not None:
@@ -741,7 +731,6 @@ class Cluster:
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], what: str) -> Work[Any]:
-    """Run a coroutine on the running loop, which is not the cluster's."""
 
     def on_loop(callback: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(callback)

@@ -41,10 +41,9 @@ W = TypeVar("W")
 logger = own_logger(__name__)
 
 _CLOSE_ANSWER_S: Final = 5.0
-"""Seconds beyond the grace for the daemons to confirm the end."""
 
+# Names of the group's own methods that a worker class may use: ``group.call`` is then the worker's method.
 _SHADOWED: Final = frozenset({"any", "call", "restart", "on_death"})
-"""Names of the group's own methods that a worker class may use: ``group.call`` is then the worker's method."""
 
 _NO_ARGUMENTS: Final = (codec.encode_arguments((), {}, describe="no argument", root="args"),)
 
@@ -194,7 +193,6 @@ class WorkerGroup(Generic[W_co]):
         return WorkerGroup(self._members, self._worker_cls, ranks, self._ready)
 
     def _whose_ranks(self) -> str:
-        """Return the group and its ranks in words, for errors."""
         whole, name = self._members.size, self._members.name
         if len(self._ranks) == whole:
             return f"group '{name}' has rank{'s' * (whole > 1)} {fold_ranks(self._ranks)}"
@@ -328,7 +326,6 @@ class WorkerGroup(Generic[W_co]):
         raise self._missing(name)
 
     def _missing(self, name: str) -> Exception:
-        """Return the error for a name that is no public method of the worker class."""
         if name.startswith("__"):
             return AttributeError(name)
         if name.startswith("_") and callable(getattr(self._worker_cls, name, None)):
@@ -564,7 +561,6 @@ class GroupMethod:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """Signature of the method, without ``self``."""
         method = self.__wrapped__
         static = inspect.getattr_static(self._group._worker_cls, self._name)
         if inspect.isfunction(method) and not isinstance(static, staticmethod):
@@ -592,7 +588,6 @@ def _no_stream(what: str) -> TypeError:
 
 
 def _own_methods_first(worker_cls: type) -> tuple[list[str], list[str]]:
-    """Return the public methods that the user has written, and those that every ``Worker`` has."""
     base = next((cls for cls in worker_cls.__mro__ if cls.__module__ == "rlinf_async.worker"), object)
     own: list[str] = []
     inherited: list[str] = []

@@ -43,8 +43,7 @@ ASK_FIRST_S: Final = 0.02
 ``outcomes()``, while the answers arrive in another thread.
 """
 
-_SETTLE_S: Final = 0.1
-"""Seconds that the first failure waits for other answers: a death that caused it outranks it."""
+_SETTLE_S: Final = 0.1  # seconds that the first failure waits for other answers: a death that caused it outranks it
 
 
 class Handle(Work[list[R]]):
@@ -65,19 +64,16 @@ class Handle(Work[list[R]]):
     _kind = "call"
     _expired = False
     _targets: Sequence[int] = ()
+    # How far the call had come on a dead and replaced worker, by slot.
     _executions: Mapping[int, str] = MappingProxyType({})
-    """How far the call had come on a dead and replaced worker, by slot."""
+    # Slots with the dead and replaced workers to which the call was sent.
     _deaths: frozenset[tuple[Any, ...]] = frozenset()
-    """Slots with the dead and replaced workers to which the call was sent."""
-    _views: tuple[Work[Any], ...] = ()
-    """Parts, ticks and outcomes: a wait for one of them is a wait for this call."""
+    _views: tuple[Work[Any], ...] = ()  # parts, ticks and outcomes: a wait for one of them is a wait for this call
     _keep_going = False
     _cancelled = False
     _cancel_sent = False
-    _iterated = 0
-    """Number of active loops over ``as_completed``, which get the outcome even while they do not wait."""
-    _again: Sequence[Any] | None = None
-    """Encoded arguments, if the call may be sent again to a restarted rank."""
+    _iterated = 0  # number of active loops over ``as_completed``, which get the outcome even while they do not wait
+    _again: Sequence[Any] | None = None  # encoded arguments, if the call may be sent again to a restarted rank
 
     def __init__(self, callee: Callee, method: str) -> None:
         """Do not call: a call of a ``WorkerGroup`` returns one."""
@@ -89,11 +85,9 @@ class Handle(Work[list[R]]):
         self._order: list[int] = []
         self._parts: dict[int, Part[Any]] | None = None
         self._tick: Part[None] | None = None
-        self._cancel_wanted = False
-        """True if the ranks must get a cancel once the call has left."""
+        self._cancel_wanted = False  # true if the ranks must get a cancel once the call has left
         self._retrieved = False
         self._cause: str | None = None
-        """Cause of the error, once that has arrived."""
         self._departed = False
         self._outcome: tuple[list[Any] | None, BaseException | None] | None = None
 
@@ -140,12 +134,10 @@ class Handle(Work[list[R]]):
     # -- answers, on the client's loop --------------------------------------------------------------------------
 
     def _begin(self, call: int) -> Sequence[int]:
-        """Set the number under which the call is about to leave."""
         self._call, self._targets = call, self._callee.targets
         return self._targets
 
     def _mark_departed(self) -> None:
-        """Record that the call has left."""
         self._departed = True
         if self._cancel_wanted:
             self._cancel_open()
@@ -197,7 +189,6 @@ class Handle(Work[list[R]]):
         return True
 
     def _fail(self, error: BaseException) -> None:
-        """End the call because it could not be sent, unless it was already abandoned."""
         with self._lock:
             if self._done:
                 return
@@ -222,7 +213,6 @@ class Handle(Work[list[R]]):
             tick._settle()
 
     def _arrive(self) -> None:
-        """Report the error as unobserved until the user's code gets it."""
         try:
             error = self._unobserved()
         except Exception:  # the call must end even if its errors are malformed
@@ -255,7 +245,6 @@ class Handle(Work[list[R]]):
         return not any(work._waiters or work._was_awaited for work in (self, *self._views))
 
     def _stop_others(self) -> None:
-        """Cancel the other ranks after the first failure."""
         if not self._keep_going and not self._done:
             self._cancel_open()
             self._callee.client.later(_SETTLE_S, self._end_failed)
@@ -472,7 +461,6 @@ class Handle(Work[list[R]]):
             self._left()
 
     async def _next_slot(self, seen: int) -> int | None:
-        """Return the slot that has answered as the ``seen``-th; None if there are no more."""
         while True:
             with self._lock:
                 if seen >= len(self._order) and not self._done and self._tick is None:
@@ -621,8 +609,6 @@ class _OfRank(Part[Any]):
 
 
 class _NextAnswer(Part[None]):
-    """Work that is done when any further rank has answered."""
-
     def _needs(self) -> slow_waits.Needs:
         return super()._needs()[0], False
 

@@ -179,7 +179,6 @@ def mark_observed(callee: Callee, failed: Sequence[tuple[int, int, Body]]) -> No
 
 
 def _cause_of(callee: Callee, slot: int, status: int, body: Body) -> str:
-    """Return the cause of a failure; a death has one cause, whether a daemon or another rank reports it."""
     if status == Status.ERROR:
         failure = failures.unpack(bytes(body))
         if not is_death(failure.type_name):

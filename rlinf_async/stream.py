@@ -42,8 +42,7 @@ class StreamCall:
         self._pid = process.pid
         self._call = 0
         self._items: deque[tuple[int, Body]] = deque()
-        self._window = int(settings.STREAM_ITEMS())
-        """Limit on the items that one rank may send ahead of the consumer."""
+        self._window = int(settings.STREAM_ITEMS())  # limit on the items that one rank may send ahead of the consumer
         self._consumed = [0] * len(callee.ranks)
         self._tally = Tally(len(callee.ranks))
         self._tick: Work[None] | None = None
@@ -52,13 +51,12 @@ class StreamCall:
         self._closed = False
         self._iterated = False
         self._is_reported = False
+        # True if the stream was closed before any item was requested: its errors count as unobserved.
         self._was_dropped = False
-        """True if the stream was closed before any item was requested: its errors count as unobserved."""
         self._cancel_wanted = False
         self._cancel_sent = False
         self._departed = False
         self._ended: Work[None] = Work()
-        """Done when every rank has ended."""
         self._ended._loop = callee.client.user_loop
 
     def __repr__(self) -> str:
@@ -131,7 +129,6 @@ class StreamCall:
         return [Target(TargetKind.CALL, target, self._call) for target in targets], False
 
     def _expire(self, tick: Work[None], doing: str) -> None:
-        """End the stream because the item awaited by ``tick`` is late."""
         with self._lock:
             slots = self._tally.unanswered()
             if self._tick is not tick or not slots:
@@ -321,8 +318,6 @@ class Stream(Generic[R]):
 
 
 class _NextItem(Work[None]):
-    """Work that is done when there is an item, or the stream has ended."""
-
     _kind = "stream"
 
     def __init__(self, stream: StreamCall) -> None:

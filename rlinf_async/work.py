@@ -21,11 +21,10 @@ logger = own_logger(__name__)
 
 T = TypeVar("T")
 
+# Waiters of all finished works: the list stays empty, as waiters are added under the lock and only before the end.
 _NOBODY: Final[list[Callable[[], None]]] = []
-"""Waiters of all finished works: the list stays empty, as waiters are added under the lock and only before the end."""
 
-_DUE_S: Final = 0.001
-"""A deadline that is this close has passed: loops' timers fire early by less."""
+_DUE_S: Final = 0.001  # A deadline that is this close has passed: loops' timers fire early by less
 
 
 class Work(Coroutine[Any, Any, T], Generic[T]):
@@ -44,17 +43,13 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     """
 
     _kind = "operation"
-    """Kind in the table of waits."""
-    _ends_with_others = True
-    """True if an unobserved error ends a plain ``wait()`` for this work, with ``fail_fast``."""
+    _ends_with_others = True  # true if an unobserved error ends a plain ``wait()`` for this work, with ``fail_fast``
     _loop: asyncio.AbstractEventLoop | None = None
+    # Seconds from ``_since`` on to its deadline; None if neither it nor, for a ``Whole``, any of its parts has one.
     _timeout: float | None = None
-    """Seconds from ``_since`` on to its deadline; None if neither it nor, for a ``Whole``, any of its parts has one."""
     _since = 0.0
-    _was_awaited = False
-    """True once a wait for it has ended without the result."""
+    _was_awaited = False  # true once a wait for it has ended without the result
     _event = 0
-    """Its number in the flight recorder, if its begin was recorded."""
 
     def __init__(self) -> None:
         self._pid = process.pid
@@ -63,8 +58,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         self._value: Any = None
         self._error: BaseException | None = None
         self._waiters: list[Callable[[], None]] = []
+        # Callbacks at the end that do not count as interest in the result.
         self._followers: list[Callable[[], None]] | None = None
-        """Callbacks at the end that do not count as interest in the result."""
         self._drivers: dict[Any, Generator[Any, Any, T]] | None = None
 
     def __repr__(self) -> str:
@@ -78,7 +73,6 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return "an operation"
 
     def _title(self) -> str:
-        """Return the operation, for messages about a forgotten ``await``."""
         return self._describe()
 
     def _awaiting(self) -> str:
@@ -111,10 +105,10 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             self._abandon()
 
     def _left(self) -> None:
-        """Handle the end of a wait that did not take the available result."""
+        pass
 
     def _abandon(self) -> None:
-        """Abandon the operation, because its last waiter was cancelled."""
+        pass
 
     def _report_to(self, view: Work[Any], callback: Callable[[], None]) -> None:
         """Call back at the end, on behalf of a view: a wait for the view counts as a wait for this work."""
@@ -125,7 +119,6 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         callback()
 
     def _has_failed(self) -> bool:
-        """True if the operation is known to have ended with an error."""
         return self._error is not None
 
     def _cancel_after_failure(self) -> bool:
@@ -134,7 +127,6 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return self._done
 
     def _result(self) -> T:
-        """Return the result or raise the error, in a waiter's thread."""
         if self._error is not None:
             raise self._error.with_traceback(None)
         value: T = self._value
@@ -143,11 +135,9 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     # -- its own deadline ---------------------------------------------------------------------------------------
 
     def _limit(self, timeout: float | None) -> None:
-        """Set its deadline, counted from now."""
         self._timeout, self._since = timeout, clock.monotonic()
 
     def _remaining(self) -> float | None:
-        """Return the seconds to its deadline, at least 0; None without one."""
         return None if self._timeout is None else max(0.0, self._since + self._timeout - clock.monotonic())
 
     def _time_left(self) -> float | None:
@@ -192,7 +182,6 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         callback()
 
     def _forget_waiter(self, wake: Callable[[], None]) -> bool:
-        """Remove a waiter. Return False if it was, or is being, woken."""
         with self._lock:
             is_there = wake in self._waiters
             if is_there:
@@ -438,7 +427,6 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return str(self)
 
     def _unawaited(self, use: str) -> TypeError:
-        """Return the error for a use of the work in place of its result."""
         return TypeError(
             f"{self._title()} is a Work and not its result: {self._awaiting()} (or `.wait()`) before {use}"
         )
@@ -550,7 +538,6 @@ class Whole(Work[T]):
     """
 
     def _open_parts(self) -> Sequence[Work[Any]]:
-        """Return the works that still have to end."""
         raise NotImplementedError
 
     def _needs(self) -> slow_waits.Needs:
@@ -608,8 +595,7 @@ class _ThenWork(Whole[Any]):
         first: the work that has to end before; None once it has.
     """
 
-    _was_taken = False
-    """True once its outcome was taken."""
+    _was_taken = False  # true once its outcome was taken
 
     def __init__(self, first: Work[Any], follow: Callable[[], None]) -> None:
         super().__init__()
@@ -682,8 +668,6 @@ class Part(Work[T]):
 
 
 class _EndOfWork:
-    """Awaitable for the end of a work, without owning the work."""
-
     def __init__(self, work: Work[Any]) -> None:
         self._work = work
 

@@ -32,10 +32,9 @@ from rlinf_async.profiling.windows import SECTION
 logger = own_logger(__name__)
 
 _UNDO_TIMEOUT_S: Final = 5.0
-"""Seconds for undoing a failed launch."""
 
+# Limit for one environment variable: the kernel's own when the worker starts a program.
 _MAX_VALUE_BYTES: Final = 128 * 1024
-"""Limit for one environment variable: the kernel's own when the worker starts a program."""
 
 
 @dataclass(frozen=True)

@@ -37,17 +37,15 @@ from rlinf_async.work import Work
 
 logger = own_logger(__name__)
 
+# Seconds to wait for the notice of a killed rank's death; a slower daemon is ending itself.
 _DEATH_TIMEOUT_S: Final = 10.0
-"""Seconds to wait for the notice of a killed rank's death; a slower daemon is ending itself."""
 
+# Seconds until the processes of a lost node have ended: a node that is cut off ends itself by its own clock.
 _NODE_END_S: Final = 5.0
-"""Seconds until the processes of a lost node have ended: a node that is cut off ends itself by its own clock."""
 
 _MAX_CAUSES: Final = 4
-"""Number of deaths listed when a rank is not restarted any more."""
 
 _WHOLE_GROUP: Final = -1
-"""Key of the budget of a group that restarts as one."""
 
 
 class Supervision:
@@ -96,21 +94,18 @@ class Supervision:
         self._substitutes = substitutes
         self._residents = residents
         self._setting_for = setting_for
-        self._paid: set[int] = set()
-        """Ranks whose restart was counted and could not be started yet."""
+        self._paid: set[int] = set()  # ranks whose restart was counted and could not be started yet
         self._hook = hook
         self._store_node = plan.placements[0].cluster_node_rank
-        self._has_moved = False
-        """True while the living ranks do not know that the store is on another node."""
+        self._has_moved = False  # true while the living ranks do not know that the store is on another node
         self.port = 0
         self._budget = RestartBudget(plan.policy)
         self._rounds = RestartRounds()
         self._away = self._rounds.away
         self._by_rank = members.by_rank = plan.policy.by_rank
-        self._free: set[int] = set()
-        """Ranks that were ended on purpose: their next restart is not counted."""
+        self._free: set[int] = set()  # ranks that were ended on purpose: their next restart is not counted
+        # Deaths and failures that were followed by a restart, by rank, oldest first.
         self._causes: dict[int, list[str]] = {}
-        """Deaths and failures that were followed by a restart, by rank, oldest first."""
         self._changed = asyncio.Event()
         self._working: Task | None = None
 
@@ -219,7 +214,6 @@ class Supervision:
         self._changed.set()
 
     def _release(self, ranks: Iterable[int]) -> None:
-        """Send the calls that wait for these ranks."""
         self._members.release(ranks)
         if self._away:  # another one has died at this moment
             self._members.hold(self._held_with(list(self._away)))
@@ -251,7 +245,6 @@ class Supervision:
         self._release([rank])
 
     async def _bring_back(self, ranks: Sequence[int] = ()) -> None:
-        """Start and construct these ranks, or all that are away; a rank that fails meanwhile is away again."""
         with self._shown_in_reports(
             f"the restart of {name_ranks(ranks or sorted(self._away))} of group '{self._members.name}'"
         ):
@@ -293,7 +286,6 @@ class Supervision:
         return [rank for rank, result in zip(ranks, results, strict=True) if result]
 
     async def _start(self, rank: int) -> bool:
-        """Start the process of a rank, and tell every node. Return True if it has started."""
         members = self._members
         try:
             counts, store_node = [count + 1 for count in members.restarts], self._store_node
@@ -351,7 +343,6 @@ class Supervision:
         return [rank for rank in ranks if placements[rank].cluster_node_rank not in lost]
 
     def _wants(self, placement: Placement) -> str:
-        """Return why no other node fits a rank."""
         if not placement.local_hardware_ranks:
             return f"no node of its node group '{placement.node_group_label}' is left"
         if placement.hardware_type != ACCELERATOR:
@@ -387,7 +378,6 @@ class Supervision:
         self._causes[rank] = [*self._causes.get(rank, ())[-_MAX_CAUSES:], cause]
 
     async def _end_others(self) -> None:
-        """Kill the other ranks of a group that restarts as one."""
         everyone = range(self._members.size)
         first = next(iter(self._away))
         others = [rank for rank in everyone if rank not in self._away]
@@ -395,8 +385,6 @@ class Supervision:
         await self._kill(others, f"was ended to restart with rank {first} of its group, which had died")
 
     async def _kill(self, ranks: Iterable[int], reason: str) -> None:
-        """Kill these ranks, and wait for the notices of their deaths; a rank without a notice counts as away as well.
-        Kill these ranks, and wait for the notices of their deaths; a rank without a notice counts as away as well."""
         members = self._members
         assert members.endpoints is not None
         killed = {rank: members.endpoints[rank] for rank in ranks}
@@ -467,7 +455,6 @@ class Supervision:
         return [rank for rank in range(self._members.size) if rank not in self._members.deaths]
 
     def _move_store(self) -> None:
-        """Tell the living ranks the address of the store after a move."""
         if not self._has_moved:
             return
         self._has_moved = False
@@ -479,7 +466,6 @@ class Supervision:
         self._client.run(moving, what=f"the store of group '{members.name}' on another node")
 
     def _announce(self, restart: Restart) -> None:
-        """Tell the driver which ranks are back."""
         members, ranks = self._members, restart.ranks
         members.call_back("on_restart", members.on_restart, restart)
         logger.warning("%s of group '%s' %s back", name_ranks(ranks), members.name, "is" if not ranks[1:] else "are")

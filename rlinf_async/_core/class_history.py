@@ -39,8 +39,8 @@ class _ClassOrigin:
 
 
 _ours: WeakKeyDictionary[type, _ClassOrigin] = WeakKeyDictionary()
+# Changes applied here to each class of another process, numbered by its origin.
 _theirs: WeakKeyDictionary[type, dict[str, int]] = WeakKeyDictionary()
-"""Changes applied here to each class of another process, numbered by its origin."""
 _lock = threading.RLock()
 
 

@@ -30,28 +30,22 @@ if "__mp_main__" in sys.modules:
     # definitions must travel by value, as those of __main__ do.
     cloudpickle.register_pickle_by_value(ModuleType("__mp_main__"))
 
-_IN_BAND_BYTES: Final = 1024
-"""Smaller buffers go into the pickle: a copy costs less than an entry in the index."""
+_IN_BAND_BYTES: Final = 1024  # smaller buffers go into the pickle: a copy costs less than an entry in the index
 
 _providers: dict[str, str] = {}
 _reducing: dict[str, Callable[[Any, dict[Any, Any]], Any]] = {}
-"""``reduce`` function of each imported provider."""
-_SINGLE_BUFFER_MARK: Final = 2
-"""First byte of a head whose object is one buffer; a pickle begins with 128."""
+_SINGLE_BUFFER_MARK: Final = 2  # first byte of a head whose object is one buffer; a pickle begins with 128
 _alone: dict[type, tuple[str, Callable[[Any], tuple[Any, memoryview] | None]]] = {}
-"""Provider and its ``alone`` function, by type."""
 _heads: dict[Any, bytes] = {}
-"""Pickled head, by provider and key."""
 _rebuilders: dict[bytes, Callable[[Any], Any]] = {}
-"""Function that rebuilds an object, by head."""
 _MAX_CACHED_HEADS: Final = 1024
 
 KEEP: Final = "keep"
 """Key of a provider's ``state``: predicate that is true for objects whose memory must not be copied; absent if all is.
 Key of a provider's ``state``: predicate that is true for objects whose memory must not be copied; absent if all is."""
 
+# Functions of the script that receivers must look up by name, with their names, by id.
 _by_name: dict[int, tuple[str, Any]] = {}
-"""Functions of the script that receivers must look up by name, with their names, by id."""
 _MAX_NAMES_PER_VALUE: Final = 100
 
 _CONTAINERS: Final = frozenset({tuple, list, dict})
@@ -59,7 +53,6 @@ _NOTHING: Final = ()
 _NO_ARGUMENTS: Final = Encoded([pickle.dumps(((), {}), 5)])
 _NO_ARGUMENTS_BODY: Final = _NO_ARGUMENTS.to_bytes()
 _NONE_BODY: Final = plain_body(None)
-"""Body of the commonest result."""
 
 
 def encode_plain(value: Any) -> bytes | None:

@@ -28,8 +28,7 @@ Reduced = tuple[Any, ...]
 
 _IMPORTED: Final = type | ModuleType | BuiltinFunctionType | FunctionType
 
-_complete: WeakSet[FunctionType] = WeakSet()
-"""Functions that have arrived complete, and that a later arrival may reuse."""
+_complete: WeakSet[FunctionType] = WeakSet()  # functions that have arrived complete, and that a later arrival may reuse
 
 
 def reduce_function(function: FunctionType, reduced: Reduced, with_annotations: bool) -> Reduced:
@@ -86,7 +85,6 @@ def _find_constants(function: FunctionType, constants: dict[str, Any], seen: set
 def _find_or_make_function(
     name: str, constants: dict[str, Any], make: Callable[..., FunctionType], arguments: tuple[Any, ...]
 ) -> FunctionType:
-    """Return the function that arrived before if its constants are unchanged, else a new one."""
     known = main_module.own(name)
     if type(known) is FunctionType and known in _complete:
         known_constants: dict[str, Any] = {}
@@ -143,7 +141,6 @@ def _find_or_make_class(name: str | None, make: Callable[..., type], arguments: 
 
 
 def _complete_class(made: type, state: tuple[Any, ...]) -> None:
-    """Fill in a class that came by value, or update it from its origin, and register its name."""
     set_state, (attributes, slots), changes, is_named, others = state
     class_history.fill_in(made, attributes, changes, lambda news: set_state(made, (news, slots)))
     if is_named:

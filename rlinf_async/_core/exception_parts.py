@@ -25,8 +25,7 @@ _LEFT_OUT: Final = (
 _PICKLING: Final = (
     *("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"),
 )
-_IS_HEAP_TYPE: Final = 1 << 9
-"""Flag of a class made by a ``class`` statement (``Py_TPFLAGS_HEAPTYPE``)."""
+_IS_HEAP_TYPE: Final = 1 << 9  # flag of a class made by a ``class`` statement (``Py_TPFLAGS_HEAPTYPE``)
 
 
 def parts_of(error: BaseException) -> Parts:

@@ -23,22 +23,20 @@ import msgpack
 from rlinf_async._core import codec, exception_parts
 from rlinf_async.errors import ConfigError, RemoteError, SerializationError
 
-_MAX_TEXT_CHARS: Final = 64 * 1024
-"""Bytes of one text; a longer one loses its middle."""
+_MAX_TEXT_CHARS: Final = 64 * 1024  # bytes of one text; a longer one loses its middle
 
 _MAX_NOTES: Final = 64
 _MAX_PICKLE_BYTES: Final = 1024 * 1024
+# Causes, contexts and group members that a traceback shows; a longer chain is left out as a whole.
 _MAX_CHAIN: Final = 64
-"""Causes, contexts and group members that a traceback shows; a longer chain is left out as a whole."""
 
+# Size of all parts of an exception, its causes and members; their texts may take the rest.
 _MAX_PARTS_BYTES: Final = _MAX_PICKLE_BYTES * 3 // 4
-"""Size of all parts of an exception, its causes and members; their texts may take the rest."""
 _MAX_NESTED: Final = 16
-"""Depth to which causes and members travel as exceptions."""
 
+# Attribute of a rebuilt exception: seconds since the epoch at capture. Its presence marks another process's exception.
+# Attribute of a rebuilt exception: seconds since the epoch at capture. Its presence marks another process's exception.
 _WHEN: Final = "_rlinf_when"
-"""Attribute of a rebuilt exception: seconds since the epoch at capture. Its presence marks another process's exception.
-Attribute of a rebuilt exception: seconds since the epoch at capture. Its presence marks another process's exception."""
 
 
 @dataclass(frozen=True)
@@ -181,8 +179,8 @@ class _Sender:
 
     def __init__(self) -> None:
         self._left = _MAX_PARTS_BYTES
+        # The chain of exceptions down to the current one; a cause that is already in it ends the chain.
         self._above: list[BaseException] = []
-        """The chain of exceptions down to the current one; a cause that is already in it ends the chain."""
 
     def take_apart(self, exception: BaseException) -> bytes | None:
         """Return the parts; None if not even the class travels."""

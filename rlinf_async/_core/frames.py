@@ -117,7 +117,6 @@ MAX_BATCHED_BYTES: Final = 2048
 """A larger item of a channel has a frame of its own."""
 
 _MAX_FDS: Final = 4
-"""Most file descriptors on one frame."""
 
 _FIRST_BUFFER_BYTES: Final = 8192
 """First size of a connection's buffers, which grow with its frames.
@@ -125,8 +124,8 @@ _FIRST_BUFFER_BYTES: Final = 8192
 msgpack's default, 1.25 MiB, is cut from the heap once a block of that size has been freed, and fragments it.
 """
 
+# Error handler that lets any Python string travel: a path, and so a line of a traceback, need not be UTF-8.
 _UNICODE_ERRORS: Final = "surrogatepass"
-"""Error handler that lets any Python string travel: a path, and so a line of a traceback, need not be UTF-8."""
 
 LENGTHS: Final[dict[int, int]] = {
     CALL: 8,

@@ -39,8 +39,8 @@ MODULES: Final[dict[str, str]] = {
 
 _PACKAGES: Final = {ROOT, *(f"{ROOT}.{package}" for package in MODULES)}
 _NAMES: Final = _PACKAGES | {f"{ROOT}.{package}.{name}" for package, names in MODULES.items() for name in names.split()}
+# Module behind all of them, imported when a program first imports ``rlinf.scheduler``.
 _NAMES_HERE: Final = "rlinf_async.rlinf.scheduler_names"
-"""Module behind all of them, imported when a program first imports ``rlinf.scheduler``."""
 _STARTUP: Final = str(Path(__file__).parents[1] / "rlinf" / "startup")
 
 logger = own_logger(__name__)

@@ -36,8 +36,7 @@ class OutgoingMessages:
     def __init__(self) -> None:
         self._waiting: deque[bytes] = deque()
         self._kept: deque[list[bytes]] = deque()
-        self._taken = 0
-        """Number of kept messages written to the present connection."""
+        self._taken = 0  # number of kept messages written to the present connection
         self.acknowledged = 0
         self.kept_bytes = 0
 

@@ -36,7 +36,6 @@ MAX_CLOSED_NAMES: Final = 4096
 """Number of closed names that are remembered; beyond it the oldest are forgotten, and lookups of them wait."""
 
 _MEMBERS: Final = -1
-"""Owner of a group that its members join."""
 
 
 @dataclass
@@ -70,8 +69,7 @@ class NameTable(Generic[E]):
         self.named: dict[str, E] = {}
         self._entry = entry
         self._numbers = itertools.count(1)
-        self._closed: dict[str, str] = {}
-        """Noun for the last holder, by closed name: "experience"."""
+        self._closed: dict[str, str] = {}  # noun for the last holder, by closed name: "experience"
         self._lookups: dict[Waiter, tuple[str, int | None, int]] = {}
 
     def __repr__(self) -> str:
@@ -407,10 +405,8 @@ class PromiseNames(NameTable[Entry]):
         super().__init__("promise", Entry)
         self._channels = channels
         self._is_gone = is_gone
-        self._published: dict[int, EndedEndpoints] = {}
-        """Counts of all published promises, by maker."""
-        self._failed: dict[str, str] = {}
-        """Why promised channels could not be made, kept as long as their makers live."""
+        self._published: dict[int, EndedEndpoints] = {}  # counts of all published promises, by maker
+        self._failed: dict[str, str] = {}  # why promised channels could not be made, kept as long as their makers live
 
     def reserve(self, name: str, owner: int) -> int:
         raise ValueError(f"nobody reserves a promise, such as {name!r}")

@@ -15,14 +15,14 @@ from typing import Final
 Changes = Mapping[bytes, bytes | None]
 """Variables with their new values, None for a deleted one.  Environments are bytes, which need not be UTF-8."""
 
+# Variables that describe a process's own place in a run, and must not be copied to another process.
 _OWN: Final = frozenset(
     b"RLINF_" + name
     for name in (b"RUN_ID", b"NODE_SOCKET", b"NODE_RANK", b"TRACE", b"WORKER", b"PARENT_SOCKET", b"LOG_DIR")
 )
-"""Variables that describe a process's own place in a run, and must not be copied to another process."""
 
+# Values of LC_CTYPE that Python itself sets at its start in the C locale (PEP 538).
 _COERCED: Final = ("C.UTF-8", "C.utf8", "UTF-8")
-"""Values of LC_CTYPE that Python itself sets at its start in the C locale (PEP 538)."""
 
 
 def _read_environment() -> dict[str, str]:

@@ -31,14 +31,12 @@ from rlinf_async._core.mapping import map_memory
 from rlinf_async._core.segment import allocate_segment, seal_segment, write_segment
 
 _MAX_SEGMENTS: Final = 64
-"""Number of segments that are kept, each with a file descriptor."""
 
+# Number of leases tried near the segment that was free last, whose memory may still be in the processor's caches; then
+# as many of the longest unused.
 _MAX_INSPECTED: Final = 8
-"""Number of leases tried near the segment that was free last, whose memory may still be in the processor's caches; then
-as many of the longest unused."""
 
-_PIECE_BYTES: Final = 1 << 20
-"""Bytes that are copied before other threads may run."""
+_PIECE_BYTES: Final = 1 << 20  # bytes that are copied before other threads may run
 
 Part = bytes | bytearray | memoryview
 
@@ -91,8 +89,8 @@ class Pool:
     def __init__(self, keep: float | None = None) -> None:
         self._keep = keep
         self._segments: list[PooledSegment] = []
+        # Position of the last free segment, counted from the newest of its size: about as many are in flight.
         self._age = 0
-        """Position of the last free segment, counted from the newest of its size: about as many are in flight."""
         self._lock = threading.Lock()
         _pools.add(self)
 

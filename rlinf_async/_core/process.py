@@ -34,8 +34,6 @@ pid = os.getpid()
 
 
 class _ImportsScript(threading.local):
-    """``here`` is true on the thread of a worker that is importing the driver's script."""
-
     here = False
 
 

@@ -28,8 +28,7 @@ from rlinf_async._core.segment import close_fds
 MAX_KEPT_BYTES: Final = 64 << 20
 """Limit on kept content; above it the oldest content is forfeited before another frame is sent."""
 
-_MAX_KEPT_DESCRIPTORS: Final = 256
-"""Limit on kept descriptors; above it content is forfeited too."""
+_MAX_KEPT_DESCRIPTORS: Final = 256  # limit on kept descriptors; above it content is forfeited too
 
 PIECE_BYTES: Final = 256 * 1024
 ACK_FRAMES: Final = 64
@@ -38,8 +37,8 @@ Number of unacknowledged frames at which an ACK rides on the next frame back; at
 
 ACK_NOW_FRAMES: Final = 4096
 _ACK_NOW_BYTES: Final = MAX_KEPT_BYTES // 2
+# Limits at which an ACK is sent at once: the sender keeps that much memory only until it arrives.
 _ACK_NOW_DESCRIPTORS: Final = 8
-"""Limits at which an ACK is sent at once: the sender keeps that much memory only until it arrives."""
 
 _CARRIES: Final = {
     frames.CALL: "these arguments",
@@ -200,8 +199,7 @@ class Incoming:
         self._content = 0
         self.descriptors = 0
         self._fds: deque[int] = deque()
-        self._lost_now = False
-        """True if the read that is being processed has lost descriptors."""
+        self._lost_now = False  # true if the read that is being processed has lost descriptors
         self._was_truncated = False
         self._is_skipping = self._is_acknowledged = False
         self._pieces: list[bytes] | None = None

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 _LOWEST_PORT: Final = 1024
-"""Lowest port that needs no privileges."""
 
 _HIGHEST_PORT: Final = 65535
 
-_QUIET_PORT: Final = 10000
-"""Ports below it are avoided: many services listen there."""
+_QUIET_PORT: Final = 10000  # ports below it are avoided: many services listen there
 
 _MIN_PORTS: Final = 1000
 
@@ -46,8 +44,8 @@ class DeviceLocks:
 
     held: dict[Ticket, _LockRequest] = field(default_factory=dict)
     waiting: dict[Ticket, _LockRequest] = field(default_factory=dict)
+    # Tickets by device that they lock; all tickets of a device have one holder.
     _owners: dict[int, list[Ticket]] = field(default_factory=dict, repr=False)
-    """Tickets by device that they lock; all tickets of a device have one holder."""
 
     def take(self, ticket: Ticket, name: str, devices: Iterable[int]) -> bool:
         """Lock the devices. Return False if the ticket has to wait.
@@ -116,7 +114,6 @@ class DeviceLocks:
                 del self._owners[device]
 
     def _serve(self) -> list[Ticket]:
-        """Grant the waiting tickets that can be granted, in order."""
         wanted: set[int] = set()
         granted = []
         for ticket, request in list(self.waiting.items()):

@@ -11,7 +11,6 @@ from rlinf_async._core.failures import Failure, add_note, rebuild, text_of, type
 from rlinf_async.errors import NodeLost, PeerLost, RemoteError, WorkerDied
 
 _MAX_LINES: Final = 16
-"""Most lines about the other failures."""
 
 _DEATHS: Final = frozenset(f"{kind.__module__}.{kind.__qualname__}" for kind in (PeerLost, WorkerDied, NodeLost))
 

@@ -25,6 +25,7 @@ from cloudpickle import cloudpickle
 from rlinf_async._core import main_module
 from rlinf_async._core.main_module import MAIN_NAMES
 
+# Constructors by kind, for objects that arrive empty or unlocked, one per process.
 _FRESH: Final[dict[type, Any]] = {
     type(threading.Lock()): threading.Lock,
     type(threading.RLock()): threading.RLock,
@@ -39,15 +40,14 @@ _FRESH: Final[dict[type, Any]] = {
         )
     },
 }
-"""Constructors by kind, for objects that arrive empty or unlocked, one per process."""
 
 _SENTINELS: Final = tuple(type(vars(dataclasses)[name]) for name in ("MISSING", "KW_ONLY", "_HAS_DEFAULT_FACTORY"))
 
 _VARIABLES: Final = (typing.NewType, typing.ParamSpec, typing.TypeVarTuple)
 
 
+# Importable module and name of objects of ``_FRESH`` and context variables, by id; keeps the object alive.
 _homes: dict[int, tuple[Any, tuple[ModuleType, str] | None]] = {}
-"""Importable module and name of objects of ``_FRESH`` and context variables, by id; keeps the object alive."""
 
 
 def place_of(obj: Any) -> str | None:
@@ -125,7 +125,6 @@ def _reduce_cached(cached: Any) -> Any:
 
 
 def _home_of(obj: Any) -> tuple[ModuleType, str] | None:
-    """Return module and name of an object that the script has imported, or None."""
     if id(obj) not in _homes:
         modules = [each for name, each in sys.modules.copy().items() if name not in MAIN_NAMES]
         found = (

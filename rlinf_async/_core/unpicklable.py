@@ -141,7 +141,6 @@ class _Search:
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the objects in the pickle of a value, each with the step to it in Python syntax."""
     if isinstance(value, dict):
         for key, item in list(dict.items(value)):
             yield f" key {_short(key)}", key

@@ -34,10 +34,8 @@ class CallDeadlines:
         self._calls = calls
         self._in_order = in_order
         self.limit: CallDeadline | None = None
-        self._counts_from = 0.0
-        """End of the workers' constructors, whose time does not count."""
-        self._timer = threading.Lock()
-        """Held while the timer is set, so that concurrent callers set only one."""
+        self._counts_from = 0.0  # end of the workers' constructors, whose time does not count
+        self._timer = threading.Lock()  # held while the timer is set, so that concurrent callers set only one
 
     def __repr__(self) -> str:
         return f"<CallDeadlines [{self.limit}]>"
@@ -79,7 +77,6 @@ class CallDeadlines:
         self._client.later(left, self._look)
 
     def _expire_calls(self) -> float | None:
-        """End late calls. Return the seconds to the next deadline, None if no call is open."""
         return min((left for calls in self._calls() if (left := self._expire(calls)) is not None), default=None)
 
     def _expire(self, handlers: Sequence[Handle | StreamCall]) -> float | None:

@@ -142,19 +142,17 @@ class Members:
         self.pool: PoolOfCalls | None = None
         self.on_restart: list[Callable[[Restart], object]] = []
         self.on_death: list[Callable[[WorkerDied], object]] = []
+        # Pid of the last death reported to the callbacks, and whether the rank was to return, by rank.
         self._reported: dict[int, tuple[int, bool]] = {}
-        """Pid of the last death reported to the callbacks, and whether the rank was to return, by rank."""
         self.by_rank = False
         self.version = 0
         """Incremented whenever a rank gets another endpoint."""
         self._lock = threading.Lock()
         self._pending: list[WaitingCall] = []
+        # Calls and slots that a rank's death has left unanswered, to be sent again.
         self._repeats: list[tuple[Callee, Handle, int]] = []
-        """Calls and slots that a rank's death has left unanswered, to be sent again."""
-        self._held = set(range(size))
-        """Ranks whose calls wait; added without the lock, removed under it."""
+        self._held = set(range(size))  # ranks whose calls wait; added without the lock, removed under it
         self._started = False
-        """True while no rank is held."""
         self._failure: BaseException | None = None
         self.closing: Work[None] | None = None
         client.listen("died", self._on_death)
@@ -397,7 +395,6 @@ class Members:
             self._lose_rank(rank, node)
 
     def _lose_rank(self, rank: int, node: int) -> None:
-        """Report a rank that is lost with its node to the supervisor."""
         assert self.supervisor is not None
         facts = self.deaths[rank] = self._loss_of(rank, node)
         died = f"rank {rank} of group '{self.name}' {facts['verdict']}"
@@ -636,9 +633,7 @@ class Callee:
         # concurrently.
         # tests/_group/test_calls_between_steps.py::test_a_route_that_is_made_while_a_rank_is_replaced_is_not_kept
         self._targets: tuple[int, Sequence[int]] = (-1, ())
-        """Version of the members, and the endpoints at that version."""
         self._route: tuple[Sequence[int], list[list[Any]]] = ((), [])
-        """Endpoints, and the route to them."""
 
     @property
     def client(self) -> NodeClient:
@@ -736,5 +731,4 @@ def _raise(error: BaseException) -> None:
 
 
 def _place_of(entry: dict[str, Any]) -> tuple[int, WorkerInfo, str]:
-    """Return endpoint, facts and log of a rank from its entry in a roster."""
     return entry["endpoint"], read_worker({**entry["info"], "pid": entry["pid"]}), entry["log"]

@@ -35,7 +35,7 @@ class PooledCall(Protocol):
         """Send the call to the chosen rank. Return False if it was cancelled."""
 
     def _stall(self, attempt: Attempt) -> None:
-        """Handle the silence of its rank."""
+        pass
 
     def _fail(self, error: BaseException) -> None: ...
 
@@ -53,13 +53,11 @@ class PoolCalls:
         self._state = RankPool(members.size)
         self._lock = Lock()
         self._callees = [Callee(members, (rank,)) for rank in range(members.size)]
+        # Calls by ``id``, in the order in which they were made; kept only if calls have a deadline.
         self._unfinished: dict[int, PooledCall] = {}
-        """Calls by ``id``, in the order in which they were made; kept only if calls have a deadline."""
+        # Endpoints that have ended, each with whether the rank returns, as reported by answers or by the group's owner.
         self._gone: dict[int, bool] = {}
-        """Endpoints that have ended, each with whether the rank returns, as reported by answers or by the group's
-        owner."""
         self._due = math.inf
-        """Time of the next look for stalls."""
         for event in ("died", "node_lost"):
             members.client.listen(event, self._on_loss)
         members.client.listen("rank_returned", self._on_returned)

@@ -28,8 +28,6 @@ class Standing(Enum):
 
 @dataclass(eq=False)
 class _CallQueue:
-    """Calls that wait for room at the same ranks, by number, the oldest first."""
-
     ranks: tuple[int, ...]
     waiting: OrderedDict[int, PoolRequest] = field(default_factory=OrderedDict)
 
@@ -99,17 +97,15 @@ class RankPool:
         self.open: list[dict[Attempt, None]] = [{} for _ in range(size)]
         self.counts_from = -math.inf
         self._last_sign = [0.0] * size
-        self._silent: set[int] = set()
-        """Ranks at which a call has stalled, and that have sent nothing since."""
+        self._silent: set[int] = set()  # ranks at which a call has stalled, and that have sent nothing since
         self._numbers = itertools.count(1)
         self._all_well = False
         self._lines: dict[tuple[int, ...], _CallQueue] = {}
         self._keyed = [_CallQueue((rank,)) for rank in range(size)]
         self._waiting = 0
+        # Rank by conversation; equal keys of two views are different conversations.
         self._bound: OrderedDict[tuple[tuple[int, ...], Hashable], int] = OrderedDict()
-        """Rank by conversation; equal keys of two views are different conversations."""
         self._keys = [0] * size
-        """Number of keys bound to a rank, by rank."""
 
     def __repr__(self) -> str:
         calls = ", ".join(str(len(attempts)) for attempts in self.open)
@@ -271,7 +267,6 @@ class RankPool:
         self._waiting -= 1
 
     def _first_for(self, rank: int) -> PoolRequest | None:
-        """Return the oldest of the waiting calls that could go to this rank."""
         lines = [line for line in self._lines.values() if line.waiting and rank in line.ranks]
         if self._keyed[rank].waiting:
             lines.append(self._keyed[rank])

@@ -29,7 +29,6 @@ class RestartBudget:
         self.policy = policy
         self._restarts: dict[int, deque[float]] = {}
         self._last: dict[int, tuple[float, float]] = {}
-        """Expected time of the last return, and the pause before it, by rank."""
 
     def spend(self, rank: int, now: float) -> float | None:
         """Count a restart. Return the seconds to wait before it; None if no restart is left.

@@ -79,8 +79,8 @@ class States:
         self._ages = ages
         self._rows = slow_waits.rows_of_threads()
         self._names: dict[str, Key] = {}
+        # Task or thread that ends a future of another thread, by that future.
         self._carriers: dict[Any, Key] = {future: task for task in tasks for future in passed_on(task)}
-        """Task or thread that ends a future of another thread, by that future."""
         self._carriers |= _work_items(stacks)
 
     def carry(self, future: concurrent.futures.Future[Any], key: Key) -> None:
@@ -179,7 +179,6 @@ class States:
     # -- waits --------------------------------------------------------------------------------------------------
 
     def _wait_here(self, seen: Observation, kind: str, what: str, token: Any, left: float | None) -> None:
-        """Record a wait for an unknown activity of this process."""
         seen.state = ActivityState.WAITING
         seen.age = self._ages.age((seen.name, what, line_of(seen.frames)), token)
         targets = [] if kind == "sleep" else [Target(TargetKind.LOCAL)]
@@ -195,7 +194,6 @@ class States:
 
 
 def _of_row(row: slow_waits.Row, left: float | None) -> Wait:
-    """Return the wait of a row of the table."""
     work, now = row.work, clock.monotonic()
     limits = (left, work._time_left(), None if row.until == FOREVER else max(0.0, row.until - now))
     targets, every = work._needs()
@@ -204,7 +202,6 @@ def _of_row(row: slow_waits.Row, left: float | None) -> Wait:
 
 
 def _work_items(stacks: Mapping[int, Sequence[FrameType]]) -> dict[Any, Key]:
-    """Return the futures of calls that threads of pools execute, with these threads."""
     found: dict[Any, Key] = {}
     for ident, frames in stacks.items():
         for frame in frames:

@@ -23,8 +23,7 @@ logger = own_logger(__name__)
 
 PARTS: Final = ("activities", "queues")
 
-_GRACE_S: Final = 3.0
-"""Seconds beyond the processes' time to answer, for a daemon that reads stacks and is busy."""
+_GRACE_S: Final = 3.0  # seconds beyond the processes' time to answer, for a daemon that reads stacks and is busy
 
 VERDICT: Final = "the verdict on this run"
 """Description of a wait for ``why``."""

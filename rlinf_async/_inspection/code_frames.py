@@ -14,7 +14,6 @@ from rlinf_async._inspection.state.run_report import Frame
 from rlinf_async._inspection.state.stack_dump import is_users
 
 _MAX_FRAMES: Final = 60
-"""Limit on the reported frames of one stack, the innermost ones."""
 
 _HELPERS: Final = frozenset(
     (

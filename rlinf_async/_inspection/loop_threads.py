@@ -17,8 +17,7 @@ from rlinf_async._waits import slow_waits
 _EVENTS: Final = str(base_events.__file__)
 _RUNNERS: Final = str(runners.__file__)
 
-_RUN: Final = ("run_until_complete", "run_forever")
-"""Methods of loops; those of uvloop have no frames of their own."""
+_RUN: Final = ("run_until_complete", "run_forever")  # methods of loops; those of uvloop have no frames of their own
 
 
 @dataclass(frozen=True)
@@ -82,5 +81,4 @@ def _calls_loop(frame: FrameType) -> bool:
 
 
 def _loop_of(ident: int) -> asyncio.AbstractEventLoop | None:
-    """Return a running loop on which this thread has waited."""
     return next((loop for loop, thread in slow_waits.loops() if thread == ident and loop.is_running()), None)

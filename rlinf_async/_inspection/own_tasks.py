@@ -22,20 +22,18 @@ _GROUPS: Final = str(taskgroups.__file__)
 _LOCKS: Final = (str(locks.__file__), str(queues.__file__))
 _FOLDER: Final = str(base_futures.__file__).rpartition("/")[0]
 
+# Sets in asyncio, depending on the version of Python, with the tasks of all loops.
 _REGISTRIES: Final = ("_all_tasks", "_scheduled_tasks", "_eager_tasks")
-"""Sets in asyncio, depending on the version of Python, with the tasks of all loops."""
 
-_MAX_TRIES: Final = 1000
-"""Attempts to copy such a set while other threads change it; as many as asyncio makes."""
+_MAX_TRIES: Final = 1000  # attempts to copy such a set while other threads change it; as many as asyncio makes
 
 _MAX_DEPTH: Final = 32
-"""Limit on a chain of tasks that await each other."""
 
 Task = asyncio.Task[Any]
 T = TypeVar("T")
 
+# Tasks of the parent process in a forked child, which no loop will ever run.
 _inherited: weakref.WeakSet[Task] = weakref.WeakSet()
-"""Tasks of the parent process in a forked child, which no loop will ever run."""
 
 
 @dataclass

@@ -46,8 +46,8 @@ from rlinf_async._recorder.state.span_log import RECORDS_AT, SpanLog, Writers, l
 
 logger = own_logger(__name__)
 
+# Number of rings that must fit on the disk, so that a small disk has room for logs and the user's files.
 _LEFT_FREE: Final = 20
-"""Number of rings that must fit on the disk, so that a small disk has room for logs and the user's files."""
 
 ring: EventRing | None = None
 """Ring of this process; None if it records nothing."""
@@ -55,8 +55,7 @@ ring: EventRing | None = None
 log: SpanLog | None = None
 """Span log of this process; None if its run is not traced."""
 
-_BYTES_PER_SPAN: Final = 128
-"""Room in the span log: a begin takes about 60 bytes and an end 20."""
+_BYTES_PER_SPAN: Final = 128  # room in the span log: a begin takes about 60 bytes and an end 20
 
 _NONE: Final = itertools.repeat(False).__next__
 _ALL: Final = itertools.repeat(True).__next__
@@ -102,7 +101,6 @@ finish_call: Finish = _no_finish
 
 _owner: object = None
 _tracer: object = None
-"""Owners of the ring and of the span log."""
 
 
 def attach(owner: object, logs: str, identity: dict[str, Any]) -> None:
@@ -157,7 +155,6 @@ def detach(owner: object) -> None:
 
 
 def _write_to(writers: Writers) -> None:
-    """Replace the hooks, below the span log if there is one."""
     global admits, begin, end
     if log is None:
         admits, begin, end = writers

@@ -18,8 +18,8 @@ from rlinf_async._recorder.state.metric_names import cell_name, complaint
 
 logger = own_logger(__name__)
 
+# Exceptions of the conversion to a float: a tensor of several elements raises the last one.
 _NO_NUMBER: Final = (TypeError, ValueError, RuntimeError)
-"""Exceptions of the conversion to a float: a tensor of several elements raises the last one."""
 
 
 _NAMES: Final = reprlib.Repr()

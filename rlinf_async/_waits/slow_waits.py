@@ -37,9 +37,9 @@ REGISTER_AFTER_S: Final = 0.25
 """Seconds after which a waiting thread enters itself into the table: calls answered sooner cost nothing."""
 
 
+# Part of the first mark by which warnings are delayed, so that one warning covers waits that began at about the same
+# time.
 _MARK_SLACK_FRACTION: Final = 0.02
-"""Part of the first mark by which warnings are delayed, so that one warning covers waits that began at about the same
-time."""
 
 
 Needs = tuple[list[Target], bool]
@@ -344,6 +344,5 @@ _lock = threading.Lock()
 _listeners: weakref.WeakSet[LongWaitListener] = weakref.WeakSet()
 _loops: weakref.WeakSet[LoopWaits] = weakref.WeakSet()
 _threads = WaitTable()
-_until: dict[Hashable, float] = {}
-"""End of a thread's wait by its own timeout, by the key of its row."""
+_until: dict[Hashable, float] = {}  # end of a thread's wait by its own timeout, by the key of its row
 os.register_at_fork(after_in_child=_forget)

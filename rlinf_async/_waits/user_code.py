@@ -21,20 +21,19 @@ from rlinf_async._core import clock
 from rlinf_async._core.framework_files import is_framework
 
 _STDLIB: Final = sysconfig.get_path("stdlib") + os.sep
+# Folders below that of the standard library that hold installed packages.
 _INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-"""Folders below that of the standard library that hold installed packages."""
 
+# Types of the interpreter between a coroutine and the awaited object, which do not expose that object.
 _WRAPPERS: Final = frozenset(
     {"async_generator_asend", "async_generator_athrow", "anext_awaitable", "coroutine_wrapper"}
 )
-"""Types of the interpreter between a coroutine and the awaited object, which do not expose that object."""
 
 _TASKS: Final = str(asyncio.tasks.__file__)
+# Functions of asyncio, with the variables that hold their timers.
 _TIMERS: Final = {"sleep": "h", "_wait": "timeout_handle", "wait_for": "timeout_handle"}
-"""Functions of asyncio, with the variables that hold their timers."""
 
-_MAX_AWAITERS: Final = 32
-"""Limit on a chain of tasks that await each other."""
+_MAX_AWAITERS: Final = 32  # limit on a chain of tasks that await each other
 
 
 @dataclass(frozen=True)

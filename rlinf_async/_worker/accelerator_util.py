@@ -153,7 +153,6 @@ def _family(accelerator_type: str | None) -> Any:
 
 
 def _profiler(accelerator_type: str | None) -> Any:
-    """Return ``torch.cuda.profiler``, or None if it cannot be used."""
     family = _family(accelerator_type)
     if family is None or is_rehearsal(os.environ) or family.type != AcceleratorType.NV_GPU:
         return None

@@ -37,8 +37,7 @@ class ConcurrentCalls:
         self._start = start
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._calls: dict[asyncio.Task[None], Call] = {}
-        """Accessed by the loop's thread only."""
+        self._calls: dict[asyncio.Task[None], Call] = {}  # accessed by the loop's thread only
         self.ended: Future[None] | None = None
         """Done once all tasks have ended, after ``end``; None before."""
 

@@ -40,7 +40,6 @@ background: BackgroundTasks | None = None
 """Background tasks of this worker; None in a driver, and in a subprocess that has joined."""
 
 _parent: Identity | None = None
-"""Parent worker of a forked child."""
 
 
 def require_client() -> NodeClient:

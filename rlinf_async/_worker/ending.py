@@ -31,7 +31,6 @@ from rlinf_async._worker.methods import Methods
 logger = own_logger(__name__)
 
 _FRAMES: Final = 12
-"""Number of innermost frames of a stack that the log shows."""
 
 _STDERR: Final = 2
 

@@ -29,11 +29,10 @@ from rlinf_async._worker.concurrent_calls import all_ended
 from rlinf_async.address import WorkerAddress, WorkerInfo
 from rlinf_async.errors import LaunchError
 
+# Path of the socket of the worker's daemon; every subprocess of a worker inherits it.
 _SOCKET: Final = "RLINF_PARENT_SOCKET"
-"""Path of the socket of the worker's daemon; every subprocess of a worker inherits it."""
 
 _LAST_SENDS_S: Final = 0.5
-"""Seconds for queued frames when the process ends."""
 
 _INHERITED: Final = ("ISOLATE_ACCELERATOR", "NODE_GROUP_LABEL")
 

@@ -146,8 +146,6 @@ def _no_object(*args: Any, **kwargs: Any) -> None:
 
 
 class _Missing:
-    """Callable that raises the error for a missing method."""
-
     def __init__(self, worker: Any, method: str) -> None:
         self._worker, self._method = worker, method
 

@@ -147,8 +147,6 @@ class _RehearsedStream(contextlib.nullcontext[None]):
 
 
 class _RehearsedEvent:
-    """Event that has happened as soon as it is recorded."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._at = 0.0
 
@@ -163,7 +161,6 @@ class _RehearsedEvent:
         return True
 
     def elapsed_time(self, end: _RehearsedEvent) -> float:
-        """Return the time between two events, in milliseconds."""
         return 1e3 * (end._at - self._at)
 
 

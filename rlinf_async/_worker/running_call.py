@@ -69,7 +69,6 @@ class Call:
         self.task: asyncio.Task[None] | None = None
         self.granted: asyncio.Future[None] | None = None
         self._event = 0
-        """Its event in the flight recorder, once it runs."""
         self.place = 0
         """Its place in the journal of calls, once it runs."""
         self.failure: str | None = None

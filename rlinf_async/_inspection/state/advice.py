@@ -87,7 +87,6 @@ def _version(liveness: Liveness, model: str) -> str:
 
 
 def _exits(liveness: Liveness) -> Iterator[str]:
-    """Yield advice for scripts whose exit waits for threads."""
     for node in liveness.hopeless:
         if node.process.role == "driver" and node.name == MAIN_THREAD and node.activity and not node.activity.line:
             threads = join([name for name in node.activity.awaits if name.startswith("thread ")][:_MAX_ADVICE])

@@ -84,7 +84,6 @@ def _unmet(liveness: Liveness, nodes: Iterable[WaitNode]) -> list[tuple[WaitNode
 
 
 def _reached_from(nodes: Iterable[WaitNode], following: dict[WaitNode, list[WaitNode]]) -> set[WaitNode]:
-    """Return these nodes, and all that they wait for, directly or not."""
     found: set[WaitNode] = set()
     waiting = list(nodes)
     while waiting:

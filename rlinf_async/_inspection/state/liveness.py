@@ -30,10 +30,10 @@ time."""
 YOUNG_CHILD_S: Final = 60.0
 """Age up to which a child process may still be starting, even if it uses no CPU."""
 
+# Waits that may end by work which no activity shows: copying of data, threads in C.
 _OF_WORK: Final = frozenset(
     (TargetKind.MESSAGE, TargetKind.QUEUE, TargetKind.COLLECTIVE, TargetKind.WEIGHTS, TargetKind.LOCAL)
 )
-"""Waits that may end by work which no activity shows: copying of data, threads in C."""
 
 
 class Why(StrEnum):
@@ -96,7 +96,6 @@ class Liveness:
         return f"<Liveness of {self.graph!r} [{len(self.alive)} alive, {len(self.hopeless)} hopeless]>"
 
     def _spread(self) -> list[WaitNode]:
-        """Compute the live nodes as a fixed point. Return the rest."""
         at_first = {node: why for node in self.graph.nodes if (why := self._at_first(node)) is not None}
         rest = self.graph.nodes
         found = -1
@@ -154,7 +153,6 @@ class Liveness:
     # -- then -----------------------------------------------------------------------------------------------------
 
     def _may_be_freed(self, node: WaitNode) -> bool:
-        """True if the live nodes found so far may end the wait."""
         if not node.waits:
             return False
         met = (self.may_be_met(need) for need in self.needs.of(node))

@@ -16,8 +16,8 @@ from rlinf_async._inspection.state.wait_graph import MAIN_THREAD, WaitGraph, Wai
 LARGE_BYTES: Final = 64 << 20
 """Size of queued items above which one may be in transit for seconds."""
 
+# Functions of asyncio's locks and queues whose wait only an activity of the same process can end.
 _GIVEN_BACK: Final = frozenset(("acquire", "put", "join"))
-"""Functions of asyncio's locks and queues whose wait only an activity of the same process can end."""
 
 
 @dataclass(frozen=True)

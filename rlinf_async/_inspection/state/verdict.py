@@ -36,8 +36,8 @@ class VerdictKind(StrEnum):
     IDLE = "idle"
 
 
+# CPU seconds within half a second above which a process is working; an answer alone takes some, too.
 _MIN_WORK_S: Final = 0.05
-"""CPU seconds within half a second above which a process is working; an answer alone takes some, too."""
 
 _STUCK: Final = frozenset((VerdictKind.DEADLOCK, VerdictKind.NOBODY_LEFT, VerdictKind.STOPPED, VerdictKind.BLOCKED))
 
@@ -233,7 +233,6 @@ def _works(node: WaitNode) -> bool:
 
 
 def _others(progress: Progress) -> str:
-    """Return text about other processes that work, and about those that wait."""
     first = progress.leaves[0].process
     working = _processes(node for node in progress.leaves if node.process.group != first.group)
     waiting = _processes(progress.waiting)

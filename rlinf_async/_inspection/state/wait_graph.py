@@ -81,7 +81,6 @@ class WaitGraph:
         self.nodes: list[WaitNode] = []
         self._of: dict[int, list[WaitNode]] = defaultdict(list)
         self._serving: dict[tuple[int, int, int], list[WaitNode]] = defaultdict(list)
-        """Activities by worker, caller and number of the call."""
         self._calls: dict[tuple[int, int, int], OpenCall] = {}
         self.members: dict[str, dict[int, ProcessReport]] = defaultdict(dict)
         """Workers by group and rank."""
@@ -189,6 +188,5 @@ def is_in_its_users_hands(process: ProcessReport) -> bool:
 
 
 def _names_of_others(activity: Activity) -> list[str]:
-    """Return the names of activities of its process that an activity waits for."""
     targets = [] if activity.wait is None else activity.wait.targets
     return [*activity.awaits, *(target.name for target in targets if target.kind is TargetKind.LOCAL)]

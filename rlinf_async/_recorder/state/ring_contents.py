@@ -26,8 +26,7 @@ from .event_ring import (
     identity_of,
 )
 
-_TORN: Final = 8
-"""Oldest events of a full ring that are skipped: each thread may have been writing one of them."""
+_TORN: Final = 8  # oldest events of a full ring that are skipped: each thread may have been writing one of them
 
 
 class RingEvent(NamedTuple):
