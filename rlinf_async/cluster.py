@@ -83,6 +83,8 @@ _START_TIMEOUT_S: Final = 60.0
 logger = own_logger(__name__)
 
 
+# 49 methods: a façade, with the names that RLinf's programs call on their cluster; launching, closing and supervision
+# are in ``_cluster/`` and ``_group/``.
 class Cluster:
     """Nodes of a run, and the groups that this process launches on them.
 

@@ -56,6 +56,7 @@ class WorkerRank:
     rank: int
 
 
+# 34 methods: a façade whose names the user and RLinf's interface fix; calls are in ``_group/members.py``.
 class WorkerGroup(Generic[W_co]):
     """A launched group.  Every public method of the worker class is a method of the group.
 

@@ -46,6 +46,8 @@ ASK_FIRST_S: Final = 0.02
 _SETTLE_S: Final = 0.1  # seconds that the first failure waits for other answers: a death that caused it outranks it
 
 
+# 56 methods: half of them answer ``Work``, the client, or the views of single ranks; all change the one tally under one
+# lock, so that a split would share that lock.
 class Handle(Work[list[R]]):
     """A call that has been sent to the ranks of a group; awaiting it gives their results in rank order.
 

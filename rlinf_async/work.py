@@ -27,6 +27,7 @@ _NOBODY: Final[list[Callable[[], None]]] = []
 _DUE_S: Final = 0.001  # A deadline that is this close has passed: loops' timers fire early by less
 
 
+# 44 methods: the coroutine protocol and the refusals of a result's operators need a method each on the object itself.
 class Work(Coroutine[Any, Any, T], Generic[T]):
     """An operation that has been started; awaiting it gives its result.
 

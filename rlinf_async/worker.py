@@ -18,7 +18,6 @@ from rlinf_async._recorder.user_metrics import METRICS, Metrics
 from rlinf_async._worker import context
 from rlinf_async._worker.accelerator_util import AcceleratorUtil
 from rlinf_async._worker.background import BackgroundTask
-from rlinf_async._worker.channel_access import ChannelAccess
 from rlinf_async._worker.context import Identity
 from rlinf_async._worker.device_lock import DeviceLock
 from rlinf_async._worker.joining import can_join, join
@@ -29,6 +28,7 @@ from rlinf_async._worker.routing import Routing
 from rlinf_async._worker.spec import GroupSpec
 from rlinf_async._worker.timers import TimedSpan, Timers, caller_name, timed
 from rlinf_async.address import WorkerAddress, WorkerInfo
+from rlinf_async.channel import Channel
 from rlinf_async.configuration import RESTARTS
 from rlinf_async.hardware import is_rehearsal
 from rlinf_async.work import BoolOrWork, IntOrWork, blocking
@@ -38,7 +38,7 @@ P = ParamSpec("P")
 W = TypeVar("W", bound="Worker")
 
 
-class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
+class Worker(Messaging, Routing, Logging, Profiling):
     """A process of its own, one rank of a group.
 
     Derive from it, call ``super().__init__()`` without arguments, and launch a group; every public method can then be
@@ -81,7 +81,7 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
     _world_size: int
     """Number of ranks in the group."""
     _group_name: str
-    """Name of the group."""
+    """Name from ``launch(name=)``."""
     _worker_name: str
     """Name of the worker, ``rollout:3``."""
     _logger: logging.Logger
@@ -89,7 +89,7 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
     _lock: threading.Lock
     """Lock between the threads of this worker, for user code; the framework does not take it."""
     _cluster_node_rank: int
-    """Rank of its node in the cluster."""
+    """Position of its node in the hosts list."""
     _node_group: str
     """Label of the node group that it was placed in, by default ``cluster``."""
     _local_rank: int
@@ -357,6 +357,39 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
         port: IntOrWork = blocking(request)
         return port
 
+    # -- channels -----------------------------------------------------------------------------------------------
+
+    def create_channel(
+        self,
+        channel_name: str | None = None,
+        maxsize: int = 0,
+        distributed: bool = False,
+        node_rank: int = 0,
+        local: bool = False,
+        *,
+        name: str | None = None,
+        node_id: int | None = None,
+        max_bytes: int = 0,
+    ) -> Channel:
+        """Create a channel, as ``Channel.create``; ``name`` and ``node_id`` are older names of ``channel_name`` and
+        ``node_rank``."""
+        if node_id is not None and node_rank not in (0, node_id):
+            raise TypeError(f"a channel has one node: node_rank={node_rank} or node_id={node_id}")
+        return Channel.create(
+            _one_name(channel_name, name),
+            maxsize,
+            distributed,
+            node_rank if node_id is None else node_id,
+            local,
+            max_bytes=max_bytes,
+        )
+
+    def connect_channel(
+        self, channel_name: str | None = None, *, name: str | None = None, timeout: float | None = None
+    ) -> Channel:
+        """Connect to a channel, as ``Channel.connect``."""
+        return Channel.connect(_one_name(channel_name, name), timeout=timeout)
+
     # -- time ---------------------------------------------------------------------------------------------------
 
     def worker_timer(self, tag: str | None = None, trace: bool = True) -> TimedSpan:
@@ -390,3 +423,10 @@ def _no_worker(cls: type[Worker]) -> RuntimeError:
         "You may have mistakenly initialized the Worker class directly without create_group and launch: use "
         f"{cls.__name__}.create_group(...).launch(cluster)"
     )
+
+
+def _one_name(channel_name: str | None, name: str | None) -> str:
+    given = [given for given in (channel_name, name) if given is not None]
+    if len(given) != 1:
+        raise TypeError("a channel needs one name: channel_name or name")
+    return given[0]

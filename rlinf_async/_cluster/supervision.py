@@ -48,6 +48,7 @@ _MAX_CAUSES: Final = 4
 _WHOLE_GROUP: Final = -1
 
 
+# 35 methods: the steps of one restart, in one task, over the state in ``RestartRounds`` and ``RestartBudget``.
 class Supervision:
     """Restarts of one group's ranks.
 

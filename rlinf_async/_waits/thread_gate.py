@@ -152,7 +152,7 @@ def wait_at(make: Callable[[], Gate]) -> None:
 def must_await() -> bool:
     """True in a coroutine, which has to await where other code blocks; RLinf's rules let a coroutine block as well.
 
-    Those rules do not apply to code that handles received frames: functions given to ``then``, callbacks of a group.
+    Code that handles received frames must await even then: functions given to ``then``, callbacks of a group.
     """
     return running_loop() is not None and (not dialect.is_rlinf or _per_thread.reads)
 

@@ -67,6 +67,7 @@ _TURN_S: Final = 0.005  # time for ``def`` methods until the loop gets a turn, s
 _MAX_CONCURRENCY: Final = 1000
 
 
+# 40 methods: one queue and one table of open calls, which the socket thread, the main loop and the ``def`` path share.
 class Runtime:
     """Calls of one worker: takes them from its client, and runs them on the main thread."""
 
