@@ -101,7 +101,7 @@ class WaitingCall:
     slots: list[int]
 
 
-# 40 methods: queued, open and repeated calls change together under one lock, and each event of the client has a handler.
+# 40 methods: queued, open and repeated calls change together under one lock; each event of the client has a handler.
 class Members:
     """Ranks of a group, and their endpoints; until these are known, calls wait here in order.
 

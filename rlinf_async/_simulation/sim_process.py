@@ -37,7 +37,7 @@ _GLOBALS: Final[tuple[tuple[Any, str], ...]] = (
     *((loop_watch, name) for name in ("is_needed", "only")),
     *((slow_waits, name) for name in ("_after_words", "_loops", "_threads", "_until")),
     *((unobserved_errors, name) for name in ("_accounts", "_watches")),
-    (user_metrics, "_told"),
+    (user_metrics, "_warned"),
     (unobserved_errors, "ending_waits"),
     (registration, "_made"),
     (os.environ, "_data"),
