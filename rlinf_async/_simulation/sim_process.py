@@ -35,7 +35,7 @@ _GLOBALS: Final[tuple[tuple[Any, str], ...]] = (
     *((channel, name) for name in ("_channels", "_local_queues")),
     (worker_link, "_names"),
     *((loop_watch, name) for name in ("is_needed", "only")),
-    *((slow_waits, name) for name in ("_after_words", "_loops", "_threads", "_until")),
+    *((slow_waits, name) for name in ("_listeners", "_loops", "_threads", "_until")),
     *((unobserved_errors, name) for name in ("_accounts", "_watches")),
     (user_metrics, "_warned"),
     (unobserved_errors, "ending_waits"),
