@@ -140,20 +140,6 @@ def test_a_thread_that_waits_says_so_too(words: Words) -> None:
     assert f" for rollout.step(), at {line} in " in text
 
 
-def test_the_second_and_third_word_follow(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(settings.WAIT_WARNING_2_S.variable, "0.6")
-    monkeypatch.setenv(settings.WAIT_WARNING_3_S.variable, "1.2")
-
-    async def wait() -> None:
-        await Named("an await", words=3)
-
-    thread = threading.Thread(target=lambda: Named("a thread", words=3).wait())
-    thread.start()
-    asyncio.run(wait())
-    thread.join()
-    assert sorted(text.split(" for ")[1].split(",")[0] for text in words.texts) == 3 * ["a thread"] + 3 * ["an await"]
-
-
 def test_the_table_is_data(words: Words) -> None:
     async def wait() -> None:
         work = Named("rollout.step()")

@@ -1,7 +1,7 @@
 """Diagnostics of long waits: asks daemons what the awaited workers, requests, names and queues are doing.
 
-Asked when a wait is described, never before.  What is not answered within ``settings.WAIT_ANSWER_S`` is said to be
-missing.
+The daemons are asked only when a wait is described. An answer that does not arrive within ``settings.WAIT_ANSWER_S`` is
+reported as missing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from rlinf_async._waits import slow_waits
 from rlinf_async.work import Work
 
 Member = tuple[str, int]
-"""Group and rank."""
 
 _Like = tuple[str, str, tuple[str, ...]]
-"""Group, state and methods: ranks of which all this is the same are told of together."""
+"""Group, state and methods; ranks with equal values share one line."""
 
 
-class Client(Protocol):
-    """The part of a ``NodeClient`` that makes requests of daemons."""
+class RequestSender(Protocol):
+    """Part of a ``NodeClient`` that makes requests of daemons."""
 
     user_loop: asyncio.AbstractEventLoop | None
 
@@ -35,8 +34,8 @@ class Client(Protocol):
     def later(self, seconds: float, callback: Callable[[], None]) -> None: ...
 
 
-def workers(client: Client, who: Mapping[int, Member]) -> Work[str]:
-    """What workers do, by endpoint: what is unusual about their processes, and which calls are open there."""
+def workers(client: RequestSender, who: Mapping[int, Member]) -> Work[str]:
+    """Describe workers, given by endpoint: unusual states of their processes, and calls that are open there."""
     by_node: dict[int, list[int]] = {}
     for endpoint in who:
         by_node.setdefault(frames.node_of(endpoint), []).append(frames.number_of(endpoint))
@@ -57,23 +56,21 @@ def workers(client: Client, who: Mapping[int, Member]) -> Work[str]:
     return _when_all(list(requests.values()), tell, client)
 
 
-def request(client: Client, operation: Operation[Any], number: int, node: int) -> Work[str]:
-    """What a daemon needs for an open request of this process."""
+def request(client: RequestSender, operation: Operation[Any], number: int, node: int) -> Work[str]:
+    """Describe what a daemon needs to answer an open request of this process."""
     return _one(client, operations.RequestProgress(type(operation).__name__, vars(operation), number), node)
 
 
-def name(client: Client, group: str) -> Work[str]:
-    """Whether there is a group of that name, and which there are."""
+def name(client: RequestSender, group: str) -> Work[str]:
     return request(client, operations.Find("group", group, None, 0), -1, 0)
 
 
-def queue(client: Client, node: int, number: int, key: bytes) -> Work[str]:
-    """What is queued under a key of a channel, and how many wait there."""
+def queue(client: RequestSender, node: int, number: int, key: bytes) -> Work[str]:
     return _one(client, operations.QueueState(number, key), node)
 
 
 def through(inner: Sequence[slow_waits.Waitable]) -> Work[str]:
-    """What something needs in turn, and what is said of the other sides of that."""
+    """Describe the works that a wait needs in turn, each with its own description."""
     activities = [(work, work._peer_activity()) for work in inner]
 
     def tell() -> str:
@@ -86,7 +83,7 @@ def through(inner: Sequence[slow_waits.Waitable]) -> Work[str]:
     return _when_all([peer_activity for _, peer_activity in activities if peer_activity is not None], tell)
 
 
-def _one(client: Client, operation: Operation[str], node: int) -> Work[str]:
+def _one(client: RequestSender, operation: Operation[str], node: int) -> Work[str]:
     request = client.request(operation, node=node)
 
     def tell() -> str:
@@ -97,9 +94,9 @@ def _one(client: Client, operation: Operation[str], node: int) -> Work[str]:
 
 
 def _when_all(
-    asked: Sequence[slow_waits.PeerActivity], tell: Callable[[], str], client: Client | None = None
+    asked: Sequence[slow_waits.PeerActivity], tell: Callable[[], str], client: RequestSender | None = None
 ) -> Work[str]:
-    """Words made once all have answered; or have had the time for it, which a ``client`` measures."""
+    """Return the text made once all have answered, or after a deadline, which a ``client`` measures."""
     peer_activity: Work[str] = Work()
 
     def finish() -> None:
@@ -123,7 +120,7 @@ def _when_all(
 
 
 def _answer_of(request: slow_waits.PeerActivity, node: int) -> tuple[Any, str]:
-    """The answer of a node's daemon, or why there is none."""
+    """Return the answer of a node's daemon, or the reason why there is none."""
     if not request.done():
         return None, f"the daemon of node {node} has not answered within {settings.WAIT_ANSWER_S():g} s"
     try:
@@ -133,7 +130,6 @@ def _answer_of(request: slow_waits.PeerActivity, node: int) -> tuple[Any, str]:
 
 
 def _fold(facts: Mapping[Member, ProcessReport | None]) -> list[str]:
-    """One line for each set of ranks that are at the same."""
     ranks: dict[_Like, list[int]] = {}
     ages: dict[_Like, list[list[float]]] = {}
     more: dict[_Like, int] = {}

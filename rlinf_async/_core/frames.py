@@ -86,7 +86,7 @@ PENDING: Final = 18
 FAILED: Final = 20
 RESUME: Final = 21
 ACK: Final = 22
-"""This kind and those with higher numbers are control frames of one socket, which are not counted."""
+"""First kind of control frames, which concern one socket and are not counted."""
 OF_THIS: Final = 0
 LOST: Final = 1
 OF_SIBLING: Final = 2

@@ -93,7 +93,7 @@ class PoolOfCalls(Protocol):
 class WaitingCall:
     """Call that has not been sent to some of its ranks, whose slots are in ``slots``."""
 
-    callee: Callee
+    callee: GroupCallee
     handler: CallHandle
     method: str
     bodies: Bodies
@@ -151,7 +151,7 @@ class Members:
         self._lock = threading.Lock()
         self._pending: list[WaitingCall] = []
         # Calls and slots that a rank's death has left unanswered, to be sent again.
-        self._repeats: list[tuple[Callee, Handle, int]] = []
+        self._repeats: list[tuple[GroupCallee, Handle, int]] = []
         self._held = set(range(size))  # ranks whose calls wait; added without the lock, removed under it
         self._started = False
         self._failure: BaseException | None = None
@@ -161,8 +161,8 @@ class Members:
         client.listen("rank_returned", self._on_returned)
         client.listen("restart_wanted", self._on_restart_wanted)
 
-    def callee(self, ranks: Sequence[int]) -> Callee:
-        return Callee(self, ranks)
+    def callee(self, ranks: Sequence[int]) -> GroupCallee:
+        return GroupCallee(self, ranks)
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -434,7 +434,7 @@ class Members:
 
     def call(
         self,
-        callee: Callee,
+        callee: GroupCallee,
         handler: CallHandle,
         method: str,
         encoded: Sequence[Encoded | bytes],
@@ -466,7 +466,7 @@ class Members:
                 recording.end(handler._ended._event, type(error).__name__)
             raise
 
-    def _queue(self, callee: Callee, handler: CallHandle, method: str, bodies: Bodies, same: bool) -> bool:
+    def _queue(self, callee: GroupCallee, handler: CallHandle, method: str, bodies: Bodies, same: bool) -> bool:
         """Queue a call whose ranks are held. Return False if none is, so that the call may be sent."""
         with self._lock:
             if self._failure is not None:
@@ -521,7 +521,13 @@ class Members:
         return handle
 
     def _send(
-        self, callee: Callee, handler: CallHandle, method: str, bodies: Bodies, same: bool, held: Sequence[int] = ()
+        self,
+        callee: GroupCallee,
+        handler: CallHandle,
+        method: str,
+        bodies: Bodies,
+        same: bool,
+        held: Sequence[int] = (),
     ) -> None:
         """Send a call, except to held slots, for which its bodies are kept."""
         credit = handler._window if isinstance(handler, StreamCall) else 0
@@ -541,7 +547,7 @@ class Members:
             self.notices.finished(handler)
             raise
 
-    def repeats(self, callee: Callee, handler: Handle, slot: int, status: int, report: bytes) -> bool:
+    def repeats(self, callee: GroupCallee, handler: Handle, slot: int, status: int, report: bytes) -> bool:
         """True if a call will be sent again for a rank that is gone."""
         if self.supervisor is None or handler._again is None or self.client.closed is not None:
             return False
@@ -580,7 +586,7 @@ class Members:
         with self._lock:
             self._send_waiting()
 
-    def _repeat(self, callee: Callee, handler: Handle, slot: int) -> None:
+    def _repeat(self, callee: GroupCallee, handler: Handle, slot: int) -> None:
         method, encoded = handler._method, handler._again
         if encoded is None or handler._cancelled or handler._cancel_sent:  # or another rank has failed in it
             self.client.answer_for(handler._call, slot, Status.CANCELLED, b"")
@@ -596,7 +602,7 @@ class Members:
         self._send_again(callee, handler, slot, body, fds)
 
     def _send_again(
-        self, callee: Callee, handler: CallHandle, slot: int, body: bytes | int, fds: Sequence[int]
+        self, callee: GroupCallee, handler: CallHandle, slot: int, body: bytes | int, fds: Sequence[int]
     ) -> None:
         """Send a call again, or late, to the present process of a rank."""
         targets = handler._targets = [
@@ -608,7 +614,7 @@ class Members:
         if handler._cancel_sent:  # meanwhile, maybe before this was sent
             self.client.cancel(handler._call, [targets[slot]])
 
-    def call_failed(self, callee: Callee, handler: CallHandle) -> None:
+    def call_failed(self, callee: GroupCallee, handler: CallHandle) -> None:
         """Notify the other ranks of a failure in a call."""
         failed = [failure for failure in handler._tally.failures() if failure[1] != Status.UNKNOWN]
         if failed and not self.closed:
@@ -624,7 +630,7 @@ class Members:
             )
 
 
-class Callee:
+class GroupCallee:
     """Some of the members, as the target of a call."""
 
     def __init__(self, members: Members, ranks: Sequence[int]) -> None:

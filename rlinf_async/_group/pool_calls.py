@@ -14,7 +14,7 @@ from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.frames import Status
 from rlinf_async._core.payload import Body
 from rlinf_async._core.root_cause import name_ranks
-from rlinf_async._group.members import Callee, Members
+from rlinf_async._group.members import GroupCallee, Members
 from rlinf_async._group.rank_pool import UNBOUNDED, Attempt, PoolRequest, RankPool, Standing
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
@@ -52,7 +52,7 @@ class PoolCalls:
         self.members = members
         self._state = RankPool(members.size)
         self._lock = Lock()
-        self._callees = [Callee(members, (rank,)) for rank in range(members.size)]
+        self._callees = [GroupCallee(members, (rank,)) for rank in range(members.size)]
         # Calls by ``id``, in the order in which they were made; kept only if calls have a deadline.
         self._unfinished: dict[int, PooledCall] = {}
         # Endpoints that have ended, each with whether the rank returns, as reported by answers or by the group's owner.
@@ -198,7 +198,7 @@ class PoolCalls:
         if begun:
             self._start(begun)
 
-    def callee(self, rank: int) -> Callee:
+    def callee(self, rank: int) -> GroupCallee:
         return self._callees[rank]
 
     def withdraw(self, call: PooledCall) -> bool:

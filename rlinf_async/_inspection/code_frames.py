@@ -25,7 +25,7 @@ _HELPERS: Final = frozenset(
         *("_pytest", "pluggy", "xdist", "execnet"),
     )
 )
-"""This framework, if installed, and packages with threads and tasks of their own, which wait for work, write logs or
+"""The installed framework, and packages with threads and tasks of their own, which wait for work, write logs or
 run the user's code.
 
 grpc is not among them: its thread lives as long as a call is open, and the answer's callback sets an event of the

@@ -26,7 +26,7 @@ is_needed = False
 """True once any cluster of this process has lived on a loop of the user's; without one, waits need no watch."""
 
 only: asyncio.AbstractEventLoop | None = None
-"""That loop, while there has been only one: a wait on it needs no watch."""
+"""Loop of the user's, while there has been only one: a wait on it needs no watch."""
 
 
 def live_on(loop: asyncio.AbstractEventLoop) -> None:

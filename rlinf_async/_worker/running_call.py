@@ -70,7 +70,7 @@ class Call:
         self.granted: asyncio.Future[None] | None = None
         self._event = 0
         self.place = 0
-        """Its place in the journal of calls, once it runs."""
+        """Place in the journal of calls, once it runs."""
         self.failure: str | None = None
         """Failure of another rank of the group while this call was open."""
         self.void: PeerLost | None = None

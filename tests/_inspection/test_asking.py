@@ -11,7 +11,6 @@ import pytest
 from rlinf_async import Cluster, NodePlacementStrategy, Worker, settings
 from rlinf_async._inspection import asking
 from rlinf_async._inspection.state.run_report import ActivityState, RunReport, Wait
-from rlinf_async._inspection.state.verdict import VerdictKind
 from rlinf_async._waits import slow_waits
 from rlinf_async.errors import ClosedError
 from rlinf_async.work import Work
@@ -47,17 +46,6 @@ def test_an_inspection_is_not_among_the_waits_of_a_run() -> None:
     assert made.processes["driver"].activities
     report = RunReport("cafe", list(made.processes.values()))
     assert not asking._without_askers(report).processes[0].activities
-
-
-async def test_a_script_that_does_nothing_but_ask_hears_of_a_deadlock() -> None:
-    async with asyncio.timeout(120), Cluster(num_nodes=1) as cluster:
-        stage = await Stage.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="stage")
-        exchanged = stage.exchange()
-        verdict = await cluster.why()
-        while not verdict.is_stuck:  # they have not waited for two seconds yet
-            verdict = await cluster.why()
-        assert (verdict.kind, verdict.headline) == (VerdictKind.DEADLOCK, "stage:0-1 wait for each other")
-        exchanged.cancel()
 
 
 async def test_a_driver_hears_of_a_deadlock_after_a_word_about_its_wait(

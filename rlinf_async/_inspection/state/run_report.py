@@ -32,13 +32,13 @@ class ActivityState(StrEnum):
     """State of an activity."""
 
     RUNNING = "running"
-    """Its code runs, or waits for something outside of the run (a socket, a file, a subprocess)."""
+    """Code runs, or waits for something outside of the run (a socket, a file, a subprocess)."""
     SLEEPING = "sleeping"
-    """It continues by itself at a known time."""
+    """The activity continues by itself at a known time."""
     WAITING = "waiting"
     """``Activity.wait`` or ``Activity.awaits`` has the awaited event."""
     IDLE = "idle"
-    """It waits for work; no user code is waiting."""
+    """The activity waits for work; no user code is waiting."""
 
 
 class TargetKind(StrEnum):

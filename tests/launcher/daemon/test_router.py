@@ -15,7 +15,7 @@ from rlinf_async._core import frames
 from rlinf_async._core.frames import FrameError, Status
 from rlinf_async._core.operations import ScrapeNode
 from rlinf_async.errors import LaunchError
-from rlinf_launcher.daemon import router as routers
+from rlinf_launcher.daemon import routed_frames, router as routers
 from rlinf_launcher.daemon.endpoint import Endpoint
 from rlinf_launcher.daemon.handlers import Handlers
 from rlinf_launcher.daemon.router import Router
@@ -72,7 +72,7 @@ def test_a_request_of_this_daemon_is_answered_refused_and_given_up(router: Route
 
 def test_a_node_that_ends_waits_for_no_answer(router: Router) -> None:
     asked = router.ask(0, ScrapeNode())
-    router.end_questions()
+    router.cancel_requests()
     assert asked.cancelled()
     assert router.ask(0, ScrapeNode()).cancelled()
     assert router.ask(7, ScrapeNode()).cancelled()
@@ -148,8 +148,8 @@ def test_a_content_for_which_no_memory_is_left_rides_on_its_frame_or_says_why_it
     def fail(*_: Any) -> int:
         raise OSError(errno.EMFILE, "no descriptor is free")
 
-    monkeypatch.setattr(routers, "write_segment", fail)
-    monkeypatch.setattr(routers, "_MAX_INLINE_BYTES", 8)
+    monkeypatch.setattr(routed_frames, "write_segment", fail)
+    monkeypatch.setattr(routed_frames, "_MAX_INLINE_BYTES", 8)
     (driver, _), (worker, sent) = attach(router, "driver"), attach(router, "worker")
     route, content = frames.route_to([worker.id]), memoryview(bytes(nbytes))
     router.from_endpoint(driver, [frames.CALL, 0, driver.id, route, 7, "step", 0, content], [])
