@@ -138,8 +138,8 @@ def root_error(callee: Callee, failed: Sequence[tuple[int, int, Body]]) -> BaseE
 
 
 def death_cause(facts: Mapping[str, Any]) -> str:
-    """Return the common cause of failures by a worker's death, from its exit report or a ``WorkerDied``'s attributes.
-    Return the common cause of failures by a worker's death, from its exit report or a ``WorkerDied``'s attributes."""
+    """Return the common cause of failures by a worker's death, from its exit report or a ``WorkerDied``'s
+    attributes."""
     return f"death of pid {facts['pid']} on {facts['node']}"
 
 

@@ -174,8 +174,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return self._done
 
     def _follow(self, callback: Callable[[], None]) -> None:
-        """Call back at the end, in the thread that settles it, or now; this does not count as interest in the result.
-        Call back at the end, in the thread that settles it, or now; this does not count as interest in the result."""
+        """Call back at the end, in the thread that settles it, or now; this does not count as interest in the
+        result."""
         with self._lock:
             if not self._done:
                 self._followers = [*(self._followers or ()), callback]
@@ -725,7 +725,6 @@ def blocking(work: Work[T]) -> Any:
         return work
     try:
         # Check before the result: a finished receive would take a message of the code that runs after these waits.
-        # tests/simulation/test_sim_restarts.py::test_a_hook_that_has_ended_takes_no_message_of_the_next_attempt
         # tests/simulation/test_sim_restarts.py::test_a_hook_that_has_ended_takes_no_message_of_the_next_attempt
         check_ended()
         return work.wait()

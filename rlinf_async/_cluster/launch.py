@@ -132,7 +132,6 @@ def reserve_now(client: NodeClient, name: str) -> int:
 
 
 async def open_store(client: NodeClient, members: Members, plan: Plan) -> int:
-    """Open the socket of the store at MASTER_PORT on the node of rank 0. Return its port."""
     node = plan.nodes[plan.placements[0].cluster_node_rank].node_rank
     return await client.request(operations.OpenStore(plan.name, members.number), node=node)
 
@@ -285,7 +284,6 @@ def _cancelled(name: str) -> Exception:
 
 
 def script_environment() -> own_start.Changes:
-    """Return the variables that this process has changed since its start, for its workers."""
     changes = own_start.changed_variables()
     for name, value in list(changes.items()):
         if len(value or b"") > _MAX_VALUE_BYTES:

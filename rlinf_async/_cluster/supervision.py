@@ -127,11 +127,9 @@ class Supervision:
 
     @property
     def away(self) -> set[int]:
-        """Return the ranks that are being restarted."""
         return self._rounds.coming_back
 
     def _held_with(self, ranks: Iterable[int]) -> Iterable[int]:
-        """Return the ranks whose calls wait while these ranks are away."""
         return ranks if self._by_rank else range(self._members.size)
 
     def restart_wanted(self, rank: int) -> None:
@@ -311,7 +309,6 @@ class Supervision:
         return True
 
     async def _move(self, ranks: list[int]) -> list[int]:
-        """Move the ranks of lost nodes to other nodes. Return the ranks that have a living node."""
         lost = self._client.lost_nodes
         homeless = [rank for rank in ranks if self._members.placements[rank].cluster_node_rank in lost]
         if homeless:
@@ -521,8 +518,8 @@ class Supervision:
     async def _announce_to_nodes(
         self, rank: int, was: int, entry: dict[str, Any] | None, report: dict[str, Any]
     ) -> None:
-        """Tell all nodes by way of node 0, which itself knows of it when this returns, and so does the rank's own node.
-        Tell all nodes by way of node 0, which itself knows of it when this returns, and so does the rank's own node."""
+        """Tell all nodes by way of node 0, which itself knows of it when this returns, and so does the rank's
+        own node."""
         operation = operations.RankReturned(self._members.name, self._members.number, rank, was, entry, report)
         await self._client.request(operation, node=0)
 

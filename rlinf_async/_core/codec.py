@@ -40,9 +40,8 @@ _heads: dict[Any, bytes] = {}
 _rebuilders: dict[bytes, Callable[[Any], Any]] = {}
 _MAX_CACHED_HEADS: Final = 1024
 
+# Key of a provider's ``state``: predicate that is true for objects whose memory must not be copied; absent if all is.
 KEEP: Final = "keep"
-"""Key of a provider's ``state``: predicate that is true for objects whose memory must not be copied; absent if all is.
-Key of a provider's ``state``: predicate that is true for objects whose memory must not be copied; absent if all is."""
 
 # Functions of the script that receivers must look up by name, with their names, by id.
 _by_name: dict[int, tuple[str, Any]] = {}
@@ -68,7 +67,6 @@ def encode_plain(value: Any) -> bytes | None:
 def encode_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], *, describe: str, root: str | tuple[str, ...]
 ) -> bytes | Encoded:
-    """Encode the arguments of a call; ``describe`` and ``root`` are those of ``encode``."""
     if not args and not kwargs:
         return _NO_ARGUMENTS_BODY
     value = (args, kwargs)
@@ -282,7 +280,6 @@ class _OutOfBand:
         self.buffers: list[memoryview] = []
 
     def take(self, buffer: pickle.PickleBuffer) -> bool:
-        """Return True to have pickle copy the buffer in band."""
         view = buffer.raw()
         if view.nbytes < _IN_BAND_BYTES:
             if type(view.obj) is not OutOfBandBytes:
@@ -414,8 +411,8 @@ def _load(head: bytes | memoryview, buffers: Sequence[Any]) -> Any:
 
 
 def _is_plain_but_for(kinds: set[type], value: Any, depth: int) -> bool:
-    """True if a value consists of builtin values and providers' objects; collects the types of the latter in ``kinds``.
-    True if a value consists of builtin values and providers' objects; collects the types of the latter in ``kinds``."""
+    """True if a value consists of builtin values and providers' objects; collects the types of the latter
+    in ``kinds``."""
     kind = type(value)
     if kind in ATOMS or kind in kinds:
         return True

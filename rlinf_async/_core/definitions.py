@@ -29,8 +29,8 @@ from rlinf_async._core import main_module, script_objects
 from rlinf_async._core.main_module import MAIN_NAMES
 from rlinf_async._core.unpicklable import ATOMS
 
+# Function, arguments, state, None, None and setter of the state, as ``__reduce__`` returns them.
 Reduced = tuple[Any, ...]
-"""Function, arguments, state, None, None and setter of the state, as ``__reduce__`` returns them."""
 
 _IMPORTED: Final = type | ModuleType | BuiltinFunctionType | FunctionType
 
@@ -57,8 +57,8 @@ def reduce_function(function: FunctionType, reduced: Reduced, with_annotations: 
 
 
 def _find_constants(function: FunctionType, constants: dict[str, Any], seen: set[FunctionType]) -> bool:
-    """Collect code and globals of a function and of the functions that it calls; False if one refers to another object.
-    Collect code and globals of a function and of the functions that it calls; False if one refers to another object."""
+    """Collect code and globals of a function and of the functions that it calls; False if one refers to
+    another object."""
     seen.add(function)
     if function.__closure__ or function.__dict__ or function.__kwdefaults__:
         return False
@@ -188,7 +188,6 @@ _lock = threading.RLock()
 
 
 def _changes_of(kind: type, attributes: dict[str, Any]) -> dict[str, int]:
-    """Return the numbered changes of a class that is about to be sent with these attributes."""
     with _lock:
         if kind in _theirs:
             return dict(_theirs[kind])
@@ -210,7 +209,6 @@ def _adopt_class(kind: type) -> None:
 def _fill_in(
     kind: type, attributes: dict[str, Any], changes: dict[str, int], assign: Callable[[dict[str, Any]], Any]
 ) -> None:
-    """Assign the attributes of an arrived class that are new since it last arrived."""
     # Two threads may decode a class at once: without the lock, the second could assign after the first has run user
     # code that set an attribute.
     with _lock:

@@ -65,7 +65,6 @@ def shown(name: str, value: str) -> str:
 
 
 def masked(data: Any, name: str = "") -> Any:
-    """Return plain data of mappings and lists without the secrets in it."""
     if isinstance(data, Mapping):
         if name == "env_vars":
             return masked_variables(data)

@@ -202,7 +202,6 @@ def _make(parts: Sequence[Part], nbytes: int) -> PooledSegment:
 
 
 def _adopt(made: int, size: int) -> PooledSegment:
-    """Make a segment from a new descriptor, and close that descriptor."""
     try:
         # A memfd's own descriptor does not count as open for writing: a lease needs one that was opened by name.
         fd = os.open(f"/proc/self/fd/{made}", os.O_RDWR | os.O_CLOEXEC)
@@ -222,8 +221,7 @@ def _rounded(nbytes: int) -> int:
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
-pool: Final = Pool()
-"""Pool for the message bodies of this process."""
+pool: Final = Pool()  # pool for the message bodies of this process
 
 
 def _after_fork() -> None:

@@ -39,5 +39,4 @@ def printable(line: str) -> str:
 
 
 def plain(line: str) -> str:
-    """Return a line as ``printable`` does, without colours."""
     return _COLOUR.sub("", printable(line))

@@ -71,7 +71,6 @@ class DeviceLocks:
         return self._serve()
 
     def drop(self, holder: int) -> list[Ticket]:
-        """End all acquisitions of a holder. Return the tickets that are granted now, in order."""
         for ticket in [ticket for ticket in (*self.held, *self.waiting) if ticket.holder == holder]:
             self._remove(ticket)
         return self._serve()
@@ -93,7 +92,6 @@ class DeviceLocks:
         return list(dict.fromkeys((*holders, *before)))
 
     def holders(self) -> set[int]:
-        """Return all endpoints with a granted or a waiting ticket."""
         return {ticket.holder for ticket in (*self.held, *self.waiting)}
 
     def _is_held_by(self, device: int, holder: int) -> bool:
@@ -144,7 +142,6 @@ class PortLeases:
         return True
 
     def drop(self, owner: int) -> list[int]:
-        """End all leases of an owner. Return their ports."""
         ports = [port for port, of in self.owners.items() if of == owner]
         for port in ports:
             del self.owners[port]

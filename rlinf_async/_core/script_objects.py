@@ -72,7 +72,6 @@ def definition_of(obj: Any) -> str | None:
 
 
 def names_in(annotations: dict[str, Any]) -> Iterator[str]:
-    """Yield the names in annotations that are text."""
     for annotation in annotations.values():
         yield from _names_in(annotation)
 
@@ -173,7 +172,6 @@ def _reduce_cached_property(cached: Any) -> Any:
 
 
 def _by_name_of(kind: type) -> Callable[[Any], Any]:
-    """Return the reducer of a kind of sentinel, whose objects are compared by identity."""
     names = {id(value): name for name, value in vars(dataclasses).items() if type(value) is kind}
     return lambda sentinel: names[id(sentinel)]
 
@@ -192,8 +190,8 @@ REDUCERS: Final[dict[Any, Callable[[Any], Any]]] = {
 
 
 def _settle(place: str | None, made: Any, is_alike: Callable[[Any], bool] = lambda known: True) -> Any:
-    """Return an equivalent object of that name in ``__main__`` if there is one, else the new object, registered there.
-    Return an equivalent object of that name in ``__main__`` if there is one, else the new object, registered there."""
+    """Return an equivalent object of that name in ``__main__`` if there is one, else the new object,
+    registered there."""
     # An object in a class arrives with the class, which is filled in once: it needs no look-up.
     if place is None or "." in place:
         return made

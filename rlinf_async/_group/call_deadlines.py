@@ -57,7 +57,6 @@ class CallDeadlines:
         return None if self._counts_from == math.inf else self.limit
 
     def watch(self) -> None:
-        """Set the timer for a new call, unless it is set."""
         if self.limit is not None and self._timer.acquire(blocking=False):
             self._client.later(self.limit.seconds, self._look)
 

@@ -66,8 +66,7 @@ class FailureNotices:
         self._open = open_calls
         self._quiet = min(_QUIET_S, settings.COLLECTIVE_TIMEOUT_S() / 2)
         self._armed = False
-        self.concerns: dict[int, FailureConcern] = {}
-        """Open calls that a failure concerns, by ``id``."""
+        self.concerns: dict[int, FailureConcern] = {}  # open calls that a failure concerns, by ``id``
 
     def failed(self, failure: RankFailure, handler: CallHandle | None) -> None:
         """Record the failure of a rank, in a call or between calls; the thread that handles answers calls it."""

@@ -43,8 +43,8 @@ _CALL: Final = EventKind.CALL
 
 CallHandle = Handle | StreamCall
 
+# Encoded arguments with their descriptors: one body for all ranks, or one for each.
 Bodies = Sequence[tuple[bytes | int, Sequence[int]]]
-"""Encoded arguments with their descriptors: one body for all ranks, or one for each."""
 
 
 class Supervisor(Protocol):
@@ -146,8 +146,7 @@ class Members:
         # Pid of the last death reported to the callbacks, and whether the rank was to return, by rank.
         self._reported: dict[int, tuple[int, bool]] = {}
         self.by_rank = False
-        self.version = 0
-        """Incremented whenever a rank gets another endpoint."""
+        self.version = 0  # incremented whenever a rank gets another endpoint
         self._lock = threading.Lock()
         self._pending: list[WaitingCall] = []
         # Calls and slots that a rank's death has left unanswered, to be sent again.
@@ -227,7 +226,6 @@ class Members:
         return not held
 
     def _send_late(self, waiting: WaitingCall, slot: int) -> None:
-        """Send a call that other ranks already have to the one in this slot."""
         handler, (body, fds) = waiting.handler, waiting.bodies[0 if waiting.same else slot]
         if handler._cancel_sent:  # or another rank has failed in it
             if not waiting.same:
@@ -268,7 +266,6 @@ class Members:
             self.client.later(0, lambda: self.call_back("on_death", self.on_death, died))
 
     def call_back(self, what: str, callbacks: Sequence[Callable[[Any], object]], fact: Any) -> None:
-        """Run the present callbacks on the client's loop."""
         for callback in tuple(callbacks):
             try:
                 callback(fact)
@@ -286,7 +283,6 @@ class Members:
                     self.client.later(0, functools.partial(_raise, error))
 
     def replace(self, rank: int, endpoint: int, info: WorkerInfo, log: str) -> None:
-        """Replace the process of a restarted rank."""
         assert self.endpoints is not None
         self.infos[rank], self.logs[rank], self.endpoints[rank] = info, log, endpoint
         self.deaths.pop(rank, None)
@@ -326,7 +322,6 @@ class Members:
 
     @property
     def failed(self) -> bool:
-        """True if the launch has failed."""
         return self._failure is not None
 
     def close(self) -> None:
@@ -508,12 +503,10 @@ class Members:
         return ClosedError(f"group '{self.name}' is closed: {method}() cannot be called any more")
 
     def record(self, handler: CallHandle, method: str, ranks: int) -> None:
-        """Record the beginning of a call in the flight recorder and the trace."""
         if recording.admits():
             handler._ended._event = recording.begin(_CALL, f"{self.name}.{method}", ranks, handler)
 
     def call_now(self, ranks: Sequence[int], method: str, encoded: Encoded | bytes) -> Handle:
-        """Send a call ahead of all waiting calls."""
         callee = self.callee(ranks)
         handle: Handle = Handle(callee, method)
         handle._since = clock.monotonic()
@@ -529,7 +522,6 @@ class Members:
         same: bool,
         held: Sequence[int] = (),
     ) -> None:
-        """Send a call, except to held slots, for which its bodies are kept."""
         credit = handler._window if isinstance(handler, StreamCall) else 0
         self.open[id(handler)] = handler
         if self.deadlines.limit is not None:
@@ -604,7 +596,6 @@ class Members:
     def _send_again(
         self, callee: GroupCallee, handler: CallHandle, slot: int, body: bytes | int, fds: Sequence[int]
     ) -> None:
-        """Send a call again, or late, to the present process of a rank."""
         targets = handler._targets = [
             *handler._targets
         ]  # a copy: the other ranks' answers are matched against the old targets
@@ -615,7 +606,6 @@ class Members:
             self.client.cancel(handler._call, [targets[slot]])
 
     def call_failed(self, callee: GroupCallee, handler: CallHandle) -> None:
-        """Notify the other ranks of a failure in a call."""
         failed = [failure for failure in handler._tally.failures() if failure[1] != Status.UNKNOWN]
         if failed and not self.closed:
             slot, status, body = failed[0]
@@ -666,7 +656,6 @@ class GroupCallee:
         return targets
 
     def route_to(self, targets: Sequence[int]) -> list[list[Any]]:
-        """Return the route to all targets, cached for the present ones."""
         of, route = self._route
         if of is not targets:
             route = frames.route_to(targets)
@@ -689,7 +678,6 @@ class GroupCallee:
         return None if launching is None else launching._peer_activity()
 
     def restart_of(self, slot: int) -> tuple[bool, str]:
-        """Return whether a lost rank is restarted, and if not, why."""
         death = self._members.deaths.get(self.ranks[slot], {})
         returns = self._members.supervisor is not None and death.get("returns", True)
         return returns, "" if returns else death.get("reason", "")
@@ -710,7 +698,6 @@ class GroupCallee:
         self._members.call_failed(self, call)
 
     def call_finished(self, call: CallHandle, *, failed: bool) -> None:
-        """Handle the end of a call that all ranks have answered."""
         members = self._members
         members.open.pop(id(call), None)
         if members.notices.concerns:

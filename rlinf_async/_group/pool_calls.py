@@ -163,7 +163,6 @@ class PoolCalls:
         return members._failure or members.client.closed
 
     def _start(self, begun: Sequence[Attempt]) -> None:
-        """Send queued calls."""
         todo = deque(begun)
         while todo:
             attempt = todo.popleft()
@@ -191,7 +190,6 @@ class PoolCalls:
             self._start(begun)
 
     def item_arrived(self, attempt: Attempt) -> None:
-        """Handle an item of a stream."""
         with self._lock:
             attempt.since = None
             begun = self._state.mark_alive(attempt.rank, clock.monotonic())
@@ -251,7 +249,6 @@ class PoolCalls:
     # -- words --------------------------------------------------------------------------------------------------
 
     def describe_room(self, request: PoolRequest) -> str:
-        """Return the reason why a call waits."""
         who = f"{name_ranks(request.ranks)} of '{self.members.name}'"
         if not self._is_any_there(request):
             return f"waits for {who} to be there"

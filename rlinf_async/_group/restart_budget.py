@@ -7,9 +7,8 @@ from typing import Final
 
 from rlinf_async.configuration import RestartPolicy
 
+# Pause before a restart; doubled each time for a rank that has lived less than ``MAX_PAUSE_S`` since its last restart.
 FIRST_PAUSE_S: Final = 0.1
-"""Pause before a restart; doubled each time for a rank that has lived less than ``MAX_PAUSE_S`` since its last restart.
-Pause before a restart; doubled each time for a rank that has lived less than ``MAX_PAUSE_S`` since its last restart."""
 
 MAX_PAUSE_S: Final = 10.0
 

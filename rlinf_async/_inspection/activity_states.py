@@ -24,8 +24,7 @@ from rlinf_async._inspection.wait_ages import WaitAges
 from rlinf_async._waits import slow_waits
 from rlinf_async._waits.user_code import frames_of
 
-Key = Any
-"""A task, or the id of a thread."""
+Key = Any  # A task, or the id of a thread
 
 
 @dataclass
@@ -88,7 +87,6 @@ class States:
         self._carriers.setdefault(future, key)
 
     def name_of(self, key: Key) -> str:
-        """Return a name that is unique in this process."""
         if isinstance(key, asyncio.Task):
             name, number = f"task {key.get_name()}", id(key)
         else:
@@ -98,7 +96,6 @@ class States:
     # -- suspended tasks ----------------------------------------------------------------------------------------
 
     def suspended(self, task: Task) -> Observation:
-        """Return the state of a task that is not running."""
         frames = list(frames_of(task))
         seen = Observation(task, self.name_of(task), frames, has_users(frames))
         awaited = awaited_by(task)
@@ -134,7 +131,6 @@ class States:
     # -- running activities ---------------------------------------------------------------------------
 
     def running(self, key: Key, ident: int, frames: Sequence[FrameType]) -> Observation:
-        """Return the state of a thread, or of the task or callback that its loop is running."""
         seen = Observation(key, self.name_of(key), frames, has_users(frames))
         if (row := self._rows.get(ident)) is not None:
             seen.state, seen.wait, seen.is_row = ActivityState.WAITING, _of_row(row, None), True
@@ -185,7 +181,6 @@ class States:
         seen.wait = Wait(kind, what, seen.age or 0.0, targets, True, left)
 
     def wait_for_caller(self, seen: Observation, call: ServedCall) -> None:
-        """Record that its generator waits for the caller to take items."""
         seen.age = self._ages.age((seen.name, call.source, call.number), call.number)
         what = f"its caller to take items of {call.method}()"
         taken = Target(TargetKind.MESSAGE, call.source)

@@ -146,7 +146,6 @@ class _Look:
                 seen.state, seen.wait, seen.age, seen.awaits = ActivityState.WAITING, None, None, [blocking.key]
 
     def hold_up_all(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Make waits for other processes, and waits on this loop, wait for the activity that blocks the loop."""
         where = next((each for each in self._occupied.values() if each.loop is loop), None)
         blocking = None if where is None else self._seen.get(where.task or where.ident)
         if where is not None and blocking is not None and blocking.state is not ActivityState.WAITING:
@@ -164,7 +163,6 @@ class _Look:
                 seen.awaits.append(blocking.key)
 
     def _pass_calls_on(self) -> None:
-        """Attribute a call to the activities of this process that it waits for."""
         serving = [seen for seen in self._seen.values() if seen.call is not None]
         while serving:
             seen = serving.pop()

@@ -92,7 +92,6 @@ def _copy(registry: Iterable[T]) -> list[T]:
 
 
 def awaited_by(task: Task) -> Awaited:
-    """Return the objects that a suspended task awaits."""
     frames = list(frames_of(task))
     futures, every = _innermost(task, frames)
     found = Awaited(every=every, left=_left(task), token=getattr(task, "_fut_waiter", None) or 0)
@@ -167,14 +166,13 @@ def passed_on(task: Task) -> Iterator[concurrent.futures.Future[Any]]:
 
 
 def handed_over(loop: asyncio.AbstractEventLoop | None) -> Iterator[concurrent.futures.Future[Any]]:
-    """Yield the futures of ``run_coroutine_threadsafe`` whose tasks a loop has yet to create; asyncio's own loops only.
-    Yield the futures of ``run_coroutine_threadsafe`` whose tasks a loop has yet to create; asyncio's own loops only."""
+    """Yield the futures of ``run_coroutine_threadsafe`` whose tasks a loop has yet to create; asyncio's
+    own loops only."""
     for handle in _copy(getattr(loop, "_ready", ())):
         yield from (value for value in bound_to(handle._callback) if isinstance(value, concurrent.futures.Future))
 
 
 def above(task: Task) -> Iterator[Task]:
-    """Yield the task, then the task that awaits it or has created it in a group, and so on."""
     seen: Task | None = task
     for _ in range(_MAX_DEPTH):
         if seen is None:

@@ -56,7 +56,6 @@ class SystemCall:
 
     @property
     def is_timed(self) -> bool:
-        """True for a ``futex`` call with a timeout."""
         return self.arguments[3] != 0
 
     @property
@@ -81,7 +80,6 @@ class SystemCall:
 
 
 def system_call_of(native_id: int | None) -> SystemCall:
-    """Return the system call of a thread, given its number in the kernel."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open(f"/proc/self/task/{native_id}/syscall", "rb") as file:
             number, *arguments = file.read().split()

@@ -157,8 +157,7 @@ def _unusable(cls: type[MetricClass], name: object, why: object) -> MetricClass:
     return cls("")
 
 
-METRICS: Final = Metrics()
-"""Metrics of this process, which has one ring for all its clusters and workers."""
+METRICS: Final = Metrics()  # metrics of this process, which has one ring for all its clusters and workers
 
 _warned: set[str] = set()
 

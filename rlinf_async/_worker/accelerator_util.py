@@ -22,16 +22,16 @@ class AcceleratorUtil:
     ``"cpu"``.
     """
 
+    # Families whose workers exchange device memory through their collective back end; workers of other families use
+    # Gloo.
     CCL_SUPPORT_LIST: ClassVar[list[str]] = [name for name, family in FAMILIES.items() if family.sends_directly]
-    """Families whose workers exchange device memory through their collective back end; workers of other families use
-    Gloo."""
 
     _window_is_open: ClassVar[bool] = False
 
     @staticmethod
     def get_accelerator_type() -> str:
-        """Return the type that this worker's group was placed on, elsewhere this machine's; ``"NO_ACCEL"`` without any.
-        Return the type that this worker's group was placed on, elsewhere this machine's; ``"NO_ACCEL"`` without any."""
+        """Return the type that this worker's group was placed on, elsewhere this machine's; ``"NO_ACCEL"``
+        without any."""
         return os.environ.get("ACCELERATOR_TYPE") or find_accelerators(os.environ).type
 
     @staticmethod

@@ -35,8 +35,7 @@ from rlinf_async._waits.user_code import frames_of
 
 logger = own_logger(__name__)
 
-SIGNAL: Final = signal.SIGRTMAX - 4
-"""Signal upon which the main thread of a worker checks whether to stop."""
+SIGNAL: Final = signal.SIGRTMAX - 4  # signal upon which the main thread of a worker checks whether to stop
 
 _SKIPPED: Final = (
     "rlinf_async*",
@@ -376,7 +375,6 @@ class _Pdb(pdb.Pdb):
         self._go_on()
 
     def do_quit(self, arg: str) -> bool:
-        """Leave the debugger and continue the rank."""
         self._go_on()
         return True
 

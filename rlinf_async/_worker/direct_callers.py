@@ -131,7 +131,6 @@ class DirectCallers:
             self.read_available(source)
 
     def answered(self, call: Call) -> None:
-        """Report a directly answered call to the daemon soon."""
         self._answered.append(call)  # before the test, without a lock: a concurrent report takes it, or is armed again
         if not self._is_armed:
             self._is_armed = True

@@ -52,7 +52,6 @@ class Ending:
         self.watch: Callable[[float], None] = lambda grace: None
 
     def announce(self, grace: float) -> None:
-        """Handle the daemon's STOP, on the thread that reads it."""
         self._grace = grace
         self._concurrent.end()
         self.watch(grace)

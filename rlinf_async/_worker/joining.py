@@ -38,7 +38,6 @@ _INHERITED: Final = ("ISOLATE_ACCELERATOR", "NODE_GROUP_LABEL")
 
 
 def can_join() -> bool:
-    """True if this process descends from a worker."""
     return _SOCKET in os.environ
 
 

@@ -29,7 +29,6 @@ _HARMLESS_MAJORS: Final = frozenset({1, 5, *range(136, 144)})
 _ITEMS: Final = ItemsView.__iter__.__code__  # Python code, not C
 
 # Seconds for a joined thread to leave the kernel's list, which happens a moment after the join and without a notice.
-# Seconds for a joined thread to leave the kernel's list, which happens a moment after the join and without a notice.
 _THREAD_END_S: Final = 0.1
 
 

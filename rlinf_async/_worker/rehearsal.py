@@ -195,7 +195,6 @@ class RehearsedPlatform:
     def set_device(self, device: Any) -> None: ...
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        """Return the free and the total memory of this machine, in bytes."""
         page = os.sysconf("SC_PAGE_SIZE")
         return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
 

@@ -99,8 +99,8 @@ class Runtime:
         self.direct_callers: DirectCallers
         self.store: MasterStore | None = None
         self._collectives: CollectiveWatch | None = None
+        # Called with an error of a method before its caller receives it.
         self.post_mortem: Callable[[BaseException], None] = lambda error: None
-        """Called with an error of a method before its caller receives it."""
 
     # -- the socket thread --------------------------------------------------------------------------------------
 
@@ -253,7 +253,6 @@ class Runtime:
         return 0
 
     def finish(self) -> None:
-        """Run the exit steps of a program."""
         self._open.clear()
         finish(self._methods)
 
@@ -583,5 +582,4 @@ def _arguments(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _is_paused(call: Call) -> bool:
-    """True if its generator waits for the caller to take items."""
     return call.granted is not None and not call.granted.done()

@@ -22,10 +22,9 @@ _ONE_AT_A_TIME: Final = (
 
 
 def advice_on(liveness: Liveness, core: Core) -> list[str]:
-    """Return one line for each kind of unmet need."""
     states: dict[int, tuple[str, str]] = {}
+    # Needs by endpoint, grouped by all parts of a line except the ranks.
     folded: dict[Hashable, dict[int, tuple[WaitNode, Need]]] = {}
-    """Needs by endpoint, grouped by all parts of a line except the ranks."""
     for node, need in core.needs:
         process = need.process
         if process is not None and process.endpoint not in states:

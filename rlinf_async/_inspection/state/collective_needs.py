@@ -17,8 +17,8 @@ from rlinf_async._inspection.state.needs import Need, action_of, is_in_collectiv
 from rlinf_async._inspection.state.run_report import ProcessReport, Target, TargetKind, Wait
 from rlinf_async._inspection.state.wait_graph import WaitGraph, WaitNode
 
+# Seconds after which ranks that are all in a rendezvous do not meet: each waits for another key of the store.
 RENDEZVOUS_S: Final = 10.0
-"""Seconds after which ranks that are all in a rendezvous do not meet: each waits for another key of the store."""
 
 # Names that torch.distributed gives to process groups; groups with other names may number their ranks differently.
 _NUMBERED_BY_TORCH: Final = re.compile(r"\d*|[0-9a-f]{40}")
@@ -78,7 +78,6 @@ class Needs:
         return _Inside(process, collective_name(wait), others, frozenset((*known, process.rank)))
 
     def _is_foreign(self, inside: _Inside) -> bool:
-        """True if its ranks are not, or need not be, those of the worker group."""
         return (
             _NUMBERED_BY_TORCH.fullmatch(inside.group) is None
             or inside.process.rank in inside.others
@@ -106,7 +105,6 @@ class Needs:
         return [Need(target, nodes=nodes, anyone=any(arrival.anyone for arrival in arrivals))]
 
     def _late_for(self, inside: _Inside) -> list[int]:
-        """Return the members that are in no operation which fits this one and shares members with it."""
         key = (inside.process.group, inside.name, inside.members)
         if key not in self._late:
             members = self.graph.members[inside.process.group]

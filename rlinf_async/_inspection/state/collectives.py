@@ -50,12 +50,10 @@ def collective_of(stack: Sequence[Frame]) -> str | None:
 
 
 def is_collective(name: str) -> bool:
-    """True if an operation of torch.distributed has this name, which is also the kind of its wait."""
     return name in _NAMES or name.startswith(_PREFIXES)
 
 
 def is_point_to_point(name: str) -> bool:
-    """True if the partners are one rank or a few, not the whole group."""
     return _family(name) in (_SENDING, _RECEIVING, _EITHER)
 
 

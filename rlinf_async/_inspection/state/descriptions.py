@@ -34,7 +34,6 @@ def join(words: Sequence[str]) -> str:
 
 
 def lines_of(graph: WaitGraph, nodes: Iterable[WaitNode]) -> list[str]:
-    """Return one line for all activities that do the same at the same place."""
     alike: dict[Hashable, list[WaitNode]] = {}
     for node in nodes:
         alike.setdefault((_kin(node.process), *_doing(node), _line(node)), []).append(node)
@@ -52,7 +51,6 @@ def sentence(graph: WaitGraph, nodes: Sequence[WaitNode]) -> str:
 
 
 def state_of(liveness: Liveness, process: ProcessReport) -> tuple[str, str]:
-    """Return the state of a process that others wait for, in the singular and in the plural."""
     graph = liveness.graph
     if end := graph.end_of(process):
         text = end if end.startswith("ended") else f"ended: {end}"

@@ -47,7 +47,6 @@ def core_of(liveness: Liveness) -> Core | None:
 
 
 def waiting_for(liveness: Liveness, core: Sequence[WaitNode]) -> list[WaitNode]:
-    """Return the hopeless nodes outside of the core, the oldest first."""
     return [node for node in by_age(liveness.hopeless) if node not in core]
 
 

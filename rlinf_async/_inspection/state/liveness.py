@@ -20,15 +20,14 @@ from rlinf_async._inspection.state.needs import Need
 from rlinf_async._inspection.state.run_report import ActivityState, ChildProcess, ProcessReport, RunReport, TargetKind
 from rlinf_async._inspection.state.wait_graph import WaitNode, is_in_its_users_hands, is_stopped
 
+# Seconds after which a wait may be hopeless; a younger one may be ended by a message on its way.
 PATIENCE_S: Final = 2.0
-"""Seconds after which a wait may be hopeless; a younger one may be ended by a message on its way."""
 
+# Seconds to a deadline above which the deadline does not count: a call with an hour's timeout may be stuck all the
+# time.
 FAR_DEADLINE_S: Final = 60.0
-"""Seconds to a deadline above which the deadline does not count: a call with an hour's timeout may be stuck all the
-time."""
 
-YOUNG_CHILD_S: Final = 60.0
-"""Age up to which a child process may still be starting, even if it uses no CPU."""
+YOUNG_CHILD_S: Final = 60.0  # age up to which a child process may still be starting, even if it uses no CPU
 
 # Waits that may end by work which no activity shows: copying of data, threads in C.
 _OF_WORK: Final = frozenset(
@@ -163,7 +162,6 @@ class Liveness:
 
 
 def _key(node: WaitNode) -> Hashable:
-    """Return the properties by which a wait is the same in two reports."""
     process, activity, wait = node.process, node.activity, node.wait
     if activity is None:
         return process.endpoint, process.pid

@@ -95,7 +95,6 @@ class Progress:
         return count
 
     def _arrived(self, group: str, late: set[int]) -> list[WaitNode]:
-        """Return ranks in a collective that one of the late ranks has not entered."""
         return [
             node
             for node in self._liveness.graph.nodes

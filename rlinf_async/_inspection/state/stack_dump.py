@@ -83,7 +83,6 @@ def parse(text: str) -> list[DumpedThread]:
 
 
 def is_users(file: str) -> bool:
-    """True if a file is the user's, not the framework's, the standard library's or an installed package's."""
     return _NOT_USERS.match(file) is None and not is_framework(file)
 
 

@@ -41,8 +41,8 @@ _MIN_WORK_S: Final = 0.05
 
 _STUCK: Final = frozenset((VerdictKind.DEADLOCK, VerdictKind.NOBODY_LEFT, VerdictKind.STOPPED, VerdictKind.BLOCKED))
 
+# Age above which a sleep that blocks a driver's loop counts as stuck: five minutes without any activity in the run.
 BLOCKED_S: Final = 300.0
-"""Age above which a sleep that blocks a driver's loop counts as stuck: five minutes without any activity in the run."""
 
 _MAX_PIDS: Final = 8
 
@@ -68,7 +68,6 @@ class Verdict:
 
     @property
     def is_stuck(self) -> bool:
-        """True if the run cannot continue by itself."""
         return self.kind in _STUCK
 
     def to_data(self) -> dict[str, Any]:

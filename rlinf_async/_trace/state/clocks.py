@@ -36,8 +36,7 @@ class ClockOffset:
         self._samples: deque[tuple[int, int, int]] = deque(maxlen=_MAX_SAMPLES)
         self._knots: list[tuple[int, int]] = []
         self._latest: int | None = None  # latest of their times that was converted
-        self.heard_at = 0
-        """Arrival of the last answer, by our clock."""
+        self.heard_at = 0  # arrival of the last answer, by our clock
 
     def __repr__(self) -> str:
         return f"<ClockOffset [{len(self._samples)} samples, {len(self._knots)} knots]>"
@@ -47,7 +46,6 @@ class ClockOffset:
         return bool(self._samples)
 
     def add_sample(self, asked: int, theirs: int, heard: int) -> None:
-        """Add the times of one request and its answer."""
         if heard < asked:
             raise ValueError(f"an answer that came at {heard}, before it was asked for at {asked}")
         self._samples.append((theirs, (asked + heard) // 2 - theirs, heard - asked))
