@@ -39,6 +39,7 @@ from rlinf_async._cluster.supervision import Supervision
 from rlinf_async._cluster.sys_variables import ClusterEnvVar, get_full_env_var_name, get_sys_env_var
 from rlinf_async._core import clock, codec, dialect, operations, process, surroundings
 from rlinf_async._core.descriptors import explained_shortage
+from rlinf_async._core.encoded import Encoded
 from rlinf_async._core.frames import PROTOCOL
 from rlinf_async._core.names import check_group_name
 from rlinf_async._core.own_logger import own_logger
@@ -176,30 +177,7 @@ class Cluster:
         joins = self._attached or "RLINF_NODE_SOCKET" in os.environ
         self._fake_gpus = declared_gpus(fake_gpus, joins=joins, environ=os.environ)
         running = running_loop() if must_await() else None
-        if context.client is not None:
-            self._client = context.client
-        else:
-            with explained_shortage("this machine", "a cluster", _DRIVER_DESCRIPTORS):
-                surroundings.open_standard_descriptors()
-                surroundings.check()
-                if running is None:
-                    self._thread = LoopThread()
-            if running is None:
-                atexit.register(self.close)
-            loop = running if self._thread is None else self._thread.loop
-            assert loop is not None
-            self._client = NodeClient(loop)
-            if self._thread is None:
-                self._client.user_loop = loop
-                loop_watch.live_on(loop)
-            recorder.attach(self._client, "driver")
-            self._responder_facts = responder.attach(self._client)
-            slow_waits.add_listener(self)
-            self._client.events.on("not_preloaded", log_refusal)
-            if log_to_driver:
-                self._terminal = Terminal()
-                self._client.events.on("output", functools.partial(show_output, self._terminal))
-            self._client.events.on("debugger", functools.partial(show_debugger, self._client))
+        self._client = self._make_client(running, log_to_driver) if context.client is None else context.client
         if fails_fast:
             self._client.unobserved.fail_fast()
         self._started = self._client.run(self._start_explained(), what="the start of the cluster")
@@ -209,6 +187,30 @@ class Cluster:
             except BaseException:
                 self.close()
                 raise
+
+    def _make_client(self, running: asyncio.AbstractEventLoop | None, log_to_driver: bool) -> NodeClient:
+        with explained_shortage("this machine", "a cluster", _DRIVER_DESCRIPTORS):
+            surroundings.open_standard_descriptors()
+            surroundings.check()
+            if running is None:
+                self._thread = LoopThread()
+        if running is None:
+            atexit.register(self.close)
+        loop = running if self._thread is None else self._thread.loop
+        assert loop is not None
+        client = self._client = NodeClient(loop)  # before anything can fail: close() uses it
+        if self._thread is None:
+            client.user_loop = loop
+            loop_watch.live_on(loop)
+        recorder.attach(client, "driver")
+        self._responder_facts = responder.attach(client)
+        slow_waits.add_listener(self)
+        client.events.on("not_preloaded", log_refusal)
+        if log_to_driver:
+            self._terminal = Terminal()
+            client.events.on("output", functools.partial(show_output, self._terminal))
+        client.events.on("debugger", functools.partial(show_debugger, client))
+        return client
 
     def __repr__(self) -> str:
         if self._nodes is None:
@@ -553,6 +555,12 @@ class Cluster:
             preload=asked,
             own_modules=imported_at_once(construct.head) if asked or preload is None else (),
         )
+        return self._launch_members(spec.worker_cls, plan, construct, deadline)
+
+    def _launch_members(
+        self, worker_cls: type[W], plan: Plan, construct: Encoded, deadline: CallDeadline | None
+    ) -> WorkerGroup[W]:
+        title, placements = plan.name, plan.placements
         members = Members(self._client, title, len(placements))
         members.number = reserve_now(self._client, title) if may_wait() else 0
         members.placements = list(placements)
@@ -560,7 +568,7 @@ class Cluster:
         everyone = members.callee(range(members.size))
         ready = Handle(everyone, "__init__")
         if plan.policy.restarts:
-            hook = spec.worker_cls.on_restart is not Worker.on_restart  # type: ignore[attr-defined]
+            hook = worker_cls.on_restart is not Worker.on_restart  # type: ignore[attr-defined]
             members.supervisor = Supervision(
                 self._client, members, plan, construct.to_bytes(), self._substitutes, self._residents,
                 functools.partial(setting_for, self._config), hook=hook,
@@ -574,7 +582,7 @@ class Cluster:
         members.deadlines.begin(deadline, ready)
         self._groups = [*(group for group in self._groups if not group.closed), members]
         members.launching = self._client.run(self._start_group(members, plan))
-        return WorkerGroup(members, spec.worker_cls, ready=ready)
+        return WorkerGroup(members, worker_cls, ready=ready)
 
     @functools.cached_property
     def _substitutes(self) -> Substitutes:
