@@ -679,8 +679,7 @@ class _EndOfWork:
 def needs_of(works: Iterable[Work[Any]]) -> slow_waits.Needs:
     """Return the needs of a wait for all these works."""
     found = [work._needs() for work in works]
-    # A part of which one target is enough cannot be expressed beside others: then one target counts as enough for the
-    # whole.
+    # If one target is enough for a part, the result cannot say so for that part alone: it says so for the whole.
     every = all(every or len(targets) == 1 for targets, every in found)
     targets: dict[Target, None] = dict.fromkeys(target for targets, _ in found for target in targets)
     return list(targets), every

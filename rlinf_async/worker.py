@@ -252,7 +252,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
             raise TypeError("each() is for calls of a group: every rank's constructor gets the same arguments")
         return GroupSpec(cast(type[W], cls), args, kwargs)
 
-    # -- who am I -----------------------------------------------------------------------------------------------
+    # -- identity -----------------------------------------------------------------------------------------------
 
     @property
     def has_accelerator(self) -> bool:

@@ -114,7 +114,7 @@ class Supervision:
         away = f"away: {sorted(self._away)}" if self._away else "all there"
         return f"<Supervision of '{self._plan.name}' [{away}]>"
 
-    # -- what is told -------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------
 
     def rank_died(self, rank: int, facts: dict[str, Any]) -> None:
         """Handle the death of a rank; the thread that handles frames calls it."""

@@ -98,7 +98,7 @@ def end_quickly() -> None:
 
     Collecting them takes a second of CPU with RLinf's libraries.  The exit function that is registered first runs last.
     """
-    process.flush_files()  # of a file in a cycle nobody would write the buffer
+    process.flush_files()  # a file in a reference cycle would lose its buffer
     gc.freeze()
 
 

@@ -409,7 +409,7 @@ class PromiseNames(NameTable[Entry]):
         if not self._is_gone(maker):
             self._published.setdefault(maker, EndedEndpoints()).add(count)
             if roster:
-                self._failed.setdefault(name, roster)  # a copy at the maker says again what it was told
+                self._failed.setdefault(name, roster)  # another copy at the maker publishes the same reason again
 
     def look(self, name: str, rank: int | None = None, after: int = 0) -> Any:
         """Return the channel's roster, None if the channel has ended, or why it could not be made.

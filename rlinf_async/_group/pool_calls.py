@@ -67,7 +67,7 @@ class PoolCalls:
     def __repr__(self) -> str:
         return repr(self._state)
 
-    # -- who lives ----------------------------------------------------------------------------------------------
+    # -- standing of ranks -----------------------------------------------------------------------------------------
 
     def look(self) -> None:
         """Update the ranks' standing, and start the calls that this lets through."""

@@ -116,5 +116,5 @@ def _entries(directory: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(directory) as entries:
             return sorted(entries, key=lambda entry: entry.name)
-    except OSError:  # it is not there (any more), or is another user's
+    except OSError:  # missing, removed meanwhile, or another user's
         return []

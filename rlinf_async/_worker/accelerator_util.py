@@ -82,7 +82,7 @@ class AcceleratorUtil:
             raise ImportError(
                 f"this torch ({torch.__version__}) has no torch.{family.torch_platform} for {family.type}"
             )
-        if not hasattr(platform, "ipc_collect"):  # callers need not know who shares memory between processes
+        if not hasattr(platform, "ipc_collect"):  # so that callers may call it on every platform
             platform.ipc_collect = lambda: None
         return platform
 
