@@ -15,7 +15,7 @@ rlinf_async is a package to be imported: `from rlinf_async import Cluster, Worke
 
 
 def main() -> int:
-    """Prints usage, or the versions; returns the exit code.  Imports none of what it tells the versions of."""
+    """Print usage, or with ``--version`` the versions. Return the exit code. The reported packages are not imported."""
     parser = argparse.ArgumentParser(
         prog="python -m rlinf_async",
         description=_USAGE,

@@ -1,8 +1,8 @@
-"""Lazy public names: a module's imports under ``if TYPE_CHECKING``, carried out when a name is asked for.
+"""Lazy public names: a module's imports under ``if TYPE_CHECKING``, executed on first use of a name.
 
-They are a module's one table of public names: type checkers and editors read it as it stands, and here it is read for
-``__getattr__``, ``__dir__`` and ``__all__``.  Each name is imported as itself, ``from its.module import Name as Name``;
-names that come by ``from another.table import *`` resolve too, and are not shown.
+They are the module's one table of public names: type checkers and editors read it as it is, and this module reads it
+for ``__getattr__``, ``__dir__`` and ``__all__``.  Each name is imported under its own name, ``from its.module import
+Name as Name``; names from ``from another.table import *`` resolve too, and are not listed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 
 @functools.cache
 def read_table(module: str) -> tuple[dict[str, str], list[str]]:
-    """Public names of a module, each with the module that it stands in; and further tables.
+    """Return the public names of a module, each with its defining module; and the further tables.
 
-    The module's compiled code is run once more, as for a type checker, with an ``__import__`` that only takes notes:
-    that needs no source file.  The table begins behind the import of ``lazy_names``.
+    The module's compiled code is run once more, as for a type checker, with an ``__import__`` that only records
+    imports: no source file is needed.  The table begins after the import of ``lazy_names``.
     """
     homes: dict[str, str] = {}
     others: list[str] = []
@@ -39,7 +39,7 @@ def read_table(module: str) -> tuple[dict[str, str], list[str]]:
 
 
 def lazy_names(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a module, by its table."""
+    """Return ``__getattr__`` and ``__dir__`` for a module, from its table."""
 
     def get(name: str) -> Any:
         homes, others = read_table(module)
@@ -57,7 +57,6 @@ def lazy_names(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str
 
 
 def _submodule(package: str, name: str) -> Any:
-    """``rlinf_async.errors`` is there without an import of its own."""
     path = f"{package}.{name}"
     try:
         if name.isidentifier() and not name.startswith("__"):  # the import of a submodule asks for such names itself

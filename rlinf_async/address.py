@@ -10,9 +10,9 @@ from typing import Any
 
 @total_ordering
 class WorkerAddress:
-    """The place of a worker in the tree of groups: a root group's name and a path of ranks.
+    """Place of a worker in the tree of groups: a root group's name and a path of ranks.
 
-    Rank 2 of ``rollout`` is ``rollout:2``; rank 0 of a group that this worker made is ``rollout:2:0``.
+    Rank 2 of ``rollout`` is ``rollout:2``; rank 0 of a group that this worker has launched is ``rollout:2:0``.
 
     Example:
         >>> address = WorkerAddress("rollout", 2)
@@ -42,36 +42,40 @@ class WorkerAddress:
 
     @property
     def rank(self) -> int:
-        """The last rank of the path; 0 for a group's own address."""
+        """Return the last rank of the path; 0 for a group's own address."""
         return self.rank_path[-1] if self.rank_path else 0
 
     def get_name(self) -> str:
-        """The name, ``"rollout:2:0"``: the group and the ranks."""
+        """Return the name, ``"rollout:2:0"``: the group and the ranks."""
         return ":".join((self.root_group_name, *map(str, self.rank_path)))
 
     def get_parent_rank(self) -> int:
-        """The rank of the parent worker; 0 where there is none, as in RLinf."""
+        """Return the rank of the parent worker; 0 if there is none, as in RLinf."""
         return self.rank_path[-2] if len(self.rank_path) > 1 else 0
 
     def get_parent_address(self) -> WorkerAddress | None:
-        """The address one level up; None of a root group's own."""
+        """Return the address one level up; None for a root group's own address."""
         if not self.rank_path:
             return None
         return WorkerAddress(self.root_group_name, self.rank_path[:-1])
 
     def get_child_address(self, rank: int) -> WorkerAddress:
-        """The address of one rank below this one."""
+        """Return the address of one rank below this one."""
         return WorkerAddress(self.root_group_name, (*self.rank_path, rank))
 
     @classmethod
     def from_name(cls, worker_name: str) -> WorkerAddress:
-        """The address of a name such as ``"rollout:2:0"``; ``ValueError`` where a rank is no number."""
+        """Return the address for a name such as ``"rollout:2:0"``.
+
+        Raises:
+            ValueError: a rank is no number.
+        """
         root, *ranks = worker_name.split(":")
         return cls(root, [int(rank) for rank in ranks])
 
     @classmethod
     def from_parent_name_rank(cls, parent_name: str, rank: int) -> WorkerAddress:
-        """The address of a rank below the one of that name."""
+        """Return the address of a rank below the worker or group of that name."""
         return cls.from_name(parent_name).get_child_address(rank)
 
     def __eq__(self, other: object) -> bool:
@@ -94,7 +98,7 @@ class WorkerAddress:
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """What is known about a running worker.
+    """Facts about a running worker.
 
     ``node_id``, ``gpu_id`` and ``available_gpus`` are the older names of the fields that they return.
     """
@@ -110,14 +114,14 @@ class WorkerInfo:
     node_ip: str
     node_port: int
     available_accelerators: tuple[int, ...] = ()
-    """Device ids, counted over the whole cluster, that the worker may use."""
+    """Ids of the devices that the worker may use, counted over the whole cluster."""
     hardware_infos: tuple[Any, ...] = ()
     node_name: str = ""
     pid: int = 0
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> WorkerInfo:
-        """From plain data: the fields by name, the address as a str, sequences as they come."""
+        """Return the info from plain data: fields by name, the address as a str, any sequences."""
         return cls(
             **{
                 **facts,
@@ -144,21 +148,21 @@ class WorkerInfo:
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """One node of the cluster as its daemon described it.
+    """Description of a node of the cluster.
 
     Attributes:
-        node_rank: place in the hosts list, 0-based.
-        name: the host as the user wrote it; what prefixes and errors show.
-        node_ip: the address that the other nodes reach it by.
-        num_cpus: CPUs that this node may use (affinity and cgroup counted in).
-        accelerators: visible device ids as the node names them (``CUDA_VISIBLE_DEVICES`` entries).
+        node_rank: position in the hosts list, from 0.
+        name: the host as the user wrote it; shown in prefixes and errors.
+        node_ip: address by which other nodes reach it.
+        num_cpus: number of CPUs that this node may use, by affinity and cgroup.
+        accelerators: visible device ids in the node's own notation (``CUDA_VISIBLE_DEVICES`` entries).
         accelerator_type: ``"NV_GPU"``, …, or ``"NO_ACCEL"``.
         accelerator_model: for example ``"NV_GPU:H200"``; empty without a device.
-        python_interpreter_path: what the node's daemon runs in; its workers too, where nothing else is said.
-        node_labels: of the hosts file, and of the node groups that the node is in.
-        env_vars: what the configuration says for all workers of the node.
-        hardware_resources: what it has besides accelerators, one resource (``type``, ``infos``) for each kind.
-        rehearsed: the accelerators are only declared.
+        python_interpreter_path: interpreter of the node's daemon, and by default of its workers.
+        node_labels: labels of the hosts file, and of the node's groups.
+        env_vars: variables that the configuration sets for all workers of the node.
+        hardware_resources: hardware other than accelerators, one resource (``type``, ``infos``) for each kind.
+        rehearsed: true if the accelerators are only declared.
     """
 
     node_rank: int
@@ -180,7 +184,7 @@ class NodeInfo:
         return len(self.accelerators)
 
     def get_hw_resource_count(self, hw_type: str) -> int:
-        """How many pieces of a kind of hardware the node has (``"Accelerator"``, ``"Franka"``, …); of others 0."""
+        """Return the number of devices of a kind (``"Accelerator"``, ``"Franka"``, …); 0 for an unknown kind."""
         if hw_type == "Accelerator":
             return self.num_accelerators
         return sum(len(resource.infos) for resource in self.hardware_resources if resource.type == hw_type)

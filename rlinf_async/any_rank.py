@@ -1,4 +1,4 @@
-"""``AnyRank``: calls that whichever rank of a group has room takes; ``AnyStream``, the items of such a stream."""
+"""``AnyRank``: calls that any rank of a group with room may take; ``AnyStream``, the items of such a stream."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ _NO_ARGUMENTS: Final = codec.encode_arguments((), {}, describe="no argument", ro
 
 
 class _Method(Protocol):
-    """A public method of the worker class, as the group knows it."""
-
     @property
     def name(self) -> str: ...
     @property
@@ -40,9 +38,10 @@ class _Method(Protocol):
 
 
 class AnyRank:
-    """Calls that any rank of a group takes, as ``group.any()`` gives them: the live one with the fewest open ones.
+    """Calls that any rank of a group may take, from ``group.any()``: the live rank with the fewest open calls gets
+    each.
 
-    Every public method of the worker class is a method of this.  Calling one returns a ``Handle`` whose result is the
+    Every public method of the worker class is a method of this object.  A call returns a ``Handle`` whose result is the
     rank's own, not a list; an async generator method returns a ``Stream`` of the items alone.
 
     Example:
@@ -60,13 +59,13 @@ class AnyRank:
         key: Hashable,
         stall_timeout: float | None,
     ) -> None:
-        """Not for users: ``group.any()`` gives one."""
+        """Do not call: ``group.any()`` returns one."""
         self._calls = calls
         self._methods = methods
         self._ranks = tuple(ranks)
         self._in_flight = UNBOUNDED if in_flight is None else in_flight
         self._key = key
-        # At a breakpoint of an editor no clock stands still.
+        # Time at a breakpoint of an editor does not stop any clock.
         self._stall_timeout = None if is_in_editor() else stall_timeout
 
     def __repr__(self) -> str:
@@ -99,7 +98,7 @@ def check_options(in_flight: Any, key: Any, stall_timeout: Any) -> None:
 
     Raises:
         TypeError: ``key`` cannot be hashed.
-        ValueError: another one is out of its bounds.
+        ValueError: another argument is out of its bounds.
     """
     if in_flight is not None and (isinstance(in_flight, bool) or not isinstance(in_flight, int) or in_flight < 1):
         raise ValueError(
@@ -120,8 +119,9 @@ def check_options(in_flight: Any, key: Any, stall_timeout: Any) -> None:
 
 
 class _Pooled:
-    # Mixed into ``Handle`` and ``StreamCall``: a call that has a rank only while that is at it.  A rank that was found
-    # silent may answer late, under the call's old number: ``_Leftover`` takes that, and the call has a new number.
+    # Mixed into ``Handle`` and ``StreamCall``: a call that belongs to a rank only during an attempt. A rank that was
+    # found silent may answer late, under the call's old number: ``_Leftover`` takes that answer, and the call gets a
+    # new number.
 
     _callee: Any
     _call: int
@@ -137,20 +137,17 @@ class _Pooled:
         request.owner = self
         self._body: Encoded | bytes = b""
         self._attempt: Attempt | None = None
-        self._has_spare = method.is_idempotent
-        """It may be begun anew at another rank."""
+        self._has_spare = method.is_idempotent  # true while it may be started again at another rank
         self._stalled_s = 0.0
-        """Seconds of silence for which it was given up."""
 
     def _title(self) -> str:
         return f"{self._callee.name}.{self._method}() on any rank"
 
     def _is_over(self) -> bool:
-        """True if its outcome is known, or was given up."""
         raise NotImplementedError
 
     def _start(self, attempt: Attempt) -> bool:
-        """Send it to the rank that the pool has chosen. Return False if nobody waits for it any more."""
+        """Send the call to the rank that the pool has chosen. Return False if it was cancelled."""
         if self._is_over():
             return False
         self._attempt = attempt
@@ -164,7 +161,8 @@ class _Pooled:
         return True
 
     def _take_last(self, status: int, body: Body) -> bool:
-        """Leave the rank, whose last answer this is. Return True if it has died with the call, which begins anew."""
+        """Leave the rank after its last answer. Return True if the rank was lost with the call, which is then started
+        again."""
         attempt, target = self._attempt, self._targets[0]
         assert attempt is not None
         is_moved = status in GONE and self._may_move()
@@ -172,10 +170,10 @@ class _Pooled:
             self._note_loss(frames.unpack(body) if status == Status.DIED else {})
             self._leave()
         else:
-            self._request.owner = None  # a circle would keep the result until the next collection of garbage
+            self._request.owner = None  # break the cycle, which would keep the result until the next garbage collection
         self._calls.ended(attempt, target, status, body)
         if is_moved:
-            self._begin_anew()
+            self._start_again()
         return is_moved
 
     def _may_move(self) -> bool:
@@ -183,22 +181,21 @@ class _Pooled:
         return self._has_spare and not (self._is_over() or members.closed or members.client.closed is not None)
 
     def _note_loss(self, report: dict[str, Any]) -> None:
-        """The rank has died with it."""
+        pass
 
     def _leave(self) -> None:
-        """Be as a call that has not been sent."""
         self._has_spare = False
         self._callee.call_finished(self, failed=False)
         self._attempt = None
         self._tally = Tally(1)
         self._call, self._targets, self._cancel_sent, self._departed = 0, (), False, False
 
-    def _begin_anew(self) -> None:
-        call: Any = self  # with what it is mixed into
+    def _start_again(self) -> None:
+        call: Any = self  # with the class it is mixed into
         self._calls.wait(call)
 
     def _stall(self, attempt: Attempt) -> None:
-        """Its rank has been silent for too long."""
+        """Handle the silence of its rank: start the call at another rank, or abandon it."""
         client, limit = self._calls.members.client, self._request.stall_timeout
         assert limit is not None
         if not self._departed:  # another thread is sending it
@@ -206,16 +203,16 @@ class _Pooled:
         elif self._is_over():
             attempt.detach()
         elif not self._may_move():
-            attempt.since = None  # until it waits again: what it waits for may come while daemons are asked
+            attempt.since = None  # a new wait sets it: an answer may arrive while daemons are queried
             self._stalled_s = limit
-            self._give_up_stalled()
+            self._abandon_stalled()
         elif client.hand_over(self._call, _Leftover(self._calls, attempt, self._method, self._targets)):
             attempt.detach()
             client.cancel(self._call, self._targets)
             self._leave()
-            self._begin_anew()
+            self._start_again()
 
-    def _give_up_stalled(self) -> None:
+    def _abandon_stalled(self) -> None:
         raise NotImplementedError
 
     # -- words --------------------------------------------------------------------------------------------------
@@ -258,7 +255,7 @@ class _Pooled:
 
 
 class _AnyCall(_Pooled, Handle[Any]):
-    # A call that any rank takes: ``await`` gives its one result.
+    # Call that any rank may take: ``await`` returns its one result.
 
     def __init__(self, calls: PoolCalls, request: PoolRequest, method: _Method) -> None:
         Handle.__init__(self, calls.callee(request.ranks[0]), method.name)
@@ -273,7 +270,7 @@ class _AnyCall(_Pooled, Handle[Any]):
     def _note_loss(self, report: dict[str, Any]) -> None:
         self._note_death(0, report)
 
-    def _give_up_stalled(self) -> None:
+    def _abandon_stalled(self) -> None:
         self._expire()
 
     def _cancel_open(self) -> None:
@@ -293,16 +290,15 @@ class _AnyCall(_Pooled, Handle[Any]):
 
 
 class _AnyStreamCall(_Pooled, StreamCall):
-    # A stream that any rank takes.  Where its method is ``@idempotent``, and its rank is lost, the next request for an
-    # item sends it again, with the items that have come: in the consumer's thread, for decoding runs user code.
+    # Stream that any rank may take. If its method is ``@idempotent`` and its rank is lost, the next request for an item
+    # sends the call again, with the items received so far: in the consumer's thread, because decoding runs user code.
 
     def __init__(self, calls: PoolCalls, request: PoolRequest, method: _Method) -> None:
         StreamCall.__init__(self, calls.callee(request.ranks[0]), method.name)
         self._join(calls, request, method)
+        # Received items, while another rank may need them to resume.
         self._came: list[Body] | None = [] if method.is_idempotent else None
-        """Items, where they may have to be told to another rank."""
-        self._is_lost = False
-        """Its rank is gone, and it has not been sent again."""
+        self._is_lost = False  # true between the loss of its rank and the repeated call
 
     def _is_over(self) -> bool:
         return self._closed or self._error is not None
@@ -326,9 +322,9 @@ class _AnyStreamCall(_Pooled, StreamCall):
             return True
         return super()._answer(slot, status, body)
 
-    def _begin_anew(self) -> None:
+    def _start_again(self) -> None:
         with self._lock:
-            self._consumed = [-len(self._items)]  # these are no credit of the next rank
+            self._consumed = [-len(self._items)]  # items of the lost rank must not become credit for the next one
             self._is_lost = True
         self._wake()
 
@@ -362,7 +358,7 @@ class _AnyStreamCall(_Pooled, StreamCall):
     def _block_for_item(self) -> Any:
         return super()._block_for_item()[1]
 
-    def _give_up_stalled(self) -> None:
+    def _abandon_stalled(self) -> None:
         if (tick := self._tick) is not None:
             tick._expire()
 
@@ -380,7 +376,7 @@ class _AnyStreamCall(_Pooled, StreamCall):
 
 
 class _Leftover:
-    # Takes what a silent rank still says of a call that another rank has taken over.
+    # Receiver of a silent rank's answers to a call that another rank has taken over.
 
     def __init__(self, calls: PoolCalls, attempt: Attempt, method: str, targets: Sequence[int]) -> None:
         self._calls = calls
@@ -389,11 +385,10 @@ class _Leftover:
         self._targets = targets
 
     def _begin(self, call: int) -> Sequence[int]:
-        """It was begun by the call."""
         return self._targets
 
     def _mark_departed(self) -> None:
-        """It had departed."""
+        pass
 
     def _unanswered(self) -> Sequence[int]:
         return (0,)
@@ -406,9 +401,9 @@ class _Leftover:
 
 
 class AnyStream(Stream[Any]):
-    """Items of an async generator method that one rank yields; of one that is lost, and of the rank after it.
+    """Items of an async generator method that one rank yields; if it is lost, another rank continues.
 
-    As ``Stream``, but a loop over it gives the items alone.
+    As ``Stream``, but a loop over it yields the items alone.
     """
 
     def __aiter__(self) -> AsyncIterator[Any]:

@@ -39,6 +39,7 @@ from rlinf_async._cluster.supervision import Supervision
 from rlinf_async._cluster.sys_variables import ClusterEnvVar, get_full_env_var_name, get_sys_env_var
 from rlinf_async._core import clock, codec, dialect, operations, process, surroundings
 from rlinf_async._core.descriptors import explained_shortage
+from rlinf_async._core.encoded import Encoded
 from rlinf_async._core.frames import PROTOCOL
 from rlinf_async._core.names import check_group_name
 from rlinf_async._core.own_logger import own_logger
@@ -76,23 +77,24 @@ from rlinf_async.worker import Worker
 
 W = TypeVar("W")
 
+# Approximate number of open files of a driver with a cluster of its own: its loop, a node's lifeline, a socket.
 _DRIVER_DESCRIPTORS: Final = 32
-"""What a driver has open with a cluster of its own, about: its loop, a node's lifeline, a socket."""
 _START_TIMEOUT_S: Final = 60.0
 
 logger = own_logger(__name__)
 
 
+# 49 methods: a façade, with the names that RLinf's programs call on their cluster; launching, closing and supervision
+# are in ``_cluster/`` and ``_group/``.
 class Cluster:
-    """The nodes of a run, and the groups that this process launches on them.
+    """Nodes of a run, and the groups that this process launches on them.
 
-    Where it comes from depends on where it is made: under ``rlinf-launch`` it joins the run, inside a worker it is the
-    worker's own run, anywhere else it starts this machine's node by itself and ends it when it is closed or when this
-    process ends, however it ends.
+    Under ``rlinf-launch`` it joins the run, and inside a worker it is the worker's own run.  Anywhere else it starts
+    this machine's node, which ends when the cluster is closed or when this process ends in any way.
 
-    Inside a running event loop everything lives on that loop, and nothing blocks it; in a plain script a background
-    thread has a loop, and the constructor returns when the cluster is ready.  No signal handler, no exit hook (but for
-    output that is on its way to a terminal), no singleton: several clusters in one process work.
+    Inside a running event loop all work runs on that loop, and nothing blocks it; in a plain script a background thread
+    has a loop, and the constructor returns when the cluster is ready.  There is no signal handler, no exit hook (except
+    for output on its way to a terminal), and no singleton: a process may have several clusters.
 
     Example:
         async with Cluster(num_nodes=1) as cluster:
@@ -100,31 +102,31 @@ class Cluster:
             print(await group.hello())
 
     Args:
-        num_nodes: how many nodes the script needs; fewer is an error, more are left alone.  None or 0 takes all.
+        num_nodes: number of nodes that the script needs; fewer is an error, further nodes stay unused.  None or 0 takes
+            all.
         cluster_cfg: the ``cluster`` section of a configuration, or a configuration that has it: a mapping, OmegaConf's
             ``DictConfig``, the path of a YAML file, or a ``ClusterConfig``.  Its node groups are the cluster's, with
             their hardware, their variables and interpreters; its ``num_nodes`` counts.
-        distributed_log_dir: where workers' logs go (a node started here only).
-        local_nodes: start this many nodes on this machine, which behave as that many machines: development without SSH.
-        fake_gpus: declare this many GPUs on each node that is started here, whatever it has: a rehearsal.  Workers get
-            the variables that they would get, torch sees no GPU, and collectives go over Gloo.  By default
-            ``$RLINF_FAKE_GPUS``.
+        distributed_log_dir: folder for the workers' logs (a node started here only).
+        local_nodes: number of nodes to start on this machine, which behave like as many machines: development without
+            SSH.
+        fake_gpus: number of GPUs to declare on each node started here, whatever it has: a rehearsal.  Workers get the
+            variables of such devices, torch sees no GPU, and collectives use Gloo.  By default ``$RLINF_FAKE_GPUS``.
         start_timeout: seconds for the nodes to be up.
-        log_to_driver: show what the workers print, each line with its ``[group:rank@node]``.
-        trace: the file to write a trace of the run to, on this machine, for https://ui.perfetto.dev; True for one in
-            the folder of the logs.  By default what ``rlinf-launch --trace`` or ``$RLINF_TRACE`` says, else the
-            ``tracer`` of the configuration.
-        fail_fast: a call that has failed, and whose error nothing awaits for a second (``RLINF_UNOBSERVED_ERROR_S``),
-            ends every plain ``wait()`` without a timeout in this process, with its error as the cause.  By default
-            what ``rlinf-launch --fail-fast``, ``$RLINF_FAIL_FAST`` or the configuration's ``fail_fast`` says, else
-            False.
-        metrics: an address of node 0 at which Prometheus reads the run's metrics, ``"127.0.0.1:9090"``; port 0 takes
-            any that is free (``metrics_address``).  By default what the configuration's ``metrics`` says, else none:
-            docs/metrics.md.
+        log_to_driver: show the workers' output, each line with its ``[group:rank@node]``.
+        trace: file on this machine for a trace of the run, for https://ui.perfetto.dev; True for one in the folder of
+            the logs.  By default that of ``rlinf-launch --trace`` or ``$RLINF_TRACE``, else the ``tracer`` of the
+            configuration.
+        fail_fast: if True, a call that has failed, and whose error no code awaits for a second
+            (``RLINF_UNOBSERVED_ERROR_S``), ends every plain ``wait()`` without a timeout in this process, with its
+            error as the cause.  By default the value of ``rlinf-launch --fail-fast``, ``$RLINF_FAIL_FAST`` or the
+            configuration's ``fail_fast``, else False.
+        metrics: address of node 0 at which Prometheus reads the run's metrics, ``"127.0.0.1:9090"``; port 0 takes any
+            free one (``metrics_address``).  By default the configuration's ``metrics``, else none: docs/metrics.md.
 
     Raises:
-        LaunchError: the node could not be started, with what it said.
-        ConfigError: the configuration or a setting in the environment has a mistake, or there are fewer nodes than
+        LaunchError: the node could not be started; the text has its output.
+        ConfigError: the configuration or a setting in the environment is invalid, or there are fewer nodes than
             ``num_nodes``.
         RuntimeError: a child that multiprocessing spawns calls this while it imports the script.
     """
@@ -161,8 +163,7 @@ class Cluster:
         self._log_dir = distributed_log_dir
         self._local_nodes = local_nodes
         self._groups: list[Members] = []
-        self._supervised: set[str] = set()
-        """Names in the configuration's ``supervision`` that a group had."""
+        self._supervised: set[str] = set()  # names in the configuration's ``supervision`` that a group has used
         self._lifelines: list[Lifeline] = []
         self._terminal: Terminal | None = None
         self._nodes: tuple[NodeInfo, ...] | None = None
@@ -176,30 +177,7 @@ class Cluster:
         joins = self._attached or "RLINF_NODE_SOCKET" in os.environ
         self._fake_gpus = declared_gpus(fake_gpus, joins=joins, environ=os.environ)
         running = running_loop() if must_await() else None
-        if context.client is not None:
-            self._client = context.client
-        else:
-            with explained_shortage("this machine", "a cluster", _DRIVER_DESCRIPTORS):
-                surroundings.open_standard_descriptors()
-                surroundings.check()
-                if running is None:
-                    self._thread = LoopThread()
-            if running is None:
-                atexit.register(self.close)
-            loop = running if self._thread is None else self._thread.loop
-            assert loop is not None
-            self._client = NodeClient(loop)
-            if self._thread is None:
-                self._client.user_loop = loop
-                loop_watch.live_on(loop)
-            recorder.attach(self._client, "driver")
-            self._responder_facts = responder.attach(self._client)
-            slow_waits.add_listener(self)
-            self._client.events.on("not_preloaded", log_refusal)
-            if log_to_driver:
-                self._terminal = Terminal()
-                self._client.events.on("output", functools.partial(show_output, self._terminal))
-            self._client.events.on("debugger", functools.partial(show_debugger, self._client))
+        self._client = self._make_client(running, log_to_driver) if context.client is None else context.client
         if fails_fast:
             self._client.unobserved.fail_fast()
         self._started = self._client.run(self._start_explained(), what="the start of the cluster")
@@ -209,6 +187,30 @@ class Cluster:
             except BaseException:
                 self.close()
                 raise
+
+    def _make_client(self, running: asyncio.AbstractEventLoop | None, log_to_driver: bool) -> NodeClient:
+        with explained_shortage("this machine", "a cluster", _DRIVER_DESCRIPTORS):
+            surroundings.open_standard_descriptors()
+            surroundings.check()
+            if running is None:
+                self._thread = LoopThread()
+        if running is None:
+            atexit.register(self.close)
+        loop = running if self._thread is None else self._thread.loop
+        assert loop is not None
+        client = self._client = NodeClient(loop)  # before anything can fail: close() uses it
+        if self._thread is None:
+            client.user_loop = loop
+            loop_watch.live_on(loop)
+        recorder.attach(client, "driver")
+        self._responder_facts = responder.attach(client)
+        slow_waits.add_listener(self)
+        client.events.on("not_preloaded", log_refusal)
+        if log_to_driver:
+            self._terminal = Terminal()
+            client.events.on("output", functools.partial(show_output, self._terminal))
+        client.events.on("debugger", functools.partial(show_debugger, client))
+        return client
 
     def __repr__(self) -> str:
         if self._nodes is None:
@@ -270,29 +272,29 @@ class Cluster:
             registry.activate(self._client)
 
     async def _serve_metrics(self) -> str:
-        """Has node 0 serve the run's metrics where that is wanted: the address, with the port that was chosen."""
+        """Have node 0 serve the run's metrics if requested. Return the address with the chosen port, or an
+        empty text."""
         if self._metrics is None or self._attached:
             return ""
         operation = operations.ServeMetrics(self._metrics.address)
         return await self._client.request(operation, node=0, what="the address of the metrics")
 
     async def _set_lease(self, nodes: list[int]) -> None:
-        """Tells every node for how long another one may be silent, where the configuration says so."""
+        """Set every node's limit on the silence of other nodes, if the configuration has one."""
         if self._attached or self._config is None or self._config.lease_s is None:
             return
         operation = operations.SetLease(self._config.lease_s)
-        told = [self._client.request(operation, node=node, what="the lease of nodes") for node in nodes]
-        for answer in told:
+        requests = [self._client.request(operation, node=node, what="the lease of nodes") for node in nodes]
+        for answer in requests:
             await answer
 
     def _introduce_run(self, notes: list[str], metrics: str) -> None:
-        """Tells the user of a run its id, and where its logs and metrics are."""
         if self._terminal is None:
             for note in notes:
                 logger.warning("%s", note)
             return
-        told = f"logs in {self.log_dir}" + (f", metrics at http://{metrics}/metrics" if metrics else "")
-        lines = [f"rlinf run {self.run_id}: {told}", *(f"warning: {note}" for note in notes)]
+        places = f"logs in {self.log_dir}" + (f", metrics at http://{metrics}/metrics" if metrics else "")
+        lines = [f"rlinf run {self.run_id}: {places}", *(f"warning: {note}" for note in notes)]
         self._terminal.write(sys.stderr, "".join(f"{line}\n" for line in lines))
 
     async def _start_here(self) -> tuple[str, list[str]]:
@@ -306,7 +308,6 @@ class Cluster:
         )
 
     def __await__(self) -> Generator[Any, Any, Cluster]:
-        """Waits until the nodes are up."""
         yield from self._started.async_wait().__await__()
         return self
 
@@ -337,7 +338,6 @@ class Cluster:
         self.close()
 
     def _warn_of_forgotten_calls(self) -> None:
-        """Calls that are cancelled now without anybody's having awaited them may have been meant to be."""
         if self._client.pid != process.pid or self._client.closed is not None:
             return
         calls = [call for members in self._groups if not members.closed for call in members.forgotten_calls()]
@@ -351,10 +351,10 @@ class Cluster:
             )
 
     def _undo(self) -> None:
-        """Closes an unused cluster from within its loop; at once where its start has not come to a step.
+        """Close an unused cluster from within its loop; at once if its start has not taken a step.
 
-        The loop may end right behind this, as ``asyncio.run`` does of an error, and would cancel a task that closes it
-        before that has begun: tests/test_messages.py::test_with_cluster_in_a_coroutine_says_async_with
+        The loop may end right after this, as ``asyncio.run`` does after an error, and would cancel a closing task
+        before its first step: tests/test_messages.py::test_with_cluster_in_a_coroutine_says_async_with
         """
         if self._attached or self._lifelines or self._client.endpoint:
             self.close()
@@ -368,7 +368,7 @@ class Cluster:
 
     @property
     def nodes(self) -> Sequence[NodeInfo]:
-        """The nodes that may hold workers, by rank.
+        """Nodes that may hold workers, by rank.
 
         Raises:
             RuntimeError: the cluster is still starting.
@@ -381,17 +381,17 @@ class Cluster:
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes may hold workers."""
+        """Number of nodes that may hold workers."""
         return len(self.nodes)
 
     @property
     def num_accelerators(self) -> int:
-        """The accelerators of all nodes together."""
+        """Number of accelerators of all nodes together."""
         return sum(node.num_accelerators for node in self.nodes)
 
     @property
     def accelerator_ranks(self) -> list[list[int]]:
-        """For every node the cluster-wide ids of its accelerators."""
+        """Cluster-wide ids of each node's accelerators."""
         ranks: list[list[int]] = []
         first = 0
         for node in self.nodes:
@@ -401,24 +401,24 @@ class Cluster:
 
     @property
     def run_id(self) -> str:
-        """The name of the run: of its logs, and for ``rlinf-ctl --run``."""
+        """Name of the run, in the paths of its logs and for ``rlinf-ctl --run``."""
         return str(self._client.welcome.get("run", ""))
 
     @property
     def log_dir(self) -> str:
-        """Where the logs of this machine's workers are."""
+        """Folder of the logs of this machine's workers."""
         return str(self._client.welcome.get("log_dir", ""))
 
     @property
     def metrics_address(self) -> str:
-        """The address of the metrics, ``"127.0.0.1:41231"``, with the port that was chosen for 0; empty without any."""
+        """Address of the metrics, ``"127.0.0.1:41231"``, with the chosen port instead of 0; empty without one."""
         return self._metrics_address
 
     def get_node_info(self, node_rank: int) -> NodeInfo:
-        """The facts about a node.
+        """Return the facts about a node.
 
         Raises:
-            ValueError: there is no such node.
+            ValueError: the cluster has no such node.
         """
         if not 0 <= node_rank < len(self.nodes):
             raise ValueError(f"there is no node {node_rank}: the cluster has {len(self.nodes)}")
@@ -426,35 +426,36 @@ class Cluster:
 
     @property
     def config(self) -> ClusterConfig | None:
-        """What ``cluster_cfg`` says; None without."""
+        """Configuration from ``cluster_cfg``; None without one."""
         return self._config
 
     @property
     def node_groups(self) -> Sequence[NodeGroup]:
-        """``cluster`` and ``node``, which every cluster has, the configured ones, those of the hosts file's labels."""
+        """Node groups: ``cluster`` and ``node``, which every cluster has, the configured ones, and those of the hosts'
+        labels."""
         return self._node_groups if self.nodes else ()
 
     def get_node_group(self, label: str = "cluster") -> NodeGroup | None:
-        """The node group of that name; None where there is none."""
+        """Return the node group of that name; None if there is none."""
         return next((group for group in self.node_groups if group.label == label), None)
 
     def get_node_ip(self, node_rank: int) -> str:
-        """The address by which other nodes reach a node."""
+        """Return the address by which other nodes reach a node."""
         return self.get_node_info(node_rank).node_ip
 
     def get_alive_nodes(self) -> list[NodeInfo]:
-        """The nodes that are not lost."""
+        """Return the nodes that are not lost."""
         return [node for node in self.nodes if node.node_rank not in self._client.lost_nodes]
 
     def find_free_port(self, max_port_num: int | None = None) -> IntOrWork:
-        """A port that is free on this node, at most ``max_port_num``; in a coroutine a ``Work`` of it."""
+        """Return a port that is free on this node, at most ``max_port_num``; in a coroutine a ``Work`` of it."""
         operation = operations.FreePort() if max_port_num is None else operations.LeasePort(max_port_num)
         port: IntOrWork = blocking(self._client.request(operation, what="a free port"))
         return port
 
     @staticmethod
     def has_initialized() -> bool:
-        """Whether this process has an open cluster."""
+        """Return True if this process has an open cluster."""
         return registry.any_active()
 
     get_full_env_var_name = staticmethod(get_full_env_var_name)
@@ -463,31 +464,31 @@ class Cluster:
     get_path_env_merge_mode = staticmethod(get_path_env_merge_mode)
 
     def status(self, node: int | None = None) -> DictOrWork[Any]:
-        """What a node's daemon has at the moment, as plain data; in a coroutine a ``Work`` of it."""
+        """Return the present state of a node's daemon, as plain data; in a coroutine a ``Work`` of it."""
         request = self._client.request(operations.NodeStatus(), node=OWN_NODE if node is None else node)
         status: DictOrWork[Any] = blocking(request)
         return status
 
     def why(self) -> ValueOrWork:
-        """The verdict on this run, a ``Verdict``: who waits for whom, and whether that ends; in a coroutine a ``Work``.
+        """Return the verdict on this run, a ``Verdict``: which waits are open, and whether they end; in a coroutine a
+        ``Work``.
 
-        Takes a second or two.  ``print(await cluster.why())`` prints what ``rlinf-ctl stuck`` does.
+        Takes a second or two.  ``print(await cluster.why())`` prints the output of ``rlinf-ctl stuck``.
         """
-        from rlinf_async._inspection.asking import VERDICT, why  # with the verdict's modules, which no start needs
+        from rlinf_async._inspection.asking import VERDICT, why  # imported late: no start needs the verdict's modules
 
         return blocking(self._client.run(why(self._client), what=VERDICT, abandonable=True))
 
     def _on_long_wait(self) -> None:
-        """After a word about a long wait: whether that wait will end is in the log too.  From any thread."""
         from rlinf_async._inspection.asking import VERDICT, log_verdict
 
-        told = self._verdict
-        if (told is None or told.done()) and self._client.closed is None and self._client.ready.done():
+        pending = self._verdict
+        if (pending is None or pending.done()) and self._client.closed is None and self._client.ready.done():
             with contextlib.suppress(ClosedError, ForkedProcessError, LoopNotRunning):
                 self._verdict = self._client.run(log_verdict(self._client), what=VERDICT)
 
     def find_group(self, worker_cls: type[W], name: str, timeout: float | None = None) -> WorkerGroup[W]:
-        """The group of that name, whoever launched it; see ``WorkerGroup.from_group_name``."""
+        """Return the group of that name, launched by any process; see ``WorkerGroup.from_group_name``."""
         return WorkerGroup.from_group_name(worker_cls, name, cluster=self, timeout=timeout)
 
     # -- groups -------------------------------------------------------------------------------------------------
@@ -510,7 +511,6 @@ class Cluster:
         close_grace: float | None = None,
         preload: Sequence[str] | None = None,
     ) -> WorkerGroup[W]:
-        """What ``create_group(...).launch(cluster, ...)`` does; see there."""
         if self._closing is not None:
             raise ClosedError("this cluster is closed: no group can be launched on it")
         if max_concurrency is not None and not 1 <= max_concurrency < 2**31:
@@ -555,6 +555,12 @@ class Cluster:
             preload=asked,
             own_modules=imported_at_once(construct.head) if asked or preload is None else (),
         )
+        return self._launch_members(spec.worker_cls, plan, construct, deadline)
+
+    def _launch_members(
+        self, worker_cls: type[W], plan: Plan, construct: Encoded, deadline: CallDeadline | None
+    ) -> WorkerGroup[W]:
+        title, placements = plan.name, plan.placements
         members = Members(self._client, title, len(placements))
         members.number = reserve_now(self._client, title) if may_wait() else 0
         members.placements = list(placements)
@@ -562,7 +568,7 @@ class Cluster:
         everyone = members.callee(range(members.size))
         ready = Handle(everyone, "__init__")
         if plan.policy.restarts:
-            hook = spec.worker_cls.on_restart is not Worker.on_restart  # type: ignore[attr-defined]
+            hook = worker_cls.on_restart is not Worker.on_restart  # type: ignore[attr-defined]
             members.supervisor = Supervision(
                 self._client, members, plan, construct.to_bytes(), self._substitutes, self._residents,
                 functools.partial(setting_for, self._config), hook=hook,
@@ -570,20 +576,19 @@ class Cluster:
         try:
             members.call(everyone, ready, "__init__", [construct], repeats=plan.policy.restarts)
         except BaseException:
-            if members.number:  # nobody has a group whose close would give the name back
+            if members.number:  # no group exists whose close would release the name
                 self._client.request(operations.Release("group", members.number), node=0)
             raise
         members.deadlines.begin(deadline, ready)
         self._groups = [*(group for group in self._groups if not group.closed), members]
         members.launching = self._client.run(self._start_group(members, plan))
-        return WorkerGroup(members, spec.worker_cls, ready=ready)
+        return WorkerGroup(members, worker_cls, ready=ready)
 
     @functools.cached_property
     def _substitutes(self) -> Substitutes:
         return Substitutes(self.nodes)
 
     def _residents(self) -> list[Resident]:
-        """The ranks of this process's groups that have a node, or are about to be started there."""
         return [
             Resident(placement.cluster_node_rank, bool(placement.local_hardware_ranks))
             for group in self._groups
@@ -599,7 +604,6 @@ class Cluster:
             members.supervisor.port = port
 
     def _supervision_of(self, group: str, strategy: Any) -> RestartPolicy | None:
-        """What the configuration says of the restarts of a group, by its name or its component's."""
         if self._config is None:
             return None
         policies = self._config.supervision
@@ -608,14 +612,13 @@ class Cluster:
         return policies.get(name)
 
     def _warn_of_unknown_groups(self) -> None:
-        """Names in ``cluster.supervision`` that no group had."""
         names = set(() if self._config is None or self._attached else self._config.supervision) - self._supervised
         for name in sorted(names):
             hint = did_you_mean(name, [group.name for group in self._groups])
             logger.warning("cluster.supervision.%s: no group or component of that name was launched%s", name, hint)
 
     def _address(self, name: str | None, worker_cls: type) -> WorkerAddress:
-        """A named group is a root of its own; an unnamed one inside a worker is the worker's child."""
+        """Return the group's address: a named group is a root, an unnamed one inside a worker is the worker's child."""
         if name is not None:
             check_group_name(name)
             return WorkerAddress(name)
@@ -626,7 +629,6 @@ class Cluster:
         return WorkerAddress(name)
 
     def _profiling_of(self, group: str, profiling: ProfileConfig | None) -> ProfileConfig | None:
-        """How the workers of a group are profiled, as the caller or the configuration says."""
         if profiling is not None and profiling.worker_groups is None:
             return profiling if profiling.enabled else None  # it was given for this group
         if profiling is None and self._config is not None:
@@ -649,10 +651,10 @@ class Cluster:
         except TimeoutError:
             logger.warning("groups could not be closed in order within %g s: ending their node", timeout)
         finally:
-            # Outside in: workers end while their daemons can still tell of them, the trace gets what they recorded,
-            # tasks that wait for daemons end before the socket does, and daemons come last, all at once.  Everything
-            # behind ``finally`` is done also where a group could not be closed in order, or this is cancelled: the
-            # daemons' ends take along whatever is left.
+            # Close from the outside in: workers end while their daemons can still report on them, the trace gets their
+            # last records, tasks that wait for daemons end before the socket does, and daemons come last, all at once.
+            # This also runs if a group could not be closed in order, or if this task is cancelled: the end of the
+            # daemons ends the rest.
             # tests/test_embedding.py::test_closing_ends_although_the_daemon_is_frozen
             # tests/test_failures.py::test_closing_after_a_death_raises_nothing
             if not self._attached:
@@ -675,14 +677,14 @@ class Cluster:
         return self._closing
 
     def _end_without_loop(self, error: LoopNotRunning) -> None:
-        """Ends the nodes by cutting what their lives hang on; blocks.  Its own loop would have closed all in order."""
+        """End the nodes by cutting their lifelines; blocks. Only the cluster's own loop could close all in order."""
         if self._was_cut_off:
             return
         self._was_cut_off = True
         loop = self._client.loop
         state = "is closed" if loop.is_closed() else "is not run any more"
         logger.warning("the cluster's nodes are cut off, not closed in order: their event loop, %r, %s", loop, state)
-        # All are cut before the first one is waited for: the nodes end beside each other, within one deadline.
+        # Cut all lifelines before waiting for the first node: the nodes end in parallel, within one deadline.
         # tests/test_stopped_loops.py::test_closing_from_elsewhere_ends_the_processes_although_the_loop_stands_still
         for line in self._lifelines:
             line.seal()
@@ -694,9 +696,9 @@ class Cluster:
             self._terminal.close()
 
     async def aclose(self) -> None:
-        """Closes the groups in reverse order, then the nodes that this cluster started.  Idempotent.
+        """Close the groups in reverse order, then the nodes that this cluster started. Idempotent.
 
-        Everything is closed when it returns or raises; an error means that it could not be done in order.
+        Everything is closed when it returns or raises; an error means that the order could not be kept.
         """
         if self._client.pid != process.pid:  # a forked child: the nodes are its parent's
             return
@@ -710,7 +712,7 @@ class Cluster:
             await asyncio.get_running_loop().run_in_executor(None, self._end_thread, self._thread)
 
     def close(self) -> NoneOrWork:
-        """Closes it as ``aclose`` does; blocks without a running loop, and returns a ``Work`` inside a coroutine."""
+        """Close the cluster, as ``aclose``; block without a running loop, and return a ``Work`` inside a coroutine."""
         return cast(NoneOrWork, self._close_here())
 
     def _close_here(self) -> Work[None] | None:
@@ -739,7 +741,6 @@ class Cluster:
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], what: str) -> Work[Any]:
-    """Runs a coroutine on the loop that runs here, which is another one than the cluster's."""
 
     def on_loop(callback: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(callback)

@@ -1,27 +1,27 @@
 """Exception classes for users to catch: ``RLinfAsyncError`` and its kinds (``WorkerDied``, ``ConfigError``, ...).
 
-An exception of the user's own code arrives as itself (``except ValueError`` works), with notes that name the
-worker.  What stands here is the framework's own word::
+An exception of the user's own code arrives in its own type (``except ValueError`` works), with notes that name the
+worker.  The classes here are the framework's own::
 
     RLinfAsyncError
-      PeerLost                 somebody whom we talked to is gone
-        WorkerDied               a worker process ended (who, why, its last words, where the log is)
-        NodeLost                 a whole machine, or the way to it
-      TransferFailed           a message's memory did not come through; what follows it may
-      WrongAcknowledgement     (RuntimeError) a receiver of weights has said something else than was expected
-      WeightMismatch           (KeyError) weights that do not fit: keys, shapes or dtypes; nothing was written
-      WrongBase                (RuntimeError) a patch of weights for another version than the one that is there
-      StaleVersion             (ValueError) weights that were not sent after those that are there; nothing was written
-      DeadlineExceeded         (TimeoutError) the user's own deadline passed; says what was awaited, from whom
+      PeerLost                 a process in use is gone
+        WorkerDied               a worker process ended (which, why, its last words, its log)
+        NodeLost                 a whole machine, or the connection to it
+      TransferFailed           a message's memory did not arrive; later messages may
+      WrongAcknowledgement     (RuntimeError) a receiver of weights has sent an unexpected answer
+      WeightMismatch           (KeyError) weights with other keys, shapes or dtypes; nothing was written
+      WrongBase                (RuntimeError) a patch for another version of the weights than the receiver's
+      StaleVersion             (ValueError) weights that are not newer than the receiver's; nothing was written
+      DeadlineExceeded         (TimeoutError) the user's own deadline passed; names the awaited event and processes
       LaunchError              nodes or workers could not be started; lists every failed host
       ConfigError              (ValueError, AssertionError) bad configuration or arguments
-      ClosedError              *your* code closed the thing that it now uses
-        EndOfChannel             a channel was closed, and everything in it has been taken
-        LoopNotRunning           (RuntimeError) the user's loop that the cluster lives on is closed, or is not run
-      UnobservedFailure        with fail_fast: a wait was ended, because another call failed; its error is the cause
-      ForkedProcessError       (RuntimeError) a forked child uses what belongs to its parent; says what to do instead
-      AuthError                the other side is not who it should be
-      VersionMismatch          two sides of different Python or protocol versions
+      ClosedError              *your* code closed the object that it now uses
+        EndOfChannel             a channel was closed, and all its items have been taken
+        LoopNotRunning           (RuntimeError) the user's loop that the cluster lives on is closed, or does not run
+      UnobservedFailure        with fail_fast: another call failed and ended this wait; its error is the cause
+      ForkedProcessError       (RuntimeError) a forked child uses an object of its parent; says what to do instead
+      AuthError                the other side has no valid credentials
+      VersionMismatch          the two sides have different Python or protocol versions
       SerializationError       (TypeError) a value that cannot travel; names the path inside it
       RemoteError              a remote exception that cannot be rebuilt here
 """
@@ -37,10 +37,10 @@ class RLinfAsyncError(Exception):
 
 
 class PeerLost(RLinfAsyncError):
-    """End of a worker or node that something waited for or talked to.
+    """End of a worker or node in use.
 
     Attributes:
-        returns: the worker is started again under its rank, as ``launch(restart=)`` says.
+        returns: true if the worker is restarted under its rank (``launch(restart=)``).
     """
 
     returns: bool = False
@@ -57,15 +57,15 @@ class WorkerDied(PeerLost):
     """End of a worker process, with its status, its last words and its log.
 
     Attributes:
-        group, rank, node, pid: who.
-        verdict: what happened in words, for example ``"killed by SIGKILL"`` or ``"exited with code 3"``.
+        group, rank, node, pid: the worker.
+        verdict: how it ended, for example ``"killed by SIGKILL"`` or ``"exited with code 3"``.
         signal, exit_code: one of them is set.
-        execution: how far the call that fails with this had come: ``"not started"``, ``"started"`` or ``"finished"``
-            (only its answer was lost); ``"unknown"`` where the worker had no flight recorder; empty of no call.
+        execution: how far the failed call had come: ``"not started"``, ``"started"`` or ``"finished"`` (only its answer
+            was lost); ``"unknown"`` if the worker had no flight recorder; empty outside of a call.
         methods: the calls that were open on it, oldest first.
-        log_path: the full log of the rank on its node.
-        last_words: the last lines that it wrote to stderr.
-        returns: it is started again under its rank, as ``launch(restart=)`` says.
+        log_path: full log of the rank on its node.
+        last_words: last lines that it wrote to stderr.
+        returns: true if it is restarted under its rank (``launch(restart=)``).
     """
 
     group: str = ""
@@ -83,7 +83,7 @@ class WorkerDied(PeerLost):
 
     @classmethod
     def from_exit_report(cls, report: Mapping[str, Any]) -> WorkerDied:
-        """Builds the exception from what the daemon of the dead worker tells."""
+        """Return the exception for an exit report of the dead worker's daemon."""
         where = f"rank {report['rank']} of group '{report['group']}' on {report['node']} (pid {report['pid']})"
         lines = [f"{where} {report['verdict']}"]
         if how_far := _EXECUTIONS.get(report.get("execution", "")):
@@ -105,18 +105,18 @@ class WorkerDied(PeerLost):
 
 
 def told_log(report: Mapping[str, Any]) -> tuple[str, str]:
-    """What the log of a dead worker is to be called, and where it is: ``("full log", path)``."""
+    """Return the title and the path of a dead worker's log: ``("full log", path)``."""
     if lacks := report.get("log_lacks"):
         return "log", f"{report['log_path']} ({lacks})"
     return "full log", str(report["log_path"])
 
 
 class NodeLost(PeerLost):
-    """A node, or the way to it, is gone.
+    """Loss of a node, or of the connection to it.
 
     Attributes:
         node, node_rank, reason: its name, its rank, and why.
-        returns: the worker that was there is started again on another one, as ``launch(restart=)`` says.
+        returns: true if its worker is restarted on another node (``launch(restart=)``).
     """
 
     node: str = ""
@@ -126,25 +126,25 @@ class NodeLost(PeerLost):
 
     @classmethod
     def from_facts(cls, node: str, node_rank: int, reason: str) -> NodeLost:
-        """Builds the exception from the name and rank of the node, and why it is lost."""
+        """Return the exception for a lost node."""
         error = cls(f"node {node_rank} ({node}) is lost: {reason}")
         error.node, error.node_rank, error.reason = node, node_rank, reason
         return error
 
 
 class TransferFailed(RLinfAsyncError):
-    """The memory of a message did not reach the other worker: one side gave it up, or the way between them broke.
+    """The memory of a message did not arrive: one side abandoned it, or the connection broke.
 
-    Both live on, and what they send next is not affected.
+    Both sides live on, and later messages are not affected.
     """
 
 
 class WrongAcknowledgement(RLinfAsyncError, RuntimeError):
-    """A receiver of weights has said something else than that it has applied them."""
+    """Unexpected answer of a receiver of weights: it has not applied them."""
 
 
 class WeightMismatch(RLinfAsyncError, KeyError):
-    """Weights whose keys, shapes or dtypes are not those of the other side; nothing was written.
+    """Weights whose keys, shapes or dtypes differ from the receiver's; nothing was written.
 
     Also a ``KeyError``, which TorchRL raises in its place.
     """
@@ -154,11 +154,11 @@ class WeightMismatch(RLinfAsyncError, KeyError):
 
 
 class WrongBase(RLinfAsyncError, RuntimeError):
-    """A patch was made for another version of the weights than the one that the receiver has; nothing was written.
+    """Patch for another version of the weights than the receiver's; nothing was written.
 
     Attributes:
-        base: the version that the patch is for.
-        version: the version that is there.
+        base: version that the patch is for.
+        version: version of the receiver.
     """
 
     base: int = -1
@@ -172,12 +172,12 @@ class WrongBase(RLinfAsyncError, RuntimeError):
 
 
 class StaleVersion(RLinfAsyncError, ValueError):
-    """Weights that are late, doubled, or have an old number: not sent after what is there; nothing was written.
+    """Weights that are late, sent twice, or have an old number: not newer than the receiver's; nothing was written.
 
     Attributes:
-        version: of the weights.
-        latest: the version of those that they would have to be sent after; the same one, if they are doubled or late
-            and a version has been sent more than once.
+        version: version of the weights.
+        latest: version that they would have to follow; the same one, if they were sent twice or are late and a version
+            has been sent more than once.
     """
 
     version: int = -1
@@ -185,10 +185,10 @@ class StaleVersion(RLinfAsyncError, ValueError):
 
     @classmethod
     def of(cls, version: int, latest: int, what: str) -> StaleVersion:
-        """Builds the exception from both versions.
+        """Return the exception for both versions.
 
         Args:
-            what: of the latest one: ``"which is here"``.
+            what: relative clause about the latest version: ``"which is here"``.
         """
         if version < latest:
             error = cls(f"version {version} of the weights is before version {latest}, {what}: nothing was written")
@@ -202,15 +202,15 @@ class StaleVersion(RLinfAsyncError, ValueError):
 
 
 class DeadlineExceeded(RLinfAsyncError, TimeoutError):
-    """Passing of a deadline, ``timeout=`` or a setting's, before the awaited thing happened."""
+    """Passing of a deadline, ``timeout=`` or a setting's, before the awaited event."""
 
 
 class LaunchError(RLinfAsyncError):
-    """Failure to start nodes or workers, with what they said."""
+    """Failure to start nodes or workers, with their output."""
 
 
 class ConfigError(RLinfAsyncError, ValueError, AssertionError):
-    """A mistake in a configuration, a placement or a setting.
+    """Mistake in a configuration, a placement or a setting.
 
     Also a ``ValueError`` and an ``AssertionError``, which RLinf raises in its place.
     """
@@ -221,17 +221,17 @@ class ClosedError(RLinfAsyncError):
 
 
 class EndOfChannel(ClosedError):
-    """End of a closed channel, of which everything has been taken: what ``async for`` ends with."""
+    """End of a closed channel whose items have all been taken; ends ``async for``."""
 
 
 class LeaseLost(RLinfAsyncError):
-    """End of a lease whose items have gone back to their channel, after the seconds that it was for."""
+    """End of a lease whose time is over; its items have gone back to their channel."""
 
 
 class UnobservedFailure(RLinfAsyncError):
-    """End of a plain ``wait()``, with ``fail_fast``, because another call has failed and nothing awaits its error.
+    """End of a plain ``wait()``, with ``fail_fast``, because another call has failed and no code awaits its error.
 
-    That error is the ``__cause__``.  What was waited for goes on.
+    That error is the ``__cause__``.  The awaited call goes on.
     """
 
 
@@ -247,7 +247,7 @@ class ForkedProcessError(RLinfAsyncError, RuntimeError):
 
 
 class AuthError(RLinfAsyncError):
-    """Refusal of a process that has not the credentials of the run."""
+    """Refusal of a process without the credentials of the run."""
 
 
 class VersionMismatch(RLinfAsyncError):
@@ -259,11 +259,11 @@ class SerializationError(RLinfAsyncError, TypeError):
 
 
 class RemoteError(RLinfAsyncError):
-    """A remote exception that cannot be rebuilt here.
+    """Remote exception that cannot be rebuilt here.
 
     Attributes:
-        type_name: the qualified name of the original type.
-        remote_traceback: the formatted traceback, as it was on the machine where it happened.
+        type_name: qualified name of the original type.
+        remote_traceback: traceback as formatted in the process that raised it.
     """
 
     type_name: str = ""

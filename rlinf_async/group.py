@@ -41,31 +41,31 @@ W = TypeVar("W")
 logger = own_logger(__name__)
 
 _CLOSE_ANSWER_S: Final = 5.0
-"""Beyond the grace, for the daemons to say that it is done."""
 
+# Names of the group's own methods that a worker class may use: ``group.call`` is then the worker's method.
 _SHADOWED: Final = frozenset({"any", "call", "restart", "on_death"})
-"""Names of the group's that a worker class may have too: then ``group.call`` is the worker's method."""
 
 _NO_ARGUMENTS: Final = (codec.encode_arguments((), {}, describe="no argument", root="args"),)
 
 
 @dataclass(frozen=True)
 class WorkerRank:
-    """One entry of ``worker_info_list``."""
+    """Entry of ``worker_info_list``."""
 
     worker: WorkerInfo
     rank: int
 
 
+# 34 methods: a façade whose names the user and RLinf's interface fix; calls are in ``_group/members.py``.
 class WorkerGroup(Generic[W_co]):
     """A launched group.  Every public method of the worker class is a method of the group.
 
-    Calling one sends the call to all ranks and returns a ``Handle``; an async generator method returns a ``Stream``.
-    ``group.call(Rollout.rollout, 3)`` is the same as ``group.rollout(3)``, and known to type checkers.
+    A call goes to all ranks and returns a ``Handle``; an async generator method returns a ``Stream``.
+    ``group.call(Rollout.rollout, 3)`` does the same as ``group.rollout(3)``, with types that checkers know.
 
     Example:
         group = Rollout.create_group(config).launch(cluster, name="rollout")
-        await group                                      # all constructors are done; their errors come here
+        await group                                      # all constructors are done; their errors are raised here
         results = await group.rollout(3)                 # [rank 0's, rank 1's, ...]
         await group.execute_on(0, 3).rollout(3)          # two of them; group[0:4] is a view as well
         await group.load(each(shards))                   # every rank gets its own argument
@@ -75,7 +75,7 @@ class WorkerGroup(Generic[W_co]):
     def __init__(
         self, members: Members, worker_cls: type[W_co], ranks: Sequence[int] | None = None, ready: Handle | None = None
     ) -> None:
-        """Not for users: ``Worker.create_group(...).launch(cluster)``, or ``from_group_name``."""
+        """Do not call: ``Worker.create_group(...).launch(cluster)`` and ``from_group_name`` return groups."""
         self._members = members
         self._worker_cls = worker_cls
         self._ranks = range(members.size) if ranks is None else ranks
@@ -106,21 +106,21 @@ class WorkerGroup(Generic[W_co]):
     # -- waiting ------------------------------------------------------------------------------------------------
 
     def __await__(self) -> Generator[Any, Any, WorkerGroup[W_co]]:
-        """Waits until every worker is constructed.
+        """Wait until every worker is constructed.
 
         Raises:
-            Exception: what a constructor raised, or why the workers could not be started.
+            Exception: the error of a constructor, or the reason why the workers could not be started.
         """
         if self._ready is not None:
             yield from self._ready.async_wait().__await__()
         return self
 
     def wait_ready(self, timeout: float | None = None) -> WorkerGroup[W_co]:
-        """Blocks until every worker is constructed, as ``await group`` waits in a coroutine; gives the group.
+        """Block until every worker is constructed, as ``await group`` waits in a coroutine. Return the group.
 
         Raises:
-            DeadlineExceeded: they were not within ``timeout`` seconds.
-            Exception: what a constructor raised, or why the workers could not be started.
+            DeadlineExceeded: the workers were not constructed within ``timeout`` seconds.
+            Exception: the error of a constructor, or the reason why the workers could not be started.
         """
         if self._ready is not None:
             self._ready.wait(timeout)
@@ -138,10 +138,10 @@ class WorkerGroup(Generic[W_co]):
         await start_closing(self._members).async_wait()
 
     def __enter__(self) -> WorkerGroup[W_co]:
-        """The same in plain code: ``with group:`` waits until it is ready, and closes it at the end.
+        """Wait until the group is ready, for ``with group:`` in plain code, which closes it at the end.
 
         Raises:
-            RuntimeError: in a coroutine, where it is ``async with``.
+            RuntimeError: called in a coroutine, which needs ``async with``.
         """
         if must_await():
             raise RuntimeError(
@@ -161,10 +161,10 @@ class WorkerGroup(Generic[W_co]):
     # -- views --------------------------------------------------------------------------------------------------
 
     def execute_on(self, *ranks: int) -> WorkerGroup[W_co]:
-        """A view of some ranks, in the given order; this group stays as it is.
+        """Return a view of some ranks, in the given order; this group does not change.
 
         Raises:
-            AssertionError: a rank does not exist, or is named twice.
+            AssertionError: a rank does not exist, or is given twice.
         """
         last = self._members.size - 1
         ranks = tuple(operator.index(rank) for rank in ranks)
@@ -176,7 +176,7 @@ class WorkerGroup(Generic[W_co]):
         return WorkerGroup(self._members, self._worker_cls, list(ranks), self._ready)
 
     def __getitem__(self, index: int | slice) -> WorkerGroup[W_co]:
-        """A view of the ranks that a list of this view's ranks would give."""
+        """Return a view of the ranks selected by an index or slice of this view's list of ranks."""
         try:
             chosen = list(self._ranks)[index]
         except IndexError:
@@ -194,7 +194,6 @@ class WorkerGroup(Generic[W_co]):
         return WorkerGroup(self._members, self._worker_cls, ranks, self._ready)
 
     def _whose_ranks(self) -> str:
-        """The group and its ranks, for errors."""
         whole, name = self._members.size, self._members.name
         if len(self._ranks) == whole:
             return f"group '{name}' has rank{'s' * (whole > 1)} {fold_ranks(self._ranks)}"
@@ -205,18 +204,19 @@ class WorkerGroup(Generic[W_co]):
         return len(self._ranks)
 
     def any(self, *, in_flight: int | None = None, key: Hashable = None, stall_timeout: float | None = None) -> AnyRank:
-        """Calls on one rank of this view, whichever lives and has the fewest open calls of this kind from this process.
+        """Return an object for calls on one rank of this view: the live one with the fewest open calls of this kind
+        from here.
 
-        Where a rank dies, or is silent for ``stall_timeout``, another one takes over its calls of ``idempotent``
-        methods, each once; the others fail.  So do streams whose method is ``idempotent``.  Ranks that are being
-        started again get none while others live.  A class with a public method ``any`` has that as ``group.any``; then
-        this one is ``WorkerGroup.any(group)``.
+        If a rank dies, or is silent for ``stall_timeout``, another one takes over its calls of ``idempotent`` methods,
+        each once, streams included; other calls fail.  Ranks that are being restarted get no calls while others live.
+        If the class has a public method ``any``, ``group.any`` is that one, and this method is
+        ``WorkerGroup.any(group)``.
 
         Args:
-            in_flight: calls that a rank may have at once; where all have so many, calls wait in their order.
-            key: of a conversation: its calls go to one rank as long as that lives.
-            stall_timeout: seconds without an answer or item of the rank, though it owes one, after which it has lost
-                its calls.
+            in_flight: limit on a rank's open calls; if all ranks have reached it, calls wait in their order.
+            key: key of a conversation, whose calls go to one rank as long as that lives.
+            stall_timeout: seconds in which a rank may owe an answer or item without sending one, after which its calls
+                are lost.
 
         Raises:
             ClosedError: the group is closed.
@@ -235,10 +235,10 @@ class WorkerGroup(Generic[W_co]):
         return AnyRank(members.pool, self._method, self._ranks, in_flight, key, stall_timeout)
 
     def _method(self, name: str) -> PublicMethod:
-        """The public method of that name.
+        """Return the public method of that name.
 
         Raises:
-            AttributeError, TypeError, ValueError: there is none, or none that could be called.
+            AttributeError, TypeError, ValueError: there is no such method, or it cannot be called.
         """
         method = public_methods(self._worker_cls).get(name)
         if method is None:
@@ -251,17 +251,17 @@ class WorkerGroup(Generic[W_co]):
 
     @property
     def worker_cls_name(self) -> str:
-        """The name of the worker class."""
+        """Name of the worker class."""
         return self._worker_cls.__name__
 
     @property
     def worker_group_name(self) -> str:
-        """The name that others call the group by."""
+        """Name of the group for other processes."""
         return self._members.name
 
     @property
     def worker_info_list(self) -> list[WorkerRank]:
-        """Where each rank of this view lives; empty until the workers are started, for which RLinf's rules wait."""
+        """Location of each rank of this view; empty until the workers are started, for which RLinf's rules wait."""
         if dialect.is_rlinf and self._members.launching is not None:
             self._members.launching.wait()
         infos = self._members.infos
@@ -285,22 +285,22 @@ class WorkerGroup(Generic[W_co]):
     @overload
     def call(self, method: Callable[Concatenate[W_co, P], R], /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]: ...
     def call(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Calls a method, which is given as the worker class has it: ``group.call(Rollout.step, x)``.
+        """Call a method of the worker class: ``group.call(Rollout.step, x)``.
 
-        Does what ``group.step(x)`` does, of which type checkers know nothing: so they check the arguments and know the
-        result.  A class with a public method ``call`` has that as ``group.call``; then this one is
+        Does the same as ``group.step(x)``, but type checkers see the method, check the arguments and know the result.
+        If the class has a public method ``call``, ``group.call`` is that one, and this method is
         ``WorkerGroup.call(group, Rollout.step, x)``.
 
         Args:
-            method: a public method of the worker class, or of one that it is derived from; what the worker class has
-                under that name is called.
+            method: a public method of the worker class, or of a base class; the worker class's own method of that name
+                is called.
 
         Returns:
-            A ``Handle``; of an async generator a ``Stream``.
+            A ``Handle``; for an async generator a ``Stream``.
 
         Raises:
-            TypeError: it is no method of the worker class.
-            ValueError: it is a hidden one.
+            TypeError: the argument is no method of the worker class.
+            ValueError: the method is not public.
         """
         found = _name_of(self._worker_cls, method)
         return self._call(found.name, found.streams, args, kwargs)
@@ -318,7 +318,7 @@ class WorkerGroup(Generic[W_co]):
             for share in (((args, kwargs),) if shares is None else shares)
         ]
         handler: Handle | StreamCall = (StreamCall if streams else Handle)(self._callee, method)
-        if repeats:  # it may be sent again later, when what it was made of has changed
+        if repeats:  # a copy: the arguments may change before the call is sent again
             encoded = [each if isinstance(each, bytes) else each.to_bytes() for each in encoded]
         self._members.call(self._callee, handler, method, encoded, same=shares is None, repeats=repeats)
         return Stream(handler) if isinstance(handler, StreamCall) else handler
@@ -327,7 +327,6 @@ class WorkerGroup(Generic[W_co]):
         raise self._missing(name)
 
     def _missing(self, name: str) -> Exception:
-        """The error of a name that is no public method of the worker class."""
         if name.startswith("__"):
             return AttributeError(name)
         if name.startswith("_") and callable(getattr(self._worker_cls, name, None)):
@@ -343,15 +342,15 @@ class WorkerGroup(Generic[W_co]):
     # -- restarts -----------------------------------------------------------------------------------------------
 
     def restart(self, *ranks: int) -> NoneOrWork:
-        """Ends these ranks (all of this view without any), if they live, and starts them again.
+        """End these ranks (without arguments all of this view), if they live, and start them again.
 
-        It counts against no limit of restarts, and brings a rank back that was lost by one.  In a coroutine it returns
-        a ``Work`` to await, elsewhere it blocks.
+        The restart counts against no limit, and also brings back a rank that a limit has ended.  In a coroutine it
+        returns a ``Work`` to await, elsewhere it blocks.
 
         Raises:
-            ConfigError: the group was launched without ``restart=``, or elsewhere: only then what its constructors had
-                is kept.
-            WorkerDied: one could not be started.
+            ConfigError: the group was launched without ``restart=``, or by another process: the constructor arguments
+                are kept only otherwise.
+            WorkerDied: a rank could not be started.
         """
         supervisor = self._members.supervisor
         if supervisor is None:
@@ -364,37 +363,37 @@ class WorkerGroup(Generic[W_co]):
 
     @property
     def away(self) -> list[int]:
-        """Ranks of this view that are coming back: they are to be started again, or are on the way.
+        """Ranks of this view that are being restarted, or are about to be.
 
         Raises:
-            ConfigError: the group was launched elsewhere, and who is away is known there.
+            ConfigError: another process launched the group, and only that one knows.
         """
         self._check_own("away")
         supervisor = self._members.supervisor
         return [] if supervisor is None else [rank for rank in self._ranks if rank in supervisor.away]
 
     def on_death(self, callback: Callable[[WorkerDied], object]) -> None:
-        """Calls back when a rank of the group has died, with or without ``restart=``, or was lost with its node.
+        """Register a callback for deaths of ranks, with or without ``restart=``, and for their loss with a node.
 
-        It gets a ``WorkerDied``, with ``rank``, ``verdict`` and the like.  If ``died.returns`` is true the rank is
-        away and comes back; where it is given up later, the same death is told once more, with ``returns`` false.  On
-        the thread of the cluster's loop, where it must not block.
+        The callback gets a ``WorkerDied``, with ``rank``, ``verdict`` and further facts.  If ``died.returns`` is true
+        the rank will be restarted; if that is given up later, the same death is reported again, with ``returns`` false.
+        The callback runs on the thread of the cluster's loop, where it must not block.
 
         Raises:
-            ConfigError: the group was launched elsewhere.
+            ConfigError: another process launched the group.
         """
         self._check_own("on_death()")
         self._members.on_death.append(_callable(callback, "on_death"))
 
     def on_restart(self, callback: Callable[[Restart], object]) -> None:
-        """Calls back once ranks were started again and ``on_restart`` of all workers has ended, before calls that have
-        waited go.
+        """Register a callback for restarts, which runs after ``on_restart`` of all workers and before the waiting calls
+        are sent.
 
-        It gets what the workers' hooks got: ``restart.ranks`` are those that have come back.  On the thread of the
-        cluster's loop, where it must not block.
+        The callback gets the argument of the workers' hooks: ``restart.ranks`` are the restarted ranks.  It runs on the
+        thread of the cluster's loop, where it must not block.
 
         Raises:
-            ConfigError: the group was launched elsewhere.
+            ConfigError: another process launched the group.
         """
         self._check_own("on_restart()")
         self._members.on_restart.append(_callable(callback, "on_restart"))
@@ -406,10 +405,11 @@ class WorkerGroup(Generic[W_co]):
     # -- the end ------------------------------------------------------------------------------------------------
 
     def close(self, grace: float | None = None) -> NoneOrWork:
-        """Ends the workers: open calls are cancelled, ``on_close`` and exit functions run, and after ``grace`` seconds
-        (``launch(close_grace=)``, ``RLINF_CLOSE_GRACE_S``) what still runs is named in the log, and killed.
+        """End the workers: open calls are cancelled, then ``on_close`` and exit functions run.
 
-        A ``def`` method that still runs after a fifth of it is cut off then, and so is a stopped process.
+        After ``grace`` seconds (``launch(close_grace=)``, ``RLINF_CLOSE_GRACE_S``) the code that still runs is named in
+        the log, and killed.  A ``def`` method may take only a fifth of the grace, and a stopped process is killed then,
+        too.
 
         Idempotent.  In a coroutine it returns a ``Work`` to await, elsewhere it blocks.  The name is free afterwards.
 
@@ -435,15 +435,15 @@ class WorkerGroup(Generic[W_co]):
         cluster: registry.HasClient | None = None,
         timeout: float | None = None,
     ) -> WorkerGroup[W]:
-        """The group of that name, launched elsewhere; waits for it if it does not exist yet.
+        """Return the group of that name, launched by another process; wait for it if it does not exist yet.
 
         Returns:
-            The group; in a coroutine a ``Work`` of it.  To a type checker a group, which can be awaited as well.
+            The group; in a coroutine a ``Work`` of it.  Type checkers see a group, which can be awaited as well.
 
         Raises:
             RuntimeError: no ``cluster=`` was given, and not exactly one is open in this process.
-            DeadlineExceeded: there was no such group within ``timeout`` seconds (without one within
-                ``RLINF_NAME_TIMEOUT_S``); lists those that there are.
+            DeadlineExceeded: there was no such group within ``timeout`` seconds, by default ``RLINF_NAME_TIMEOUT_S``;
+                lists the existing groups.
             ClosedError: the group of that name is closed.
         """
         client = registry.client_of(cluster)
@@ -472,7 +472,7 @@ async def _find(
 
 
 def start_closing(members: Members, grace: float | None = None) -> Work[None]:
-    """The work of closing a group; a second call gets the first one's."""
+    """Return the work of closing a group; a second call returns the first one's."""
     with members._lock:
         if members.closing is None or (members.closing.done() and not members.closed):
             grace = members.close_grace if grace is None else grace
@@ -481,7 +481,7 @@ def start_closing(members: Members, grace: float | None = None) -> Work[None]:
 
 
 async def _close(members: Members, grace: float) -> None:
-    """Closes a group on all its nodes; nodes that are lost, or do not answer in time, are left to their guardians."""
+    """Close a group on all its nodes; nodes that are lost, or do not answer in time, are left to their guardians."""
     members.close()
     try:
         async with asyncio.timeout(grace + _CLOSE_ANSWER_S):
@@ -496,12 +496,12 @@ async def _close_in_order(members: Members, grace: float) -> None:
         return
     if members.launching is not None and not members.launching.done():
         members.launching.cancel()
-        with contextlib.suppress(Exception):  # a launch that fails has told its callers, and leaves nothing
+        with contextlib.suppress(Exception):  # a failed launch has informed its callers, and undoes itself
             await members.launching.async_wait()
     if not members.number:
         return
     nodes = {frames.node_of(endpoint) for endpoint in members.endpoints or ()}
-    nodes |= {placement.cluster_node_rank for placement in members.placements}  # where a rank is just being started
+    nodes |= {placement.cluster_node_rank for placement in members.placements}  # nodes of starting ranks
     close = operations.CloseGroup(members.name, members.number, grace)
     requests: list[Work[Any]] = [client.request(close, node=node) for node in nodes if node not in client.lost_nodes]
     for request in (*requests, client.request(operations.Release("group", members.number), node=0)):
@@ -512,13 +512,13 @@ async def _close_in_order(members: Members, grace: float) -> None:
 
 
 def info_from(facts: dict[str, Any], pid: int) -> WorkerInfo:
-    """A ``WorkerInfo`` from plain data."""
+    """Return a ``WorkerInfo`` from plain data."""
     return read_worker({**facts, "pid": pid})
 
 
 @dataclass(frozen=True)
 class PublicMethod:
-    """A method of the worker class that the group offers."""
+    """Method of the worker class that the group offers."""
 
     name: str
     streams: bool
@@ -532,7 +532,7 @@ class PublicMethod:
 
 
 class GroupMethod:
-    # ``group.step``: calling it calls ``step`` on every rank of the group.  Its docstring is the method's.
+    # ``group.step``: calling it calls ``step`` on every rank of the group. Its docstring is that of the method.
 
     __slots__ = ("_group", "_name", "_streams")
 
@@ -553,7 +553,6 @@ class GroupMethod:
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """The method of the worker class."""
         method: Callable[..., Any] = getattr(self._group._worker_cls, self._name)
         return method
 
@@ -563,7 +562,6 @@ class GroupMethod:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """The method's, without ``self``."""
         method = self.__wrapped__
         static = inspect.getattr_static(self._group._worker_cls, self._name)
         if inspect.isfunction(method) and not isinstance(static, staticmethod):
@@ -591,7 +589,6 @@ def _no_stream(what: str) -> TypeError:
 
 
 def _own_methods_first(worker_cls: type) -> tuple[list[str], list[str]]:
-    """The public methods that the user has written, and those that every ``Worker`` has."""
     base = next((cls for cls in worker_cls.__mro__ if cls.__module__ == "rlinf_async.worker"), object)
     own: list[str] = []
     inherited: list[str] = []
@@ -605,7 +602,7 @@ _methods: dict[type, dict[str, PublicMethod]] = {}
 
 
 def public_methods(worker_cls: type) -> dict[str, PublicMethod]:
-    """The public callables of a worker class.
+    """Return the public callables of a worker class.
 
     Raises:
         ValueError: one of them has a name that the group needs itself.
@@ -635,7 +632,7 @@ def public_methods(worker_cls: type) -> dict[str, PublicMethod]:
 
 @functools.cache
 def _functions(worker_cls: type) -> dict[Any, PublicMethod]:
-    """The public methods by the functions that ``WorkerClass.name`` gives, of the class and of those below it."""
+    """Return the public methods by function, for attributes of the class and of its base classes."""
     return {
         function: method
         for name, method in public_methods(worker_cls).items()
@@ -646,7 +643,7 @@ def _functions(worker_cls: type) -> dict[Any, PublicMethod]:
 
 
 def _name_of(worker_cls: type, method: Any) -> PublicMethod:
-    """Finds the public method that a function of the worker class is.
+    """Return the public method for a function of the worker class.
 
     Raises:
         TypeError, ValueError: as ``WorkerGroup.call``.

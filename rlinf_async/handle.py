@@ -39,18 +39,20 @@ logger = own_logger(__name__)
 _GONE: Final = frozenset({int(Status.DIED), int(Status.LOST)})
 
 ASK_FIRST_S: Final = 0.02
-"""Seconds that a failure of which nobody waits for leaves its caller to ask for ``outcomes()``: the answers come in
-another thread than a script's."""
+"""Seconds between an unawaited first failure and the cancelling of the other ranks: a script's thread may still call
+``outcomes()``, while the answers arrive in another thread.
+"""
 
-_SETTLE_S: Final = 0.1
-"""For which the first failure waits for the others' word: a death that caused it outranks it."""
+_SETTLE_S: Final = 0.1  # seconds that the first failure waits for other answers: a death that caused it outranks it
 
 
+# 56 methods: half of them answer ``Work``, the client, or the views of single ranks; all change the one tally under one
+# lock, so that a split would share that lock.
 class Handle(Work[list[R]]):
     """A call that has been sent to the ranks of a group; awaiting it gives their results in rank order.
 
-    The wait ends at the first failure: the other ranks' calls are cancelled, and the root cause is raised (a death
-    outranks the errors that it causes, otherwise the earliest one), the others in its notes.
+    The wait ends at the first failure: the calls on the other ranks are cancelled, and the root cause is raised (a
+    death outranks the errors that it causes, otherwise the earliest error), with the others in its notes.
 
     Example:
         handle = group.step(x)              # sent
@@ -64,22 +66,19 @@ class Handle(Work[list[R]]):
     _kind = "call"
     _expired = False
     _targets: Sequence[int] = ()
+    # How far the call had come on a dead and replaced worker, by slot.
     _executions: Mapping[int, str] = MappingProxyType({})
-    """By slot, how far the call had come on a worker that has died since, and in whose place another one is."""
+    # Slots with the dead and replaced workers to which the call was sent.
     _deaths: frozenset[tuple[Any, ...]] = frozenset()
-    """Slots, and the workers in these that have died and in whose place another one gets the call."""
-    _views: tuple[Work[Any], ...] = ()
-    """Parts, ticks and outcomes: who waits for one of them waits for this call."""
+    _views: tuple[Work[Any], ...] = ()  # parts, ticks and outcomes: a wait for one of them is a wait for this call
     _keep_going = False
     _cancelled = False
     _cancel_sent = False
-    _iterated = 0
-    """Loops over ``as_completed`` that go on: they get the outcome, though they wait for nothing at the moment."""
-    _again: Sequence[Any] | None = None
-    """Its bodies, where it may be made again on the next incarnation of a rank that dies without an answer."""
+    _iterated = 0  # number of active loops over ``as_completed``, which get the outcome even while they do not wait
+    _again: Sequence[Any] | None = None  # encoded arguments, if the call may be sent again to a restarted rank
 
     def __init__(self, callee: Callee, method: str) -> None:
-        """Not for users: a call of a ``WorkerGroup`` gives one."""
+        """Do not call: a call of a ``WorkerGroup`` returns one."""
         super().__init__()
         self._callee = callee
         self._method = method
@@ -88,17 +87,14 @@ class Handle(Work[list[R]]):
         self._order: list[int] = []
         self._parts: dict[int, Part[Any]] | None = None
         self._tick: Part[None] | None = None
-        self._gives_up = False
-        """Its ranks are to be told so, once it has left."""
+        self._cancel_wanted = False  # true if the ranks must get a cancel once the call has left
         self._retrieved = False
         self._cause: str | None = None
-        """Of the error, once that has arrived."""
         self._departed = False
         self._outcome: tuple[list[Any] | None, BaseException | None] | None = None
 
     @property
     def _ended(self) -> Work[Any]:
-        """Done when the outcome is known."""
         return self
 
     def __repr__(self) -> str:
@@ -125,8 +121,10 @@ class Handle(Work[list[R]]):
         return self._answers_of(self._tally.unanswered()), True
 
     def _answers_of(self, slots: Sequence[int]) -> list[Target]:
-        """The answers of these slots, as what a wait needs, or the restart before which it does not leave; none before
-        it has a number."""
+        """Return the targets that a wait for these slots needs: their answers, or the restart that holds the call back.
+
+        The list has no answers before the call has a number.
+        """
         held = {slot for slot in slots if self._callee.holds(self, slot)}
         sent = [slot for slot in slots if self._call and slot not in held]
         found = [Target(TargetKind.CALL, self._callee.targets[slot], self._call) for slot in sent]
@@ -138,21 +136,19 @@ class Handle(Work[list[R]]):
     # -- answers, on the client's loop --------------------------------------------------------------------------
 
     def _begin(self, call: int) -> Sequence[int]:
-        """The call is about to leave under this id."""
         self._call, self._targets = call, self._callee.targets
         return self._targets
 
     def _mark_departed(self) -> None:
-        """The call has left."""
         self._departed = True
-        if self._gives_up:
+        if self._cancel_wanted:
             self._cancel_open()
 
     def _unanswered(self) -> Sequence[int]:
         return self._tally.unanswered()
 
     def _answer(self, slot: int, status: int, body: Body) -> bool:
-        """Takes a rank's answer; True once no more is expected."""
+        """Record a rank's answer. Return True if it was the last one."""
         if status in _GONE:
             is_open = not self._cancelled and self._tally.answers[slot] is None
             if is_open and self._callee.repeats(self, slot, status, bytes(body)):
@@ -181,9 +177,9 @@ class Handle(Work[list[R]]):
         return False
 
     def _note_death(self, slot: int, report: dict[str, Any]) -> bool:
-        """Note that the call is made again there: what the worker that died has begun, its successor has not undone.
+        """Record a death after which the call is sent again: the effects of the dead worker's run remain.
 
-        Return False if that death was noted before: it is told twice where the worker's socket tells of it, too.
+        Return False if that death was already recorded: the end of the worker's socket reports it, too.
         """
         death = slot, report.get("node"), report.get("pid")
         if death in self._deaths:
@@ -195,7 +191,6 @@ class Handle(Work[list[R]]):
         return True
 
     def _fail(self, error: BaseException) -> None:
-        """The call could not even be sent; one that was given up before has its outcome."""
         with self._lock:
             if self._done:
                 return
@@ -203,7 +198,7 @@ class Handle(Work[list[R]]):
         self._finish()
 
     def _finish(self) -> None:
-        # What comes after that, or after a cancel, is the cleaning up of ranks that nothing waits for.
+        # Failures after the end, or after a cancel, come from the cleanup of ranks, and are not reported as unobserved.
         if (self._tally.failed or self._outcome is not None) and not (self._done or self._cancelled):
             self._arrive()
         self._settle()
@@ -220,16 +215,15 @@ class Handle(Work[list[R]]):
             tick._settle()
 
     def _arrive(self) -> None:
-        """The error is here: it is unobserved until the user's code gets it."""
         try:
             error = self._unobserved()
-        except Exception:  # the call must end, whatever is odd about its errors
+        except Exception:  # the call must end even if its errors are malformed
             logger.exception("the error of %s cannot be described", self._describe())
             return
         if error is None:
             return
         self._callee.client.unobserved.arrived(error)
-        # In this order: who asks in another thread meanwhile sees the cause, or is seen here.
+        # Set the cause before the test: a concurrent reader either sees the cause, or is seen here.
         self._cause = error.cause
         if self._retrieved:
             self._callee.client.unobserved.observed(error.cause)
@@ -247,16 +241,15 @@ class Handle(Work[list[R]]):
         return unobserved(self._callee, self._method, self._describe(), failed, awaited=awaited)
 
     def _is_forgotten(self) -> bool:
-        """It is open, and nobody has awaited it, or asked for its outcomes."""
+        """True if the call is open and was never awaited, nor asked for its outcomes."""
         if self._done or self._cancelled or self._retrieved or self._iterated or self._tally.failed:
             return False
         return not any(work._waiters or work._was_awaited for work in (self, *self._views))
 
     def _stop_others(self) -> None:
-        """One has failed."""
         if not self._keep_going and not self._done:
             self._cancel_open()
-            self._callee.client.later(_SETTLE_S, self._give_up)
+            self._callee.client.later(_SETTLE_S, self._end_failed)
 
     def _report_to(self, view: Work[Any], callback: Callable[[], None]) -> None:
         with self._lock:
@@ -269,18 +262,18 @@ class Handle(Work[list[R]]):
         return self._done and not (self._tally.whole and not self._tally.missing)
 
     def _cancel_after_failure(self) -> bool:
-        """Cancels it on every rank; these have a moment to tell how they fail themselves."""
+        """Cancel the call on every rank; the ranks have a moment to report their own failures."""
         if not self._done:
             self._cancelled = True
             self._cancel_open()
             if self._callee.client.loop.is_closed():
                 self._finish()
             else:
-                self._callee.client.later(_SETTLE_S, self._give_up)
+                self._callee.client.later(_SETTLE_S, self._end_failed)
         return True
 
-    def _give_up(self) -> None:
-        """Raises what is known; ranks that are stuck inside a ``def`` method are named later."""
+    def _end_failed(self) -> None:
+        """Raise the known failures; ranks that are stuck inside a ``def`` method are named later."""
         if self._tally.missing:
             self._callee.client.later(max(0.0, settings.ABORT_GRACE_S() - _SETTLE_S), self._name_stuck)
             self._finish()
@@ -302,7 +295,7 @@ class Handle(Work[list[R]]):
 
     def _name_stopped(self, request: Request[list[int]]) -> None:
         if request._has_failed():
-            return  # its node is gone, which others tell of
+            return  # its node is lost, which is reported elsewhere
         stopped = {frames.endpoint(request.node, number) for number in request.wait()}
         called = zip(self._callee.ranks, self._callee.targets, strict=True)
         ranks = [rank for rank, target in called if target in stopped]
@@ -318,12 +311,12 @@ class Handle(Work[list[R]]):
                 self._outcome[1].add_note(text)
 
     def _expire(self) -> None:
-        """The deadline of its group's calls has passed: ends it, once daemons have said what its ranks do.
+        """End the call after its deadline, once daemons have described the activity of its ranks.
 
-        A rank that answers, fails or dies until then still decides the outcome.
+        Answers, failures and deaths until then still decide the outcome.
         """
         if self._done or self._expired or (self._tally.failed and not self._keep_going):
-            return  # a failure ends it in a moment, with the other ranks' word
+            return  # a failure is about to end it
         self._expired = True
         slow_waits.with_peer_activity(self, self._end_expired)
 
@@ -344,11 +337,11 @@ class Handle(Work[list[R]]):
         self._finish()
 
     def _cancel_open(self) -> None:
-        """Tells the ranks once: a second word would interrupt the cleaning up that the first one caused."""
-        # A cancel that overtakes its call is dropped, so none leaves while another thread still sends the call: either
-        # that thread sees the wish when it marks the departure, or this one sees the mark.
+        """Cancel the open ranks, once: a second cancel would interrupt the cleanup that the first one began."""
+        # A cancel that overtakes its call is dropped, so none may leave while another thread is still sending the call.
+        # That thread sees the flag when it marks the departure, or this thread sees the mark.
         # tests/_group/test_calls_between_steps.py::test_no_cancel_leaves_before_its_call
-        self._gives_up = True
+        self._cancel_wanted = True
         if self._cancel_sent or not self._departed:
             return
         targets = [self._callee.targets[slot] for slot in self._tally.unanswered()]
@@ -359,7 +352,7 @@ class Handle(Work[list[R]]):
     # -- outcomes, in a waiter's thread -------------------------------------------------------------------------
 
     def _mark_retrieved(self) -> None:
-        """The user's code gets the outcome, or has asked for something that holds it."""
+        """Record that the user's code gets the outcome, or an object that holds it."""
         self._retrieved = True
         if self._cause is not None:
             self._callee.client.unobserved.observed(self._cause)
@@ -414,14 +407,15 @@ class Handle(Work[list[R]]):
         part._settle(outcome.value, outcome.error)
 
     def _error_of_part(self, slot: int, error: BaseException) -> BaseException:
-        """What the view of a rank raises: its own error, or the one because of which the rank was given up."""
+        """Return the error that the view of a rank raises: its own, or the one because of which the rank was
+        cancelled."""
         self._mark_retrieved()
         failed = self._tally.failures()
         own = [failure for failure in failed if failure[0] == slot]
         if own:
             mark_observed(self._callee, own)
         elif failed and isinstance(error, ClosedError):
-            return root_error(self._callee, failed)  # because of which this rank was cancelled, or not waited for
+            return root_error(self._callee, failed)  # the failure that cancelled this rank
         return error
 
     # -- the user's side ----------------------------------------------------------------------------------------
@@ -430,7 +424,7 @@ class Handle(Work[list[R]]):
         return len(self._callee.ranks)
 
     def __getitem__(self, index: int) -> Work[R]:
-        """One rank's result, by its place among the ranks that were called."""
+        """Return the work of one rank's result, by its place among the called ranks."""
         self._check_process()
         slot = range(len(self._callee.ranks))[index]
         with self._lock:
@@ -448,10 +442,10 @@ class Handle(Work[list[R]]):
         return part
 
     async def as_completed(self) -> AsyncIterator[tuple[int, R]]:
-        """(rank, value) in the order in which the ranks answer.
+        """Yield (rank, value) in the order in which the ranks answer.
 
         Raises:
-            Exception: what awaiting the handle raises, as soon as one rank has failed.
+            Exception: the exception of the handle, as soon as one rank has failed.
         """
         self._check_process()
         self._iterated += 1
@@ -469,7 +463,6 @@ class Handle(Work[list[R]]):
             self._left()
 
     async def _next_slot(self, seen: int) -> int | None:
-        """The slot that has answered as the ``seen``-th; None where there will be no more."""
         while True:
             with self._lock:
                 if seen >= len(self._order) and not self._done and self._tick is None:
@@ -490,7 +483,8 @@ class Handle(Work[list[R]]):
             return slot
 
     def outcomes(self) -> Work[list[Outcome]]:
-        """Every rank's result or error; one rank's failure does not cancel the others when this is asked for first.
+        """Return every rank's result or error; if called before a failure, one rank's failure does not cancel the
+        others.
 
         Returns:
             A work: ``await`` it, or ``.wait(timeout)`` for it.
@@ -512,15 +506,15 @@ class Handle(Work[list[R]]):
         return every
 
     def cancel(self) -> None:
-        """Cancels the call on every rank: a waiting one never starts, a coroutine gets ``CancelledError``.
+        """Cancel the call on every rank: a waiting call never starts, a coroutine gets ``CancelledError``.
 
-        A ``def`` method that has begun runs to its end; nobody waits for it.  Waiters get ``ClosedError``.
+        A ``def`` method that has begun runs to its end, and its result is dropped.  Waiters get ``ClosedError``.
         """
         if self._done:
             return
         self._check_process()
         if self._tally.failed and not self._cancelled:
-            self._arrive()  # what has failed by now is no cleaning up
+            self._arrive()  # failures before the cancel count
         self._cancelled = True
         self._cancel_open()
         self._finish()
@@ -537,7 +531,8 @@ class Handle(Work[list[R]]):
             super()._lose_interest()
 
     def consume_duration(self, reduction_type: str = "max") -> FloatOrWork:
-        """Seconds under the called method's own timer tag, reduced over the ranks (``max``, ``min``, ``mean``)."""
+        """Return the seconds under the called method's own timer tag, reduced over the ranks (``max``, ``min``,
+        ``mean``)."""
         duration: FloatOrWork = self._durations(lambda times: _reduce(reduction_type, _only(times, self._method)))
         return duration
 
@@ -550,11 +545,11 @@ class Handle(Work[list[R]]):
     @overload
     def consume_durations(self, reduction_type: str, return_per_rank: bool) -> ValueOrWork: ...
     def consume_durations(self, reduction_type: str = "max", return_per_rank: bool = False) -> ValueOrWork:
-        """Seconds by timer tag, reduced over the ranks; then the workers' timers are empty.
+        """Return the seconds by timer tag, reduced over the ranks, and reset the workers' timers.
 
         Returns:
-            A dict tag → seconds, or with ``return_per_rank`` also the list of every rank's dict.  In a coroutine a
-            ``Work`` of it.
+            A dict of seconds by tag, with ``return_per_rank`` a tuple of it and the list of the ranks' dicts; in a
+            coroutine a ``Work`` of it.
         """
 
         def reduce(times: list[dict[str, float]]) -> Any:
@@ -589,11 +584,11 @@ class Handle(Work[list[R]]):
 
 
 WorkerGroupFuncResult = Handle
-"""RLinf's name."""
+"""RLinf's name for ``Handle``."""
 
 
 class _OfRank(Part[Any]):
-    """``handle[i]``: who takes a result here has not heard of other ranks' errors; who gets an error has."""
+    """Result of one rank: a reader of a value has not observed other ranks' errors, a reader of an error has."""
 
     def __init__(self, handle: Handle, slot: int) -> None:
         super().__init__(handle)
@@ -616,8 +611,6 @@ class _OfRank(Part[Any]):
 
 
 class _NextAnswer(Part[None]):
-    """Done when another rank has answered, whichever."""
-
     def _needs(self) -> slow_waits.Needs:
         return super()._needs()[0], False
 

@@ -25,11 +25,11 @@ _MAX_NAMED: Final = 8
 
 @dataclass(frozen=True)
 class CallDeadline:
-    """The deadline of every call of a group.
+    """Deadline of every call of a group.
 
     Attributes:
-        seconds: from the call on, or from when the workers are constructed.
-        origin: where it was set, for the error.
+        seconds: seconds from the call on, or from the end of the workers' constructors.
+        origin: place where it was set, for the error.
     """
 
     seconds: float
@@ -37,10 +37,10 @@ class CallDeadline:
 
     @classmethod
     def of(cls, given: Any) -> CallDeadline | None:
-        """What ``launch(call_timeout=)`` says, for None what the setting says; None where that is 0.
+        """Return the deadline of ``launch(call_timeout=)``, by default that of the setting; None for 0.
 
         Raises:
-            ValueError: what it says is no number of seconds.
+            ValueError: the argument is no number of seconds.
         """
         variable = settings.CALL_TIMEOUT_S.variable
         if given is None:
@@ -52,12 +52,12 @@ class CallDeadline:
             )
         else:
             seconds, origin = float(given), "call_timeout= of launch()"
-        # At a breakpoint of an editor no clock stands still.
+        # Time at a breakpoint of an editor does not stop any clock.
         return cls(seconds, origin) if seconds and not is_in_editor() else None
 
 
 class Callee(Protocol):
-    """What a handle knows of the group that it calls."""
+    """Part of a group that a handle uses for its call."""
 
     @property
     def client(self) -> NodeClient: ...
@@ -91,7 +91,7 @@ class Callee(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a call on one rank: a value, or an error."""
+    """Result of a call on one rank: a value, or an error."""
 
     rank: int
     value: Any = None
@@ -103,7 +103,7 @@ class Outcome:
 
 
 def error_of(callee: Callee, slot: int, status: int, body: Body) -> BaseException:
-    """The error that one rank's answer stands for."""
+    """Return the error in one rank's answer."""
     if status == Status.ERROR:
         return failures.rebuild(failures.unpack(bytes(body)))
     facts = frames.unpack(body)
@@ -113,8 +113,8 @@ def error_of(callee: Callee, slot: int, status: int, body: Body) -> BaseExceptio
         node, reason = facts
         lost = callee.client.lost_nodes.get(node)
         returns, why_not = (False, "") if lost is None else callee.restart_of(slot)
-        given_up = f"; it {why_not}" if why_not else ""
-        error = NodeLost(f"{callee.describe_slot(slot)}: {lost or reason}{given_up}")
+        reason_lost = f"; it {why_not}" if why_not else ""
+        error = NodeLost(f"{callee.describe_slot(slot)}: {lost or reason}{reason_lost}")
         error.node_rank, error.reason = node, str(reason)
         error.returns = returns
         return error
@@ -122,7 +122,7 @@ def error_of(callee: Callee, slot: int, status: int, body: Body) -> BaseExceptio
 
 
 def describe_failure(callee: Callee, method: str, slot: int, status: int, body: Body) -> str:
-    """Who failed and how, in one line."""
+    """Return one line with the failed rank and its error."""
     if status != Status.ERROR:
         return str(error_of(callee, slot, status, body)).partition("\n")[0]
     failure = failures.unpack(bytes(body))
@@ -131,27 +131,28 @@ def describe_failure(callee: Callee, method: str, slot: int, status: int, body: 
 
 
 def root_error(callee: Callee, failed: Sequence[tuple[int, int, Body]]) -> BaseException:
-    """The error to raise for a call of which these slots have failed."""
+    """Return the error to raise for a call on which these slots have failed."""
     mark_observed(callee, failed)
     errors = [(callee.ranks[slot], error_of(callee, slot, status, body)) for slot, status, body in failed]
     return choose_root_cause(errors)
 
 
 def death_cause(facts: Mapping[str, Any]) -> str:
-    """What failures caused by a worker's death share; of its exit report, or of a ``WorkerDied``'s attributes."""
+    """Return the common cause of failures by a worker's death, from its exit report or a ``WorkerDied``'s
+    attributes."""
     return f"death of pid {facts['pid']} on {facts['node']}"
 
 
 def loss_cause(node: int) -> str:
-    """What the failures that come of the loss of a node share."""
+    """Return the common cause of failures by the loss of a node."""
     return f"loss of node {node}"
 
 
 def overdue(callee: Callee, method: str, slots: Sequence[int], doing: str) -> DeadlineExceeded:
-    """The error of a call that these slots have not answered in time.
+    """Return the error for a call that these slots have not answered in time.
 
     Args:
-        doing: what they do, as their daemons say; empty where that is not known.
+        doing: their activity as reported by their daemons; empty if unknown.
     """
     assert callee.deadline is not None
     clock = time.strftime("%H:%M:%S")
@@ -172,13 +173,12 @@ def overdue(callee: Callee, method: str, slots: Sequence[int], doing: str) -> De
 
 
 def mark_observed(callee: Callee, failed: Sequence[tuple[int, int, Body]]) -> None:
-    """The user's code gets these errors."""
+    """Record that the user's code gets these errors."""
     for answer in failed:
         callee.client.unobserved.observed(_cause_of(callee, *answer))
 
 
 def _cause_of(callee: Callee, slot: int, status: int, body: Body) -> str:
-    """A death is the same whoever tells of it: the daemon, or a rank that has run into it."""
     if status == Status.ERROR:
         failure = failures.unpack(bytes(body))
         if not is_death(failure.type_name):
@@ -194,10 +194,10 @@ def _cause_of(callee: Callee, slot: int, status: int, body: Body) -> str:
 def unobserved(
     callee: Callee, method: str, what: str, failed: Sequence[tuple[int, int, Body]], *, awaited: bool
 ) -> UnobservedError:
-    """The root of a call's failures, as an error that nobody has got yet.
+    """Return the root of a call's failures as an unobserved error.
 
     Args:
-        what: the call and its ranks, for people.
+        what: the call and its ranks, in words.
     """
     roots: list[tuple[int, BaseException | failures.Failure]] = []
     for slot, status, body in failed:
@@ -221,18 +221,18 @@ def unobserved(
 
 
 def unobserved_refusal(callee: Callee, method: str, error: BaseException, *, awaited: bool) -> UnobservedError:
-    """The error of a call that could not be sent, because its group could not be launched."""
+    """Return the unobserved error of a call that could not be sent because its group was not launched."""
     type_name = failures.type_name_of(type(error))
     return UnobservedError(
         cause=cause_of(error),
         of=f"{callee.name}.{method}()",
         text=f"{callee.name}.{method}(): {type_name}: {failures.text_of(error)}".partition("\n")[0][:400],
         details=failures.text_of(error).partition("\n")[2],
-        make=lambda: _heard(callee, error),
+        make=lambda: _observe(callee, error),
         awaited=awaited,
     )
 
 
-def _heard(callee: Callee, error: BaseException) -> BaseException:
+def _observe(callee: Callee, error: BaseException) -> BaseException:
     callee.client.unobserved.observed(cause_of(error))
     return error

@@ -1,11 +1,11 @@
-"""Settings: the timeouts and limits that a user may change, one environment variable each.
+"""Settings: timeouts and limits that a user may change, one environment variable each.
 
-A variable counts in the process that reads it when it is read; workers and nodes inherit the driver's, and
-``rlinf-launch`` exports every ``RLINF_*``::
+The process that reads a variable uses its present value; workers and nodes inherit the driver's, and ``rlinf-launch``
+exports every ``RLINF_*``::
 
     RLINF_NODE_LINK_TIMEOUT_S=60 rlinf-launch --hosts nodes.txt train.py
 
-``check()`` reads all of them, so that a value that cannot be is an error at the start and not in the middle of a run.
+``check()`` reads all of them, so that an invalid value is an error at the start and not in the middle of a run.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from rlinf_async.errors import ConfigError
 
 @dataclass(eq=False)
 class Setting:
-    """A number that a user may change.
+    """Number that a user may change.
 
     Attributes:
-        default: where the variable is not set or empty.
-        minimum: the least value that is taken.
-        maximum: the largest one.
-        about: one line for the documents.
-        variable: the environment variable, after its name below, which ends with its unit: ``RLINF_CLOSE_GRACE_S``.
+        default: value if the variable is unset or empty.
+        minimum: smallest allowed value.
+        maximum: largest allowed value.
+        about: one line for the documentation.
+        variable: environment variable, whose name ends with the unit: ``RLINF_CLOSE_GRACE_S``.
     """
 
     default: float
@@ -40,15 +40,15 @@ class Setting:
 
     @property
     def unit(self) -> str:
-        """As the documents write it."""
+        """Return the unit in words for the documentation."""
         last = self.variable.rpartition("_")[2].lower()
         return {"s": "seconds", "once": "hosts"}.get(last, last)
 
     def __call__(self, environ: Mapping[str, str] = os.environ, place: str = "in the environment") -> float:
-        """The value in force.
+        """Return the value in force.
 
         Raises:
-            ConfigError: the variable, which stands at this place, is no number, or is out of bounds.
+            ConfigError: the variable is no number, or is out of bounds; the text names its place.
         """
         text = environ.get(self.variable, "").strip()
         if not text:
@@ -66,7 +66,7 @@ class Setting:
 
 
 def table() -> str:
-    """Every setting as a row of ``docs/settings.md``."""
+    """Return every setting as a row of ``docs/settings.md``."""
     rows = ["| variable | default | from | to | unit | what it sets |", "|---|---|---|---|---|---|"]
     for setting in ALL:
         numbers = " | ".join(f"{number:.12g}" for number in (setting.default, setting.minimum, setting.maximum))
@@ -75,10 +75,10 @@ def table() -> str:
 
 
 def adopt(environ: Mapping[str, str]) -> None:
-    """Takes over the settings of another process, and reads them: a node's daemon gets its driver's.
+    """Take over and check the settings of another process: a node's daemon gets its driver's.
 
     Raises:
-        ConfigError: one of them is no number, or is out of bounds.
+        ConfigError: a setting is no number, or is out of bounds.
     """
     os.environ.update({setting.variable: environ[setting.variable] for setting in ALL if setting.variable in environ})
     check()
@@ -88,11 +88,11 @@ def variables_of(values: Mapping[str, float], place: str) -> dict[str, str]:
     """Return the environment variables that give settings these values.
 
     Args:
-        values: by variable, ``RLINF_LEASE_S``, or by its end, ``LEASE_S``.
-        place: of the values, for an error: ``in SimCluster(settings=)``.
+        values: values by variable, ``RLINF_LEASE_S``, or by its end, ``LEASE_S``.
+        place: origin of the values, for an error: ``in SimCluster(settings=)``.
 
     Raises:
-        ConfigError: there is no such setting, or its value is no number, or is out of bounds.
+        ConfigError: a setting does not exist, or its value is no number, or is out of bounds.
     """
     found: dict[str, str] = {}
     for name, value in values.items():
@@ -107,10 +107,10 @@ def variables_of(values: Mapping[str, float], place: str) -> dict[str, str]:
 
 
 def check(environ: Mapping[str, str] = os.environ) -> None:
-    """Reads every setting.
+    """Read and check every setting.
 
     Raises:
-        ConfigError: one of them is no number, or is out of bounds.
+        ConfigError: a setting is no number, or is out of bounds.
     """
     for setting in ALL:
         setting(environ)
@@ -236,4 +236,4 @@ for _name, _setting in _BY_NAME.items():
     _setting.variable = f"RLINF_{_name}"
 
 ALL: Final = tuple(sorted(_BY_NAME.values(), key=lambda setting: setting.variable.lower()))
-"""Every setting, in the order of the documents."""
+"""Every setting, in the order of the documentation."""

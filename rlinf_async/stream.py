@@ -29,9 +29,9 @@ logger = own_logger(__name__)
 
 
 class StreamCall:
-    """A call of an async generator method, which the client keeps until every rank has ended.
+    """Call of an async generator method, which the client keeps until every rank has ended.
 
-    Its user has a ``Stream``, or an iterator, and these are gone once nobody can come for an item any more.
+    The user holds only a ``Stream`` or an iterator, so that garbage collection of these shows that no item is wanted.
     """
 
     _targets: Sequence[int] = ()
@@ -42,8 +42,7 @@ class StreamCall:
         self._pid = process.pid
         self._call = 0
         self._items: deque[tuple[int, Body]] = deque()
-        self._window = int(settings.STREAM_ITEMS())
-        """Items that one rank may send ahead of the consumer."""
+        self._window = int(settings.STREAM_ITEMS())  # limit on the items that one rank may send ahead of the consumer
         self._consumed = [0] * len(callee.ranks)
         self._tally = Tally(len(callee.ranks))
         self._tick: Work[None] | None = None
@@ -52,13 +51,12 @@ class StreamCall:
         self._closed = False
         self._iterated = False
         self._is_reported = False
+        # True if the stream was closed before any item was requested: its errors count as unobserved.
         self._was_dropped = False
-        """Closed before anybody asked for an item: its errors are told as those of calls that nothing awaits."""
-        self._gives_up = False
+        self._cancel_wanted = False
         self._cancel_sent = False
         self._departed = False
         self._ended: Work[None] = Work()
-        """Done when every rank has ended."""
         self._ended._loop = callee.client.user_loop
 
     def __repr__(self) -> str:
@@ -74,7 +72,7 @@ class StreamCall:
 
     def _mark_departed(self) -> None:
         self._departed = True
-        if self._gives_up:
+        if self._cancel_wanted:
             self._cancel_open()
 
     def _unanswered(self) -> Sequence[int]:
@@ -100,7 +98,7 @@ class StreamCall:
         return False
 
     def _arrive(self) -> None:
-        """Report the error as unobserved until the consumer has come to it."""
+        """Report the error as unobserved until the consumer has received it."""
         # As for a handle, the close of the group is no error that the script has missed.
         if failed := [failure for failure in self._tally.failures() if failure[1] != Status.UNKNOWN]:
             self._is_reported = True
@@ -131,11 +129,10 @@ class StreamCall:
         return [Target(TargetKind.CALL, target, self._call) for target in targets], False
 
     def _expire(self, tick: Work[None], doing: str) -> None:
-        """The item for which ``tick`` stands has not come in the time that a call has."""
         with self._lock:
             slots = self._tally.unanswered()
             if self._tick is not tick or not slots:
-                return  # it, an error or the end has come while daemons were asked
+                return  # an item, an error or the end came while daemons were queried
             self._error = self._overdue(slots, doing)
             self._is_reported = True
         self._cancel_open()
@@ -148,7 +145,7 @@ class StreamCall:
             tick._settle()
 
     def _cancel_open(self) -> None:
-        self._gives_up = True  # first, as for a handle
+        self._cancel_wanted = True  # before the test of _departed, as in Handle
         if self._cancel_sent or not self._departed:
             return
         slots = self._tally.unanswered()
@@ -157,15 +154,15 @@ class StreamCall:
             client = self._callee.client
             client.cancel(self._call, [self._callee.targets[slot] for slot in slots])
             for slot in slots:
-                if self._targets[slot] == NOWHERE:  # its rank is away, and need not come back for that
+                if self._targets[slot] == NOWHERE:  # its rank is away, and cannot answer
                     client.answer_for(self._call, slot, Status.CANCELLED, b"")
 
     def _next(self) -> tuple[int, Any] | Work[None] | None:
-        """An item, or what to wait for, or None at the end.
+        """Return an item, the work to wait for, or None at the end.
 
         Raises:
-            Exception: a rank's error, once what came before it has been consumed.
-            ForkedProcessError: in a forked child: what comes goes to its parent.
+            Exception: a rank's error, once all earlier items have been consumed.
+            ForkedProcessError: called in a forked child: the items go to its parent.
         """
         if self._pid != process.pid:
             raise process.forked(f"stream {self._title()}", self._pid)
@@ -174,7 +171,8 @@ class StreamCall:
                 if self._error is not None:
                     self._callee.client.unobserved.observed(cause_of(self._error))
                     raise self._error
-                # First, for answers come in another thread: of a stream that has ended all failures are known.
+                # Read this before the failures: answers come in another thread, and only an ended stream has all its
+                # failures.
                 has_ended = not self._tally.missing
                 failed = self._tally.failures()
                 if failed:
@@ -183,7 +181,7 @@ class StreamCall:
                 if self._closed or (has_ended and self._tally.whole):
                     return None
                 if has_ended:
-                    # A rank was cancelled, not by this side; the end of the loop would say that all items have come.
+                    # A rank was cancelled by another process. The end of the loop would claim that all items have come.
                     # tests/simulation/test_sim_streams.py::test_the_close_of_a_group_is_no_end_of_its_streams
                     self._error = ClosedError(f"{self._title()} was cancelled because its group was closed")
                     raise self._error
@@ -230,12 +228,12 @@ class StreamCall:
             return
         self._items.clear()
         self._cancel_open()
-        if not self._call:  # it waits for its group, or for a rank, and never begins
+        if not self._call:  # the call was never sent
             self._ended._settle()
         self._wake()
 
     def _close_later(self) -> None:
-        """The same, from a finalizer: without locks.  Ranks are told by the loop; what has come is let go of now."""
+        """Close the stream from a finalizer, without locks: the loop sends the cancel, the items are dropped now."""
         if not self._closed and self._pid == process.pid:
             self._closed = True
             self._was_dropped = not self._iterated
@@ -255,10 +253,10 @@ class StreamCall:
 
 
 class Stream(Generic[R]):
-    """The items that an ``async def`` generator method yields on every rank, merged as they arrive.
+    """Items that an ``async def`` generator method yields on every rank, merged as they arrive.
 
-    Each rank may run at most a window of items ahead of the consumer.  Leaving the loop, however it is left, closes
-    the remote generators (their ``finally`` blocks run), and so does dropping a stream that no loop has begun to read.
+    Each rank may run at most a window of items ahead of the consumer.  Leaving the loop in any way closes the remote
+    generators (their ``finally`` blocks run), and so does dropping a stream that no loop has begun to read.
 
     Example:
         async for rank, item in group.rollout():
@@ -267,7 +265,7 @@ class Stream(Generic[R]):
     """
 
     def __init__(self, call: StreamCall) -> None:
-        """Not for users: a call of an async generator method of a ``WorkerGroup`` gives one."""
+        """Do not call: a call of an async generator method of a ``WorkerGroup`` returns one."""
         self._streaming = call
 
     def __repr__(self) -> str:
@@ -278,12 +276,12 @@ class Stream(Generic[R]):
         return _Items(self._streaming)
 
     def __iter__(self) -> Iterator[tuple[int, R]]:
-        """The same without a running loop; blocks the thread between items."""
+        """Return an iterator for code without a running loop; it blocks the thread between items."""
         self._streaming._begin_iterating()
         return _BlockingItems(self._streaming)
 
     def close(self) -> None:
-        """Close the remote generators without waiting for their end.  Any thread; idempotent."""
+        """Close the remote generators without waiting for their end. Any thread; idempotent."""
         self._streaming.close()
 
     async def aclose(self) -> None:
@@ -299,7 +297,7 @@ class Stream(Generic[R]):
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
-    if not TYPE_CHECKING:  # a checker says so by itself
+    if not TYPE_CHECKING:  # type checkers report these mistakes themselves
 
         def __await__(self) -> Any:
             raise TypeError(
@@ -315,13 +313,11 @@ class Stream(Generic[R]):
             )
 
     def __del__(self) -> None:
-        if not self._streaming._iterated:  # else its iterator does so
+        if not self._streaming._iterated:  # else its iterator closes it
             self._streaming._close_later()
 
 
 class _NextItem(Work[None]):
-    """Done when there is an item, or the stream has ended."""
-
     _kind = "stream"
 
     def __init__(self, stream: StreamCall) -> None:
@@ -348,15 +344,15 @@ class _NextItem(Work[None]):
 
 
 class _Items(AsyncIterator[tuple[int, Any]]):
-    """One loop over a stream; when the loop is left this goes, and takes the stream with it."""
+    """Iterator of one loop over a stream; leaving the loop drops it, and closes the stream."""
 
     def __init__(self, stream: StreamCall) -> None:
         self._stream = stream
 
     async def __anext__(self) -> tuple[int, Any]:
-        # A traceback of the wait keeps this frame: whoever keeps that traceback, if only as a task that was cancelled,
-        # would keep the iterator, and the remote generators open.  Until the wait is over the frame must keep it, for
-        # ``await anext(aiter(stream))`` has no other reference.
+        # A traceback of the wait keeps this frame: an owner of that traceback, if only a cancelled task, would keep the
+        # iterator, and the remote generators open. Until the wait is over the frame must keep it, for ``await
+        # anext(aiter(stream))`` has no other reference.
         # tests/simulation/test_sim_streams.py::test_a_loop_that_was_cancelled_closes_its_stream_though_its_task_is_kept
         try:
             return await self._stream._await_item()

@@ -21,22 +21,22 @@ logger = own_logger(__name__)
 
 T = TypeVar("T")
 
+# Waiters of all finished works: the list stays empty, as waiters are added under the lock and only before the end.
 _NOBODY: Final[list[Callable[[], None]]] = []
-"""The waiters of all works that are done: a waiter is added to one that is not, under its lock."""
 
-_DUE_S: Final = 0.001
-"""A deadline that is no further away has passed: loops' timers fire early by less."""
+_DUE_S: Final = 0.001  # A deadline that is this close has passed: loops' timers fire early by less
 
 
+# 44 methods: the coroutine protocol and the refusals of a result's operators need a method each on the object itself.
 class Work(Coroutine[Any, Any, T], Generic[T]):
     """An operation that has been started; awaiting it gives its result.
 
     It may be awaited several times, by several tasks, in several loops and threads, before or after it is done; every
     waiter gets the same result or the same error.  When the last waiter of an unfinished operation is cancelled, so is
     the operation; ``asyncio.shield(work)`` and ``work.async_wait()`` protect it.  It is a ``Coroutine``, so that
-    ``TaskGroup.create_task`` takes it.  A forgotten ``await`` does not pass for a result: to compare it with one, to
-    calculate with it, to index or iterate over it is a ``TypeError`` that says what to write, and so is its truth value
-    until it is done.
+    ``TaskGroup.create_task`` takes it.  A work without its ``await`` cannot pass for the result: comparing,
+    calculating, indexing and iterating raise a ``TypeError`` that says what to write, and so does its truth value until
+    it is done.
 
     Example:
         work = worker.recv("actor", 0)       # in a coroutine: started, not waited for
@@ -44,18 +44,13 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     """
 
     _kind = "operation"
-    """What it is, in one word, for the table of waits."""
-    _ends_with_others = True
-    """An unobserved error ends a plain ``wait()`` for it, where ``fail_fast`` is set."""
+    _ends_with_others = True  # true if an unobserved error ends a plain ``wait()`` for this work, with ``fail_fast``
     _loop: asyncio.AbstractEventLoop | None = None
+    # Seconds from ``_since`` on to its deadline; None if neither it nor, for a ``Whole``, any of its parts has one.
     _timeout: float | None = None
-    """Seconds from ``_since`` on, by the monotonic clock, after which it is given up; None for no deadline, neither of
-    its own nor, where it is a ``Whole``, of a part."""
     _since = 0.0
-    _was_awaited = False
-    """A wait for it has ended without the result."""
+    _was_awaited = False  # true once a wait for it has ended without the result
     _event = 0
-    """Its number in the flight recorder, where its begin was recorded."""
 
     def __init__(self) -> None:
         self._pid = process.pid
@@ -64,8 +59,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         self._value: Any = None
         self._error: BaseException | None = None
         self._waiters: list[Callable[[], None]] = []
+        # Callbacks at the end that do not count as interest in the result.
         self._followers: list[Callable[[], None]] | None = None
-        """Called at the end as waiters are, but they do not count as interest in the result."""
         self._drivers: dict[Any, Generator[Any, Any, T]] | None = None
 
     def __repr__(self) -> str:
@@ -75,50 +70,49 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     # -- what subclasses say ------------------------------------------------------------------------------------
 
     def _describe(self) -> str:
-        """What is awaited and from whom, for deadlines and warnings."""
+        """Return the awaited event and the processes that cause it, for deadlines and warnings."""
         return "an operation"
 
     def _title(self) -> str:
-        """What it is the result of that was not awaited."""
         return self._describe()
 
     def _awaiting(self) -> str:
-        """The code by which a coroutine waits for the result, for messages about a wait that was forgotten."""
+        """Return the code by which a coroutine waits for the result, for messages about a forgotten ``await``."""
         return "`await` it"
 
     def _whom(self) -> str:
-        """Who has to do something for it to end, for the table of waits; empty where that is not known."""
+        """Return the processes that have to act, for the table of waits; empty if unknown."""
         return ""
 
     def _peer_activity(self) -> slow_waits.PeerActivity | None:
-        """Asks daemons what those do who have to do something, in words; only for a word about a long wait."""
+        """Request a description of the other side's activity from daemons, for a warning about a long wait."""
         return None
 
     def _needs(self) -> slow_waits.Needs:
-        """Who has to act for it to end, for reports of the run; nobody where that is not known."""
+        """Return the actions that would end it, for reports of the run; empty if unknown."""
         return [], True
 
     def _user_loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop of the user's that has to turn for this to end; None where the framework runs what ends it."""
+        """Return the user's loop that has to turn for this to end; None if the framework runs all of it."""
         return self._loop
 
     def _lose_interest(self) -> None:
-        """Somebody who wanted the result does not any more; if nobody else waits, nobody does."""
+        """Abandon the operation if nothing else waits for it, because one waiter has gone."""
         if self._pid != process.pid:
-            return  # whether it goes on is decided in the process that has started it
+            return  # only the process that has started it may abandon it
         with self._lock:
             last = not self._waiters and not self._done
         if last:
             self._abandon()
 
     def _left(self) -> None:
-        """A wait has ended without the result, which is there."""
+        pass
 
     def _abandon(self) -> None:
-        """Called when the last waiter was cancelled."""
+        pass
 
     def _report_to(self, view: Work[Any], callback: Callable[[], None]) -> None:
-        """Calls back at the end; who waits for the view waits for this."""
+        """Call back at the end, on behalf of a view: a wait for the view counts as a wait for this work."""
         with self._lock:
             if not self._done:
                 self._waiters.append(callback)
@@ -126,16 +120,14 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         callback()
 
     def _has_failed(self) -> bool:
-        """Whether it is known to have ended with an error."""
         return self._error is not None
 
     def _cancel_after_failure(self) -> bool:
-        """What this goes with has failed (``wait_all``): cancels it, whoever waits; False if it may go on for long."""
+        """Cancel the work because another one in ``wait_all`` has failed. Return False if it may go on for long."""
         self._abandon()
         return self._done
 
     def _result(self) -> T:
-        """The outcome, in a waiter's thread."""
         if self._error is not None:
             raise self._error.with_traceback(None)
         value: T = self._value
@@ -144,25 +136,23 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     # -- its own deadline ---------------------------------------------------------------------------------------
 
     def _limit(self, timeout: float | None) -> None:
-        """Gives it a deadline, counted from now."""
         self._timeout, self._since = timeout, clock.monotonic()
 
     def _remaining(self) -> float | None:
-        """Seconds to its deadline, not below 0; None without."""
         return None if self._timeout is None else max(0.0, self._since + self._timeout - clock.monotonic())
 
     def _time_left(self) -> float | None:
-        """Seconds until it ends even if nobody acts; None where it does not."""
+        """Return the seconds until it ends without any action; None if it does not."""
         return self._remaining()
 
     def _expire(self) -> None:
-        """The deadline has passed while somebody waits: ends it with an error, now or once that error is explained."""
+        """Fail the operation because its deadline has passed, at once or after the error has been explained."""
         self._settle(error=self._late(self._timeout))
 
     # -- settling -----------------------------------------------------------------------------------------------
 
     def _settle(self, value: Any = None, error: BaseException | None = None) -> bool:
-        """Finishes the operation and wakes everybody who waits.  False if it had been finished before."""
+        """Finish the operation and wake all waiters. Return False if it was finished before."""
         with self._lock:
             if self._done:
                 return False
@@ -180,11 +170,12 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return True
 
     def done(self) -> bool:
-        """Whether the operation has ended, by a result or an error."""
+        """Return True if the operation has ended, with a result or an error."""
         return self._done
 
     def _follow(self, callback: Callable[[], None]) -> None:
-        """Calls back at the end, in the thread that settles it, or now; that is no interest in the result."""
+        """Call back at the end, in the thread that settles it, or now; this does not count as interest in the
+        result."""
         with self._lock:
             if not self._done:
                 self._followers = [*(self._followers or ()), callback]
@@ -192,7 +183,6 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         callback()
 
     def _forget_waiter(self, wake: Callable[[], None]) -> bool:
-        """Takes a waiter out; False if it has been, or is being, woken."""
         with self._lock:
             is_there = wake in self._waiters
             if is_there:
@@ -202,15 +192,17 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     # -- waiting ------------------------------------------------------------------------------------------------
 
     def _check_process(self) -> None:
-        """Raises:
-        ForkedProcessError: this was started by the process that this one was forked from, and cannot end here.
+        """Check that this process has started the operation.
+
+        Raises:
+            ForkedProcessError: the parent process has started it, and it cannot end here.
         """
         if self._pid != process.pid and not self._done:
             raise self._inherited()
 
     def _inherited(self) -> ForkedProcessError:
-        # The thread that held the lock when the process was forked is not there to release it, and the waiters are the
-        # parent's: to wake one would write to an eventfd that both processes have.
+        # The thread that held the lock at the fork does not exist here, and the waiters are the parent's: waking one
+        # would write to an eventfd that both processes share.
         self._lock, self._waiters = threading.Lock(), []
         return process.forked(f"what is to finish {self._describe()}", self._pid)
 
@@ -219,9 +211,9 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             raise self._inherited()
         loop = asyncio.get_running_loop()
         future = loop.create_future()
-        wakeups = _here.wakeups
+        wakeups = _per_thread.wakeups
         if wakeups is None or wakeups.loop is not loop:
-            wakeups = _here.wakeups = _Wakeups(loop)
+            wakeups = _per_thread.wakeups = _Wakeups(loop)
         waits = wakeups.waits
 
         def wake() -> None:
@@ -269,7 +261,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         left = self._remaining()
         if left is not None and left <= _DUE_S:
             self._expire()
-        elif left is not None:  # the part with the first deadline has ended in time
+        elif left is not None:  # the part with this deadline has ended; the next deadline is later
             timers[:] = (loop.call_later(left, self._meet_deadline, loop, timers),)
 
     def __await__(self) -> Generator[Any, Any, T]:
@@ -278,7 +270,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return self._result()
 
     async def async_wait(self, timeout: float | None = None) -> T:
-        """Waits without owning the operation: cancelling this wait leaves the operation running.
+        """Wait without owning the operation: cancelling this wait leaves the operation running.
 
         Raises:
             DeadlineExceeded: ``timeout`` seconds have passed.
@@ -287,7 +279,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             deadline = asyncio.timeout(timeout)
             try:
                 async with deadline:
-                    await _Waiting(self)
+                    await _EndOfWork(self)
             except TimeoutError:
                 if not deadline.expired():
                     raise
@@ -295,15 +287,15 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return self._result()
 
     def wait(self, timeout: float | None = None) -> T:
-        """Blocks the calling thread until the operation is done.  A deadline leaves the operation running.
+        """Block the calling thread until the operation is done.  A deadline leaves the operation running.
 
         Raises:
-            RuntimeError: called where a loop runs on this thread, which would block it; ``await`` instead.  Or in a
-                function that was given to ``then``.
+            RuntimeError: called on a thread that runs a loop, which it would block (use ``await``), or in a function
+                given to ``then``.
             DeadlineExceeded: ``timeout`` seconds have passed.
-            ForkedProcessError: it was started by the process that this one was forked from.
-            LoopNotRunning: the user's loop that has to turn for it is closed, or has not turned for some seconds.
-            UnobservedFailure: a call that nothing awaits has failed, and the cluster was made with ``fail_fast``.
+            ForkedProcessError: the parent process has started the operation.
+            LoopNotRunning: the operation needs a loop of the user's that is closed, or has not turned for some seconds.
+            UnobservedFailure: another call has failed unawaited, and the cluster was made with ``fail_fast``.
         """
         if not self._done:
             self._wait_for_thread(timeout)
@@ -347,7 +339,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             raise
 
     def _time_to(self, began: float, timeout: float | None) -> float | None:
-        """Seconds to its deadline or the caller's, whichever comes first; not below 0."""
+        """Return the seconds to its deadline or the caller's, whichever comes first; at least 0."""
         own = None if self._timeout is None else self._remaining()
         if timeout is None:
             return own
@@ -360,7 +352,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             own = None if self._timeout is None else self._remaining()
             if own is not None and own <= _DUE_S:
                 self._expire()
-                left = None  # until the error is explained
+                left = None  # wait without limit: _expire settles the work once the error is explained
                 continue
             left = self._time_to(began, timeout)
             if left is not None and left <= _DUE_S:
@@ -368,7 +360,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     def _wait_unless_others_fail(self, gate: Gate) -> None:
         def end() -> None:
-            # A gate is opened once: by this, or by what settles the work and has taken its waiters.
+            # A gate may be opened only once: by this callback, or by the thread that settles the work and has taken its
+            # waiters.
             if self._forget_waiter(gate.open):
                 gate.open()
 
@@ -383,15 +376,16 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return DeadlineExceeded(f"{self._describe()} was not done within {timeout:g} s")
 
     def then(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Work[Any]:
-        """A new work: ``function(*args, **kwargs)``, called once this one has succeeded, in the thread that settles it.
+        """Return a work for ``function(*args, **kwargs)``, called once this one has succeeded, in the thread that
+        settles it.
 
-        That may be one which reads this process's sockets: there nothing blocks, and what would returns its ``Work``.
-        An error of this work, or of the function, is the new work's error.
+        That thread may read this process's sockets: there nothing blocks, and blocking calls return their ``Work``.  An
+        error of this work, or of the function, is the new work's error.
         """
         self._check_process()
 
         def follow() -> None:
-            following.first = None  # its result is not kept for as long as this one
+            following.first = None  # do not keep the first work's result alive
             try:
                 self._result()
                 value = function(*args, **kwargs)
@@ -400,7 +394,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             else:
                 following._settle(value)
 
-        following = _Following(self, follow)
+        following = _ThenWork(self, follow)
         following._loop = self._user_loop()
         with self._lock:
             if not self._done:
@@ -421,7 +415,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, int | float | str | bytes | list | tuple | dict):
             raise self._unawaited("comparing it")
-        return NotImplemented  # by identity: works stand in lists and are looked for there
+        return NotImplemented  # identity: works are elements of lists, and looked up there
 
     __hash__ = object.__hash__
 
@@ -434,7 +428,6 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return str(self)
 
     def _unawaited(self, use: str) -> TypeError:
-        """The error of one who takes the work for its result."""
         return TypeError(
             f"{self._title()} is a Work and not its result: {self._awaiting()} (or `.wait()`) before {use}"
         )
@@ -442,7 +435,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     # -- the coroutine protocol, one generator per task that drives this object -----------------------------------
 
     def send(self, value: Any) -> Any:
-        """Runs the current task's wait on, as the coroutine protocol has it; ``await`` calls it."""
+        """Continue the current task's wait (coroutine protocol); ``await`` calls it."""
         task = asyncio.current_task()
         if self._drivers is None:
             self._drivers = {}
@@ -456,7 +449,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             raise
 
     def throw(self, *error: Any) -> Any:
-        """Raises an error in the current task's wait, as the coroutine protocol has it; cancellation calls it."""
+        """Raise an error in the current task's wait (coroutine protocol); cancellation calls it."""
         drivers = self._drivers or {}
         task = asyncio.current_task()
         driver = drivers.get(task)
@@ -470,14 +463,15 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             raise
 
     def close(self) -> None:
-        """End the current task's wait, as the coroutine protocol has it; others' waits and the operation go on."""
-        # A background task of a worker, for one, closes what it was given; another task's wait would never be woken.
+        """End the current task's wait (coroutine protocol); other waits and the operation go on."""
+        # A worker's background task, for example, closes the coroutine it was given; another task's wait would never
+        # wake.
         if self._drivers and running_loop() is not None and (driver := self._drivers.pop(asyncio.current_task(), None)):
             driver.close()
 
 
 def _refuse(use: str) -> Callable[..., Any]:
-    """A method in the place of one that a result may have: its caller has forgotten to wait."""
+    """Return a method that raises the error for a forgotten ``await``."""
 
     def refuse(self: Work[Any], *_: Any) -> Any:
         raise self._unawaited(use)
@@ -485,8 +479,8 @@ def _refuse(use: str) -> Callable[..., Any]:
     return refuse
 
 
-# Not in the class, for type checkers are to find the same mistakes.  Where there is no ``__iter__``, ``__getitem__`` is
-# what a loop comes to; a ``Handle`` has one of its own.
+# Set outside of the class, so that type checkers report the same mistakes. Without ``__iter__`` a loop calls
+# ``__getitem__``; a ``Handle`` has a ``__getitem__`` of its own.
 for _methods, _use in {
     "lt le gt ge": "comparing it",
     "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod": "calculating with it",
@@ -499,11 +493,12 @@ for _methods, _use in {
 
 
 class _Wakeups:
-    """Wakeups of a loop's waiters from other threads: in order, and one wakeup of the loop for all that come at once.
+    """Wakeups of a loop's waiters from other threads: in order, with one wakeup of the loop for all that arrive
+    together.
 
     Attributes:
-        waking: those who are to be woken and are not yet; nobody else may come before them.
-        waits: what is waited for on this loop.
+        waking: futures still to be woken; later ones must queue behind them.
+        waits: table of the waits on this loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -519,32 +514,31 @@ class _Wakeups:
             try:
                 self.loop.call_soon_threadsafe(self._wake)
             except RuntimeError:
-                pass  # that loop is closed, and with it whoever waited there
+                pass  # the loop is closed, so that no task waits there
 
     def _wake(self) -> None:
-        self._is_scheduled = False  # first: what is added now schedules again
+        self._is_scheduled = False  # before the loop: a later add must schedule again
         while self.waking:
             future = self.waking.popleft()
             if not future.done():
                 future.set_result(None)
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     wakeups: _Wakeups | None = None
 
 
-_here = _Here()
+_per_thread = _ThreadState()
 
 
 class Whole(Work[T]):
-    """A work that ends with others: who waits for it waits for them, and sees to their deadlines.
+    """Work that ends with others: a wait for it waits for its parts, and enforces their deadlines.
 
-    A part's deadline ends the part while somebody waits for that, and nobody does but by way of the whole:
+    A part's own deadline is enforced only by a wait for that part, and here waits go through the whole:
     tests/test_deadlines.py::test_every_composed_operation_keeps_its_deadline
     """
 
     def _open_parts(self) -> Sequence[Work[Any]]:
-        """The works whose ends it waits for now."""
         raise NotImplementedError
 
     def _needs(self) -> slow_waits.Needs:
@@ -564,12 +558,12 @@ class Whole(Work[T]):
 
 
 class Returnable(Work[T]):
-    """A work whose outcome goes back if its last waiter is cancelled before it has it."""
+    """Work whose outcome is returned to its origin if the last waiter is cancelled before taking it."""
 
     _interested = 0
 
     def _return(self) -> None:
-        """Gives the outcome back, if it is here and nobody is interested in it or has had it."""
+        """Return the outcome to its origin, unless a waiter is interested in it or has taken it."""
         raise NotImplementedError
 
     def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
@@ -595,15 +589,14 @@ class Returnable(Work[T]):
         self._return()
 
 
-class _Following(Whole[Any]):
-    """What ``then`` returns.
+class _ThenWork(Whole[Any]):
+    """Work returned by ``then``.
 
     Attributes:
         first: the work that has to end before; None once it has.
     """
 
-    _was_heard = False
-    """Somebody has got its outcome."""
+    _was_taken = False  # true once its outcome was taken
 
     def __init__(self, first: Work[Any], follow: Callable[[], None]) -> None:
         super().__init__()
@@ -612,7 +605,7 @@ class _Following(Whole[Any]):
         self._timeout = first._timeout
 
     def _settle(self, value: Any = None, error: BaseException | None = None) -> bool:
-        self._follow_first = None  # a circle
+        self._follow_first = None  # break the reference cycle
         return super()._settle(value, error)
 
     def _abandon(self) -> None:
@@ -622,15 +615,15 @@ class _Following(Whole[Any]):
             self._settle(error=ClosedError(f"the wait for {self._describe()} was given up"))
 
     def _result(self) -> Any:
-        self._was_heard = True
+        self._was_taken = True
         return super()._result()
 
     def __del__(self) -> None:
-        # The error of the first work counts as heard, for it has come to here.
+        # The error of the first work counts as observed, because this work has it.
         # tests/test_work.py::test_an_error_that_then_has_got_and_nobody_hears_of_is_logged
         error = self._error
-        is_told = self._was_heard or self._pid != process.pid or isinstance(error, ClosedError)
-        if error is not None and not is_told:
+        needs_no_log = self._was_taken or self._pid != process.pid or isinstance(error, ClosedError)
+        if error is not None and not needs_no_log:
             logger.error("failed, and was not awaited: what then() has called", exc_info=error)
 
     def _open_parts(self) -> Sequence[Work[Any]]:
@@ -639,7 +632,7 @@ class _Following(Whole[Any]):
 
 
 class Part(Work[T]):
-    """A piece, or another view, of an operation: whoever is the last to wait for it gives the operation up."""
+    """Piece or view of an operation; its last waiter abandons the operation."""
 
     def __init__(self, whole: Work[Any]) -> None:
         super().__init__()
@@ -675,9 +668,7 @@ class Part(Work[T]):
         self._whole._lose_interest()
 
 
-class _Waiting:
-    """Awaits the end of a work without owning it."""
-
+class _EndOfWork:
     def __init__(self, work: Work[Any]) -> None:
         self._work = work
 
@@ -686,23 +677,23 @@ class _Waiting:
 
 
 def needs_of(works: Iterable[Work[Any]]) -> slow_waits.Needs:
-    """What a wait for the ends of all these works needs."""
+    """Return the needs of a wait for all these works."""
     found = [work._needs() for work in works]
-    # That one of several is enough for a part cannot be said of it alone: then it is said of the whole.
+    # If one target is enough for a part, the result cannot say so for that part alone: it says so for the whole.
     every = all(every or len(targets) == 1 for targets, every in found)
     targets: dict[Target, None] = dict.fromkeys(target for targets, _ in found for target in targets)
     return list(targets), every
 
 
-# Types of what a method returns that gives its result where it may block, and a ``Work`` of it in coroutines.  A
-# checker does not know where it is called, so the type can be used as the value, and awaited for the value.  No object
-# is of one of these classes.  Of a bool, or of an object of any kind, that cannot be said: there it is ``Any``.
+# Types for methods that return their result where they may block, and a ``Work`` of it in coroutines. A type checker
+# does not know where a method is called, so the type can be used as the value, and awaited for the value. No object is
+# an instance of these classes. bool and arbitrary objects have no such type: there it is ``Any``.
 
 NoneOrWork: TypeAlias = Work[None]
-"""None, after the wait; in a coroutine, and with ``async_op``, a ``Work``.  Only there it has methods."""
+"""None, after the wait; in a coroutine, and with ``async_op``, a ``Work``, the only one with methods."""
 
 BoolOrWork: TypeAlias = Any
-"""A bool, of which there are no subclasses; in a coroutine a ``Work`` of it."""
+"""A bool, which cannot be subclassed; in a coroutine a ``Work`` of it."""
 
 ValueOrWork: TypeAlias = Any
 """Any object; in a coroutine, and with ``async_op``, a ``Work`` of it."""
@@ -725,14 +716,14 @@ class DictOrWork(dict[str, T], Awaitable[dict[str, T]]):
 
 
 def blocking(work: Work[T]) -> Any:
-    """The work itself where nothing may block, as in a coroutine, which awaits it; its result elsewhere.
+    """Return the work itself in code that may not block, such as a coroutine, which awaits it; elsewhere its result.
 
-    Where the wait is interrupted, by a signal's handler that raises, nobody has the work any more: it is given up.
+    If the wait is interrupted by a signal handler that raises, no code has the work any more, and it is abandoned.
     """
     if not may_wait():
         return work
     try:
-        # Before the result: a receive that is done already would take a message of whoever comes after these waits.
+        # Check before the result: a finished receive would take a message of the code that runs after these waits.
         # tests/simulation/test_sim_restarts.py::test_a_hook_that_has_ended_takes_no_message_of_the_next_attempt
         check_ended()
         return work.wait()

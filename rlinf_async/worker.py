@@ -18,7 +18,6 @@ from rlinf_async._recorder.user_metrics import METRICS, Metrics
 from rlinf_async._worker import context
 from rlinf_async._worker.accelerator_util import AcceleratorUtil
 from rlinf_async._worker.background import BackgroundTask
-from rlinf_async._worker.channel_access import ChannelAccess
 from rlinf_async._worker.context import Identity
 from rlinf_async._worker.device_lock import DeviceLock
 from rlinf_async._worker.joining import can_join, join
@@ -29,6 +28,7 @@ from rlinf_async._worker.routing import Routing
 from rlinf_async._worker.spec import GroupSpec
 from rlinf_async._worker.timers import TimedSpan, Timers, caller_name, timed
 from rlinf_async.address import WorkerAddress, WorkerInfo
+from rlinf_async.channel import Channel
 from rlinf_async.configuration import RESTARTS
 from rlinf_async.hardware import is_rehearsal
 from rlinf_async.work import BoolOrWork, IntOrWork, blocking
@@ -38,17 +38,17 @@ P = ParamSpec("P")
 W = TypeVar("W", bound="Worker")
 
 
-class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
+class Worker(Messaging, Routing, Logging, Profiling):
     """A process of its own, one rank of a group.
 
     Derive from it, call ``super().__init__()`` without arguments, and launch a group; every public method can then be
     called on all ranks at once.  User code has the process's main thread: ``def`` methods run one at a time in the
-    order in which they were called, ``async def`` methods start in that order and run concurrently, ``async def``
-    generators stream.  While a ``def`` method runs no coroutine goes on, and one that is called begins after it, unless
-    it is marked with ``concurrent``.
+    order of their calls, ``async def`` methods start in that order and run concurrently, ``async def`` generators
+    stream.  While a ``def`` method runs no coroutine continues, and a called one begins afterwards, unless it is marked
+    with ``concurrent``.
 
-    The process has MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, LOCAL_RANK and the like in its environment, so that
-    ``torch.distributed.init_process_group()`` works without arguments.
+    The process has MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, LOCAL_RANK and related variables in its environment, so
+    that ``torch.distributed.init_process_group()`` works without arguments.
 
     Example:
         class Rollout(Worker):
@@ -68,52 +68,52 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
     logger: ClassVar[logging.Logger] = own_logger(NAME)
     accelerator_type: ClassVar[str] = "NO_ACCEL"
     torch_platform: ClassVar[Any] = None
-    """What drives a worker's devices, ``torch.cuda`` for NVIDIA's; None without any, and outside of workers."""
+    """torch module of a worker's devices, ``torch.cuda`` for NVIDIA's; None without any, and outside of workers."""
     torch_device_type: ClassVar[str | None] = None
 
     metrics: ClassVar[Metrics] = METRICS
-    """Gauges and counters of your own, which Prometheus reads where the cluster serves metrics: docs/metrics.md."""
+    """Gauges and counters of your own, which Prometheus reads if the cluster serves metrics: docs/metrics.md."""
 
     global_accelerator_ids: list[int]
-    """The worker's devices, counted over the whole cluster."""
+    """Ids of the worker's devices, counted over the whole cluster."""
     _rank: int
-    """Its rank in the group."""
+    """Rank in the group."""
     _world_size: int
-    """How many ranks the group has."""
+    """Number of ranks in the group."""
     _group_name: str
-    """The name that the group was launched with."""
+    """Name from ``launch(name=)``."""
     _worker_name: str
-    """Its own name, ``rollout:3``."""
+    """Name of the worker, ``rollout:3``."""
     _logger: logging.Logger
-    """Its logger, whose lines have the worker's name."""
+    """Logger whose lines have the worker's name."""
     _lock: threading.Lock
-    """A lock between the threads of this worker, for user code; the framework does not take it."""
+    """Lock between the threads of this worker, for user code; the framework does not take it."""
     _cluster_node_rank: int
-    """The rank of its node in the cluster."""
+    """Position of its node in the hosts list."""
     _node_group: str
-    """The label of the node group that it was placed in, ``cluster`` by default."""
+    """Label of the node group that it was placed in, by default ``cluster``."""
     _local_rank: int
-    """``LOCAL_RANK``: which of the devices that it sees is its own."""
+    """``LOCAL_RANK``: index of its own device among the visible ones."""
     _local_world_size: int
-    """``LOCAL_WORLD_SIZE``, the counterpart of that."""
+    """``LOCAL_WORLD_SIZE``, the counterpart of ``LOCAL_RANK``."""
     _node_local_rank: int
-    """Its place among the group's ranks on its node."""
+    """Place among the group's ranks on its node."""
     _node_local_world_size: int
-    """How many ranks of the group are on its node."""
+    """Number of the group's ranks on its node."""
     _local_accelerator_rank: int
-    """The position of its first device on its node; -1 where the node has none."""
+    """Position of its first device on its node; -1 if the node has none."""
     _accelerator_type: str
-    """``NV_GPU`` and the like, or ``NO_ACCEL``."""
+    """Family of its devices, such as ``NV_GPU``, or ``NO_ACCEL``."""
     _accelerator_model: str
-    """The model of its devices, as their driver says."""
+    """Model of its devices as reported by their driver."""
     _isolate_gpu: bool
-    """Whether it sees only its own devices."""
+    """True if it sees only its own devices."""
     _master_address: str
-    """``MASTER_ADDR``, the address of the group's store for ``torch.distributed``."""
+    """``MASTER_ADDR``, address of the group's store for ``torch.distributed``."""
     _master_port: int
-    """``MASTER_PORT``, the port of that."""
+    """``MASTER_PORT``, port of that store."""
     _restarts: int
-    """How often its rank was started again before, as ``launch(restart=)`` says."""
+    """Number of earlier restarts of its rank (``launch(restart=)``)."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Worker:
         worker = super().__new__(cls)
@@ -129,21 +129,21 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
         world_size: int | None = None,
         rank: int | None = None,
     ) -> None:
-        """Without arguments in a worker that was launched, where everything is in place before this runs.
+        """Initialize the worker; a launched worker passes no arguments, and is complete before this runs.
 
-        In a subprocess that a worker has started by itself (multiprocessing, for example) all three arguments make
-        that process a worker too: it can send to and receive from the others, and is ``rank`` below its parent for
-        them: ``send(x, "group", [parent's rank, rank])``.  What is sent to it before it has joined waits for it.
+        In a subprocess that a worker has started by itself (with multiprocessing, for example) all three arguments make
+        that process a worker too: it can exchange messages with the others, whose address for it is the path ``send(x,
+        "group", [parent's rank, rank])``.  Messages sent before it has joined wait for it.
 
         Args:
-            parent_address: of the worker that has started this process.  In a launched worker it may be given alone,
-                and must be the worker's that has launched it.
-            world_size: how many subprocesses of that worker join.
-            rank: which of those this is.
+            parent_address: address of the worker that has started this process.  A launched worker may give it alone;
+                it must then be the address of the worker that has launched it.
+            world_size: number of subprocesses of that worker that join.
+            rank: rank of this process among them.
 
         Raises:
             RuntimeError: this process was neither launched nor started by a worker, or is another worker already.
-            Exception: as ``joining.join``: the run does not take it.
+            Exception: as ``joining.join``: the run refuses the process.
         """
         me = context.identity
         if parent_address is None or world_size is None or rank is None:
@@ -193,7 +193,7 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
         Worker.logger = self._logger
 
     def _meet_at(self, address: str, port: int) -> None:
-        """Rank 0 is on another node, and the store at ``MASTER_PORT`` with it."""
+        """Set the address of the group's store after rank 0 has moved to another node."""
         os.environ.update({"MASTER_ADDR": address, "MASTER_PORT": str(port)})
         self._master_address, self._master_port = address, port
 
@@ -209,39 +209,38 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
         return f"{self._group_name}(rank={self._rank})"
 
     def on_restart(self, restart: Restart) -> None:
-        """Called on every rank once ranks of its group were started again, before the calls that have waited.
+        """Hook on every rank after ranks of its group were restarted, before the waiting calls.
 
-        To be overridden, by ``def`` or ``async def``; as it stands it does nothing.  Here a group makes anew what the
-        ranks have together: ``torch.distributed.destroy_process_group()``, where one was made, and
-        ``init_process_group()``.
+        Override it, by ``def`` or ``async def``; by default it does nothing.  A group rebuilds here the objects that
+        its ranks share: ``torch.distributed.destroy_process_group()``, if there was one, and ``init_process_group()``.
 
-        A death outranks the hooks: where a rank dies while they run, they end, a coroutine by its cancellation, any
-        other method because what it waits for raises ``PeerLost``, whose ``returns`` is true, or torch's error; once
-        that rank is back they are called again, on all ranks.  The deadline of a hook is that of the group's calls.
+        A death ends the hooks that are running: a coroutine is cancelled, and in other methods the present wait raises
+        ``PeerLost``, whose ``returns`` is true, or torch's error.  Once that rank is back the hooks are called again,
+        on all ranks.  The deadline of a hook is that of the group's calls.
 
         Args:
-            restart: how often each rank was started again, the ranks that are back, and the number of this attempt,
-                which keys and names that the ranks agree on are made of.
+            restart: number of restarts of each rank, the restarted ranks, and the number of this attempt, from which
+                the ranks can make common keys and names.
         """
 
     def on_close(self) -> Any:
-        """Called on every rank when its group is closed, once its open calls have ended.
+        """Hook on every rank when its group is closed, after its open calls have ended.
 
-        To be overridden, by ``def`` or ``async def``; as it stands it does nothing.  It may take as long as
-        ``launch(close_grace=)`` or ``RLINF_CLOSE_GRACE_S`` says, together with exit functions, ``__del__`` and threads
-        that run on.  It is not called where a process is killed, or has lost its daemon.
+        Override it, by ``def`` or ``async def``; by default it does nothing.  Together with exit functions, ``__del__``
+        and remaining threads it has the time of ``launch(close_grace=)`` or ``RLINF_CLOSE_GRACE_S``.  A process that is
+        killed, or has lost its daemon, does not run it.
         """
 
     # -- groups -------------------------------------------------------------------------------------------------
 
     @classmethod
     def create_group(cls: Callable[P, W], *args: P.args, **kwargs: P.kwargs) -> GroupSpec[W]:
-        """A group of this class, to be launched; the arguments are those of the class's constructor.
+        """Return a group of this class, to be launched; the arguments are those of the class's constructor.
 
-        Type checkers hold them to it, and know the ``WorkerGroup`` of this class that ``launch`` returns.
+        Type checkers check the arguments, and know the ``WorkerGroup`` of this class that ``launch`` returns.
 
         Args:
-            args, kwargs: what every rank's constructor gets, the same for all.
+            args, kwargs: arguments of every rank's constructor.
 
         Returns:
             A ``GroupSpec``, whose ``launch(cluster, ...)`` starts the workers; it may launch several groups.
@@ -253,44 +252,44 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
             raise TypeError("each() is for calls of a group: every rank's constructor gets the same arguments")
         return GroupSpec(cast(type[W], cls), args, kwargs)
 
-    # -- who am I -----------------------------------------------------------------------------------------------
+    # -- identity -----------------------------------------------------------------------------------------------
 
     @property
     def has_accelerator(self) -> bool:
-        """Whether tensors can be put on a device of this worker; a rehearsal only declares its devices."""
+        """True if this worker can put tensors on a device; in a rehearsal, which only declares devices, it cannot."""
         is_placed = self._accelerator_type != "NO_ACCEL" and self._local_accelerator_rank >= 0
         return is_placed and not is_rehearsal(os.environ)
 
     @property
     def worker_address(self) -> WorkerAddress:
-        """The address of this worker: its group and ranks."""
+        """Address of this worker: its group and ranks."""
         return self._worker_address
 
     @property
     def worker_info(self) -> WorkerInfo:
-        """The facts about this worker: its node, process and devices."""
+        """Facts about this worker: its node, process and devices."""
         return self._worker_info
 
     @property
     def hardware_type(self) -> str:
-        """The kind that the worker was placed on: of accelerators the family, else for example ``"Franka"``."""
+        """Kind of hardware that the worker was placed on: a family of accelerators, or for example ``"Franka"``."""
         return str(self.hardware_infos[0].type) if self.hardware_infos else self._accelerator_type
 
     @property
     def hardware_infos(self) -> list[Any]:
-        """What is known about this worker's hardware, robots for example."""
+        """Descriptions of this worker's hardware, for example of robots."""
         return list(self._worker_info.hardware_infos)
 
     def get_name(self) -> str:
-        """The name of this worker, ``"rollout:2"``."""
+        """Return the name of this worker, ``"rollout:2"``."""
         return self._worker_name
 
     @staticmethod
     def check_worker_alive(worker_name: str) -> BoolOrWork:
-        """Whether the worker of that name, such as ``"rollout:3"``, has been launched and has not ended.
+        """Return True if the worker of that name, such as ``"rollout:3"``, has been launched and has not ended.
 
         Raises:
-            ValueError: that is no worker's name.
+            ValueError: the text is no worker's name.
             NodeLost: node 0, which knows it, is lost.
 
         Returns:
@@ -305,17 +304,17 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
         return blocking(client.request(operation, node=0, what=f"whether worker {worker_name} lives"))
 
     def get_parent_rank(self) -> int:
-        """The rank of the worker that has launched this one; 0 where a driver has."""
+        """Return the rank of the worker that has launched this one; 0 for a worker that a driver has launched."""
         return self._worker_address.get_parent_rank()
 
     # -- tasks --------------------------------------------------------------------------------------------------
 
     def background(self, coroutine: Coroutine[Any, Any, Any]) -> BackgroundTask:
-        """Runs a coroutine as a task that belongs to this worker, from any method, the constructor among them.
+        """Run a coroutine as a task that belongs to this worker, from any method or the constructor.
 
-        It runs on the loop of the worker's ``async def`` methods, between them.  If it raises, this rank has failed:
-        the process ends, open calls fail with ``WorkerDied``, whose verdict names the task, its error and where it was
-        started, and ``launch(restart=)`` applies.  It is cancelled when the group is closed.
+        It runs on the loop of the worker's ``async def`` methods.  If it raises, this rank has failed: the process
+        ends, open calls fail with ``WorkerDied``, whose verdict has the task, its error and the line that started it,
+        and ``launch(restart=)`` applies.  Closing the group cancels it.
 
         Example:
             def __init__(self):
@@ -326,7 +325,7 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
             A ``BackgroundTask``: ``cancel()`` ends it, from any thread.
 
         Raises:
-            TypeError: it is no coroutine.
+            TypeError: the argument is no coroutine.
             ClosedError: the worker is ending.
             RuntimeError: this process was not launched as a worker.
         """
@@ -336,37 +335,70 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
 
     @property
     def device_lock(self) -> DeviceLock:
-        """This worker's devices, to be held by one worker of the run at a time."""
+        """Lock on this worker's devices, which one worker of the run can hold at a time."""
         if self._device_lock is None:
             self._device_lock = DeviceLock(context.require_client(), self._worker_name, self.global_accelerator_ids)
         return self._device_lock
 
     def acquire_free_port(self, max_port_num: int | None = None) -> IntOrWork:
-        """A port of this node that nobody listens on, and that is given to nobody else while this worker lives.
+        """Return a free port of this node that no other process gets while this worker lives.
 
         Args:
-            max_port_num: the highest port that will do.
+            max_port_num: highest allowed port.
 
         Returns:
             The port; in a coroutine a ``Work`` of it.
 
         Raises:
-            ValueError: ``max_port_num`` is no port, or one below 1024.
-            RuntimeError: none is free.
+            ValueError: ``max_port_num`` is no port, or below 1024.
+            RuntimeError: no port is free.
         """
         request = context.require_client().request(operations.LeasePort(max_port_num), what="a free port")
         port: IntOrWork = blocking(request)
         return port
 
+    # -- channels -----------------------------------------------------------------------------------------------
+
+    def create_channel(
+        self,
+        channel_name: str | None = None,
+        maxsize: int = 0,
+        distributed: bool = False,
+        node_rank: int = 0,
+        local: bool = False,
+        *,
+        name: str | None = None,
+        node_id: int | None = None,
+        max_bytes: int = 0,
+    ) -> Channel:
+        """Create a channel, as ``Channel.create``; ``name`` and ``node_id`` are older names of ``channel_name`` and
+        ``node_rank``."""
+        if node_id is not None and node_rank not in (0, node_id):
+            raise TypeError(f"a channel has one node: node_rank={node_rank} or node_id={node_id}")
+        return Channel.create(
+            _one_name(channel_name, name),
+            maxsize,
+            distributed,
+            node_rank if node_id is None else node_id,
+            local,
+            max_bytes=max_bytes,
+        )
+
+    def connect_channel(
+        self, channel_name: str | None = None, *, name: str | None = None, timeout: float | None = None
+    ) -> Channel:
+        """Connect to a channel, as ``Channel.connect``."""
+        return Channel.connect(_one_name(channel_name, name), timeout=timeout)
+
     # -- time ---------------------------------------------------------------------------------------------------
 
     def worker_timer(self, tag: str | None = None, trace: bool = True) -> TimedSpan:
-        """Adds the wall time of a ``with`` block to ``tag`` (default: the calling function's name), in seconds."""
+        """Return a context manager that adds its time in seconds to ``tag``, by default the calling function's name."""
         return self._timers.span(tag or caller_name(), self._group_name if trace else None)
 
     @staticmethod
     def timer(tag: str | None = None, trace: bool = True) -> Callable[[F], F]:
-        """Decorates a method, ``def``, ``async def`` or async generator: its wall time is added to ``tag``."""
+        """Decorate a method, ``def``, ``async def`` or async generator: its wall time is added to ``tag``."""
         return timed(tag, trace)
 
     @property
@@ -374,7 +406,7 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
         return self._timers.seconds
 
     def pop_execution_time(self, tag: str) -> float:
-        """Seconds recorded under ``tag``, which is then empty.
+        """Return the seconds recorded under ``tag``, and reset them.
 
         Raises:
             ValueError: nothing was recorded under it.
@@ -382,7 +414,7 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
         return self._timers.pop(tag)
 
     def pop_execution_times(self) -> dict[str, float]:
-        """Seconds by tag; then all are empty."""
+        """Return the seconds by tag, and reset them."""
         return self._timers.pop_all()
 
 
@@ -391,3 +423,10 @@ def _no_worker(cls: type[Worker]) -> RuntimeError:
         "You may have mistakenly initialized the Worker class directly without create_group and launch: use "
         f"{cls.__name__}.create_group(...).launch(cluster)"
     )
+
+
+def _one_name(channel_name: str | None, name: str | None) -> str:
+    given = [given for given in (channel_name, name) if given is not None]
+    if len(given) != 1:
+        raise TypeError("a channel needs one name: channel_name or name")
+    return given[0]

@@ -32,10 +32,9 @@ from rlinf_async.profiling.windows import SECTION
 logger = own_logger(__name__)
 
 _UNDO_TIMEOUT_S: Final = 5.0
-"""Seconds for undoing a failed launch."""
 
+# Limit for one environment variable: the kernel's own when the worker starts a program.
 _MAX_VALUE_BYTES: Final = 128 * 1024
-"""Limit for one environment variable: the kernel's own when the worker starts a program."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,6 @@ def reserve_now(client: NodeClient, name: str) -> int:
 
 
 async def open_store(client: NodeClient, members: Members, plan: Plan) -> int:
-    """Open the socket of the store at MASTER_PORT on the node of rank 0. Return its port."""
     node = plan.nodes[plan.placements[0].cluster_node_rank].node_rank
     return await client.request(operations.OpenStore(plan.name, members.number), node=node)
 
@@ -286,7 +284,6 @@ def _cancelled(name: str) -> Exception:
 
 
 def script_environment() -> own_start.Changes:
-    """Return the variables that this process has changed since its start, for its workers."""
     changes = own_start.changed_variables()
     for name, value in list(changes.items()):
         if len(value or b"") > _MAX_VALUE_BYTES:

@@ -181,7 +181,6 @@ def setting_for(config: ClusterConfig | None, placement: Placement) -> LaunchCon
 
 
 def hardware_for(groups: Sequence[NodeGroup], placement: Placement) -> tuple[Any, ...]:
-    """Return the descriptions of the hardware, other than accelerators, that a worker was placed on."""
     group = next((group for group in groups if group.label == placement.node_group_label), None)
     if group is None or group.counted_hardware in (None, "Accelerator"):
         return ()

@@ -46,7 +46,6 @@ def _node_from(peer: dict[str, Any]) -> NodeInfo:
 
 
 def _ip_of(address: str | None) -> str:
-    """Return the host of ``10.0.0.1:4000``; loopback for a node without an address."""
     if not address:
         return "127.0.0.1"
     return address.rpartition(":")[0].strip("[]")

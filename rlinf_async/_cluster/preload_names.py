@@ -13,13 +13,13 @@ from rlinf_async._core.own_logger import own_logger
 
 logger = own_logger(__name__)
 
+# Bytes of a pickle that are read, which takes 20 ms; a larger pickle has large arguments, after its class.
 _MOST_PICKLE_BYTES: Final = 64 * 1024
-"""Bytes of a pickle that are read, which takes 20 ms; a larger pickle has large arguments, after its class."""
 
+# Packages that every worker imports at its start; ``__main__`` is the script.
 _EVERYWHERE: Final = frozenset(
     {*sys.stdlib_module_names, "__mp_main__", "cloudpickle", "msgpack", "numpy", "rlinf_async", "torch", "uvloop"}
 )
-"""Packages that every worker imports at its start; ``__main__`` is the script."""
 
 
 def named_modules(preload: Any) -> tuple[str, ...]:

@@ -37,19 +37,18 @@ from rlinf_async.work import Work
 
 logger = own_logger(__name__)
 
+# Seconds to wait for the notice of a killed rank's death; a slower daemon is ending itself.
 _DEATH_TIMEOUT_S: Final = 10.0
-"""Seconds to wait for the notice of a killed rank's death; a slower daemon is ending itself."""
 
+# Seconds until the processes of a lost node have ended: a node that is cut off ends itself by its own clock.
 _NODE_END_S: Final = 5.0
-"""Seconds until the processes of a lost node have ended: a node that is cut off ends itself by its own clock."""
 
 _MAX_CAUSES: Final = 4
-"""Number of deaths listed when a rank is not restarted any more."""
 
 _WHOLE_GROUP: Final = -1
-"""Key of the budget of a group that restarts as one."""
 
 
+# 35 methods: the steps of one restart, in one task, over the state in ``RestartRounds`` and ``RestartBudget``.
 class Supervision:
     """Restarts of one group's ranks.
 
@@ -96,21 +95,18 @@ class Supervision:
         self._substitutes = substitutes
         self._residents = residents
         self._setting_for = setting_for
-        self._paid: set[int] = set()
-        """Ranks whose restart was counted and could not be started yet."""
+        self._paid: set[int] = set()  # ranks whose restart was counted and could not be started yet
         self._hook = hook
         self._store_node = plan.placements[0].cluster_node_rank
-        self._has_moved = False
-        """True while the living ranks do not know that the store is on another node."""
+        self._has_moved = False  # true while the living ranks do not know that the store is on another node
         self.port = 0
         self._budget = RestartBudget(plan.policy)
         self._rounds = RestartRounds()
         self._away = self._rounds.away
         self._by_rank = members.by_rank = plan.policy.by_rank
-        self._free: set[int] = set()
-        """Ranks that were ended on purpose: their next restart is not counted."""
+        self._free: set[int] = set()  # ranks that were ended on purpose: their next restart is not counted
+        # Deaths and failures that were followed by a restart, by rank, oldest first.
         self._causes: dict[int, list[str]] = {}
-        """Deaths and failures that were followed by a restart, by rank, oldest first."""
         self._changed = asyncio.Event()
         self._working: Task | None = None
 
@@ -118,7 +114,7 @@ class Supervision:
         away = f"away: {sorted(self._away)}" if self._away else "all there"
         return f"<Supervision of '{self._plan.name}' [{away}]>"
 
-    # -- what is told -------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------
 
     def rank_died(self, rank: int, facts: dict[str, Any]) -> None:
         """Handle the death of a rank; the thread that handles frames calls it."""
@@ -131,11 +127,9 @@ class Supervision:
 
     @property
     def away(self) -> set[int]:
-        """Return the ranks that are being restarted."""
         return self._rounds.coming_back
 
     def _held_with(self, ranks: Iterable[int]) -> Iterable[int]:
-        """Return the ranks whose calls wait while these ranks are away."""
         return ranks if self._by_rank else range(self._members.size)
 
     def restart_wanted(self, rank: int) -> None:
@@ -219,7 +213,6 @@ class Supervision:
         self._changed.set()
 
     def _release(self, ranks: Iterable[int]) -> None:
-        """Send the calls that wait for these ranks."""
         self._members.release(ranks)
         if self._away:  # another one has died at this moment
             self._members.hold(self._held_with(list(self._away)))
@@ -251,7 +244,6 @@ class Supervision:
         self._release([rank])
 
     async def _bring_back(self, ranks: Sequence[int] = ()) -> None:
-        """Start and construct these ranks, or all that are away; a rank that fails meanwhile is away again."""
         with self._shown_in_reports(
             f"the restart of {name_ranks(ranks or sorted(self._away))} of group '{self._members.name}'"
         ):
@@ -293,7 +285,6 @@ class Supervision:
         return [rank for rank, result in zip(ranks, results, strict=True) if result]
 
     async def _start(self, rank: int) -> bool:
-        """Start the process of a rank, and tell every node. Return True if it has started."""
         members = self._members
         try:
             counts, store_node = [count + 1 for count in members.restarts], self._store_node
@@ -318,7 +309,6 @@ class Supervision:
         return True
 
     async def _move(self, ranks: list[int]) -> list[int]:
-        """Move the ranks of lost nodes to other nodes. Return the ranks that have a living node."""
         lost = self._client.lost_nodes
         homeless = [rank for rank in ranks if self._members.placements[rank].cluster_node_rank in lost]
         if homeless:
@@ -351,7 +341,6 @@ class Supervision:
         return [rank for rank in ranks if placements[rank].cluster_node_rank not in lost]
 
     def _wants(self, placement: Placement) -> str:
-        """Return why no other node fits a rank."""
         if not placement.local_hardware_ranks:
             return f"no node of its node group '{placement.node_group_label}' is left"
         if placement.hardware_type != ACCELERATOR:
@@ -387,7 +376,6 @@ class Supervision:
         self._causes[rank] = [*self._causes.get(rank, ())[-_MAX_CAUSES:], cause]
 
     async def _end_others(self) -> None:
-        """Kill the other ranks of a group that restarts as one."""
         everyone = range(self._members.size)
         first = next(iter(self._away))
         others = [rank for rank in everyone if rank not in self._away]
@@ -395,8 +383,6 @@ class Supervision:
         await self._kill(others, f"was ended to restart with rank {first} of its group, which had died")
 
     async def _kill(self, ranks: Iterable[int], reason: str) -> None:
-        """Kill these ranks, and wait for the notices of their deaths; a rank without a notice counts as away as well.
-        Kill these ranks, and wait for the notices of their deaths; a rank without a notice counts as away as well."""
         members = self._members
         assert members.endpoints is not None
         killed = {rank: members.endpoints[rank] for rank in ranks}
@@ -467,7 +453,6 @@ class Supervision:
         return [rank for rank in range(self._members.size) if rank not in self._members.deaths]
 
     def _move_store(self) -> None:
-        """Tell the living ranks the address of the store after a move."""
         if not self._has_moved:
             return
         self._has_moved = False
@@ -479,7 +464,6 @@ class Supervision:
         self._client.run(moving, what=f"the store of group '{members.name}' on another node")
 
     def _announce(self, restart: Restart) -> None:
-        """Tell the driver which ranks are back."""
         members, ranks = self._members, restart.ranks
         members.call_back("on_restart", members.on_restart, restart)
         logger.warning("%s of group '%s' %s back", name_ranks(ranks), members.name, "is" if not ranks[1:] else "are")
@@ -534,8 +518,8 @@ class Supervision:
     async def _announce_to_nodes(
         self, rank: int, was: int, entry: dict[str, Any] | None, report: dict[str, Any]
     ) -> None:
-        """Tell all nodes by way of node 0, which itself knows of it when this returns, and so does the rank's own node.
-        Tell all nodes by way of node 0, which itself knows of it when this returns, and so does the rank's own node."""
+        """Tell all nodes by way of node 0, which itself knows of it when this returns, and so does the rank's
+        own node."""
         operation = operations.RankReturned(self._members.name, self._members.number, rank, was, entry, report)
         await self._client.request(operation, node=0)
 

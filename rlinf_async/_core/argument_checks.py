@@ -6,8 +6,7 @@ import math
 import operator
 from typing import Any, Final
 
-MAX_INTEGER: Final = 2**63 - 1
-"""Largest whole number that fits into a frame."""
+MAX_INTEGER: Final = 2**63 - 1  # largest whole number that fits into a frame
 
 
 def whole_number(value: Any, argument: str, whose: str, least: int = 0) -> int:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-monotonic: Callable[[], float] = time.monotonic
-"""Return seconds since an arbitrary moment; the value never decreases."""
+monotonic: Callable[[], float] = time.monotonic  # return seconds since an arbitrary moment; the value never decreases
 
 
 def rest(timeout: float | None, begun: float) -> float | None:

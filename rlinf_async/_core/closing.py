@@ -17,5 +17,4 @@ def seconds_for_calls(grace: float) -> float:
 
 
 def seconds_until_kill(grace: float) -> float:
-    """Return the seconds after which the daemon kills a worker that outlasts its grace."""
     return grace + min(_MARGIN * grace, _MARGIN_S)

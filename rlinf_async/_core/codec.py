@@ -30,28 +30,21 @@ if "__mp_main__" in sys.modules:
     # definitions must travel by value, as those of __main__ do.
     cloudpickle.register_pickle_by_value(ModuleType("__mp_main__"))
 
-_IN_BAND_BYTES: Final = 1024
-"""Smaller buffers go into the pickle: a copy costs less than an entry in the index."""
+_IN_BAND_BYTES: Final = 1024  # smaller buffers go into the pickle: a copy costs less than an entry in the index
 
 _providers: dict[str, str] = {}
 _reducing: dict[str, Callable[[Any, dict[Any, Any]], Any]] = {}
-"""``reduce`` function of each imported provider."""
-_SINGLE_BUFFER_MARK: Final = 2
-"""First byte of a head whose object is one buffer; a pickle begins with 128."""
+_SINGLE_BUFFER_MARK: Final = 2  # first byte of a head whose object is one buffer; a pickle begins with 128
 _alone: dict[type, tuple[str, Callable[[Any], tuple[Any, memoryview] | None]]] = {}
-"""Provider and its ``alone`` function, by type."""
 _heads: dict[Any, bytes] = {}
-"""Pickled head, by provider and key."""
 _rebuilders: dict[bytes, Callable[[Any], Any]] = {}
-"""Function that rebuilds an object, by head."""
 _MAX_CACHED_HEADS: Final = 1024
 
+# Key of a provider's ``state``: predicate that is true for objects whose memory must not be copied; absent if all is.
 KEEP: Final = "keep"
-"""Key of a provider's ``state``: predicate that is true for objects whose memory must not be copied; absent if all is.
-Key of a provider's ``state``: predicate that is true for objects whose memory must not be copied; absent if all is."""
 
+# Functions of the script that receivers must look up by name, with their names, by id.
 _by_name: dict[int, tuple[str, Any]] = {}
-"""Functions of the script that receivers must look up by name, with their names, by id."""
 _MAX_NAMES_PER_VALUE: Final = 100
 
 _CONTAINERS: Final = frozenset({tuple, list, dict})
@@ -59,7 +52,6 @@ _NOTHING: Final = ()
 _NO_ARGUMENTS: Final = Encoded([pickle.dumps(((), {}), 5)])
 _NO_ARGUMENTS_BODY: Final = _NO_ARGUMENTS.to_bytes()
 _NONE_BODY: Final = plain_body(None)
-"""Body of the commonest result."""
 
 
 def encode_plain(value: Any) -> bytes | None:
@@ -75,7 +67,6 @@ def encode_plain(value: Any) -> bytes | None:
 def encode_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], *, describe: str, root: str | tuple[str, ...]
 ) -> bytes | Encoded:
-    """Encode the arguments of a call; ``describe`` and ``root`` are those of ``encode``."""
     if not args and not kwargs:
         return _NO_ARGUMENTS_BODY
     value = (args, kwargs)
@@ -289,7 +280,6 @@ class _OutOfBand:
         self.buffers: list[memoryview] = []
 
     def take(self, buffer: pickle.PickleBuffer) -> bool:
-        """Return True to have pickle copy the buffer in band."""
         view = buffer.raw()
         if view.nbytes < _IN_BAND_BYTES:
             if type(view.obj) is not OutOfBandBytes:
@@ -421,8 +411,8 @@ def _load(head: bytes | memoryview, buffers: Sequence[Any]) -> Any:
 
 
 def _is_plain_but_for(kinds: set[type], value: Any, depth: int) -> bool:
-    """True if a value consists of builtin values and providers' objects; collects the types of the latter in ``kinds``.
-    True if a value consists of builtin values and providers' objects; collects the types of the latter in ``kinds``."""
+    """True if a value consists of builtin values and providers' objects; collects the types of the latter
+    in ``kinds``."""
     kind = type(value)
     if kind in ATOMS or kind in kinds:
         return True

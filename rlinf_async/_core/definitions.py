@@ -6,30 +6,35 @@ in the function's globals, or in the module of the class.
 A class is one object per process, as in cloudpickle.  So is a function that refers only to definitions and constants,
 because pickling by reference requires the very object that bears the name.  Any other function arrives as a new object
 each time, with the globals that it has at its sender by then.
+
+A class arrives with every object of it.  A receiver fills it in once.  Afterwards it takes only attributes that the
+origin, the process that defines the class, has assigned since then, so that a worker's own assignments
+(``Reward.model = load()``) survive the next argument of that class.
 """
 
 from __future__ import annotations
 
 import enum
 import sys
+import threading
+import weakref
 from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Final
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from cloudpickle import cloudpickle
 
-from rlinf_async._core import class_history, main_module, script_objects
+from rlinf_async._core import main_module, script_objects
 from rlinf_async._core.main_module import MAIN_NAMES
 from rlinf_async._core.unpicklable import ATOMS
 
+# Function, arguments, state, None, None and setter of the state, as ``__reduce__`` returns them.
 Reduced = tuple[Any, ...]
-"""Function, arguments, state, None, None and setter of the state, as ``__reduce__`` returns them."""
 
 _IMPORTED: Final = type | ModuleType | BuiltinFunctionType | FunctionType
 
-_complete: WeakSet[FunctionType] = WeakSet()
-"""Functions that have arrived complete, and that a later arrival may reuse."""
+_complete: WeakSet[FunctionType] = WeakSet()  # functions that have arrived complete, and that a later arrival may reuse
 
 
 def reduce_function(function: FunctionType, reduced: Reduced, with_annotations: bool) -> Reduced:
@@ -52,8 +57,8 @@ def reduce_function(function: FunctionType, reduced: Reduced, with_annotations: 
 
 
 def _find_constants(function: FunctionType, constants: dict[str, Any], seen: set[FunctionType]) -> bool:
-    """Collect code and globals of a function and of the functions that it calls; False if one refers to another object.
-    Collect code and globals of a function and of the functions that it calls; False if one refers to another object."""
+    """Collect code and globals of a function and of the functions that it calls; False if one refers to
+    another object."""
     seen.add(function)
     if function.__closure__ or function.__dict__ or function.__kwdefaults__:
         return False
@@ -86,7 +91,6 @@ def _find_constants(function: FunctionType, constants: dict[str, Any], seen: set
 def _find_or_make_function(
     name: str, constants: dict[str, Any], make: Callable[..., FunctionType], arguments: tuple[Any, ...]
 ) -> FunctionType:
-    """Return the function that arrived before if its constants are unchanged, else a new one."""
     known = main_module.own(name)
     if type(known) is FunctionType and known in _complete:
         known_constants: dict[str, Any] = {}
@@ -112,7 +116,7 @@ def reduce_class(kind: type, reduced: Reduced, with_annotations: bool) -> Reduce
         for name in members:
             state[0].pop(name, None)
     state[0]["__qualname__"] = kind.__qualname__  # and this everywhere
-    state = set_state, state, class_history.changes_of(kind, state[0]), space.get(root) is kind, others
+    state = set_state, state, _changes_of(kind, state[0]), space.get(root) is kind, others
     imported = kind.__qualname__ if space is main_module.imported_space() else None
     return _find_or_make_class, (imported, make, arguments), state, None, None, _complete_class
 
@@ -138,14 +142,91 @@ def _find_or_make_class(name: str | None, make: Callable[..., type], arguments: 
     if known is None and name is not None:
         known = main_module.own(name)
         if isinstance(known, type):
-            class_history.adopt(known)
+            _adopt_class(known)
     return known if isinstance(known, type) else make(*arguments)
 
 
 def _complete_class(made: type, state: tuple[Any, ...]) -> None:
-    """Fill in a class that came by value, or update it from its origin, and register its name."""
     set_state, (attributes, slots), changes, is_named, others = state
-    class_history.fill_in(made, attributes, changes, lambda news: set_state(made, (news, slots)))
+    _fill_in(made, attributes, changes, lambda news: set_state(made, (news, slots)))
     if is_named:
         main_module.register(made)
     main_module.keep(others)
+
+
+# -- changed attributes of classes -----------------------------------------------------------------------------------
+
+_NOTHING: Final = object()
+
+
+class _ClassOrigin:
+    """Attributes of a class of this process, as they were when the class was last sent.
+
+    Attributes:
+        marks: by attribute, a weak reference to its value, or the value itself where it takes none.  A strong reference
+            to a function of the class would keep the class alive for ever.
+        changes: by attribute assigned since the class was first sent, a number that rises with time.
+    """
+
+    def __init__(self, attributes: dict[str, Any]) -> None:
+        self.marks = {name: _mark(value) for name, value in attributes.items()}
+        self.changes: dict[str, int] = {}
+        self._count = 0
+
+    def look(self, attributes: dict[str, Any]) -> None:
+        for name, value in attributes.items():
+            mark = self.marks.get(name, _NOTHING)
+            if (mark() if type(mark) is weakref.ref else mark) is not value:
+                self._count += 1
+                self.marks[name], self.changes[name] = _mark(value), self._count
+
+
+_ours: WeakKeyDictionary[type, _ClassOrigin] = WeakKeyDictionary()
+# Changes applied here to each class of another process, numbered by its origin.
+_theirs: WeakKeyDictionary[type, dict[str, int]] = WeakKeyDictionary()
+_lock = threading.RLock()
+
+
+def _changes_of(kind: type, attributes: dict[str, Any]) -> dict[str, int]:
+    with _lock:
+        if kind in _theirs:
+            return dict(_theirs[kind])
+        origin = _ours.get(kind)
+        if origin is None:
+            origin = _ours[kind] = _ClassOrigin(attributes)
+        else:
+            origin.look(attributes)
+        return dict(origin.changes)
+
+
+def _adopt_class(kind: type) -> None:
+    """Register a class of this process after another process has sent its own import of it."""
+    with _lock:
+        if kind not in _theirs:
+            _ours.setdefault(kind, _ClassOrigin({}))
+
+
+def _fill_in(
+    kind: type, attributes: dict[str, Any], changes: dict[str, int], assign: Callable[[dict[str, Any]], Any]
+) -> None:
+    # Two threads may decode a class at once: without the lock, the second could assign after the first has run user
+    # code that set an attribute.
+    with _lock:
+        if kind in _ours:
+            return
+        known = _theirs.get(kind)
+        if known is None:
+            assign(attributes)
+            _theirs[kind] = changes
+            return
+        news = {name for name, number in changes.items() if number > known.get(name, 0) and name in attributes}
+        if news:
+            assign({name: value for name, value in attributes.items() if name in news})
+            known.update((name, changes[name]) for name in news)
+
+
+def _mark(value: Any) -> Any:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return value

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from typing import Final
 
-VARIABLE: Final = "RLINF_RLINF"
-"""Environment variable set by `rlinf-launch --rlinf` and `python -m rlinf_async.rlinf`."""
+VARIABLE: Final = "RLINF_RLINF"  # environment variable set by `rlinf-launch --rlinf` and `python -m rlinf_async.rlinf`
 
 is_rlinf = False
 
 
 def is_wanted() -> bool:
-    """True if the environment asks for RLinf's names."""
     return os.environ.get(VARIABLE, "") not in ("", "0")

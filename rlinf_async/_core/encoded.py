@@ -11,8 +11,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
+# Smaller buffers are copied, never views: a small array would keep a whole segment alive.
 COPY_MAX_BYTES: Final = 64 * 1024
-"""Smaller buffers are copied, never views: a small array would keep a whole segment alive."""
 
 _ALIGNMENT_BYTES: Final = 64
 _ZEROS: Final = bytes(_ALIGNMENT_BYTES)
@@ -21,7 +21,6 @@ _INDEX_OF_ONE: Final = struct.Struct("<B3xIQQ")
 
 
 def plain_body(value: Any) -> bytes:
-    """Return the whole body of a value that consists of builtin atoms and containers."""
     return b"\0" + pickle.dumps(value, 5)
 
 
@@ -67,7 +66,6 @@ class Encoded:
         return b"".join(self._chunks)
 
     def replace(self, buffers: Sequence[memoryview]) -> Encoded:
-        """Return the same head with other out-of-band memory."""
         return Encoded(self._chunks, buffers)
 
     def parts(self) -> list[bytes | memoryview]:
@@ -88,7 +86,6 @@ class Encoded:
         return parts
 
     def to_bytes(self) -> bytes:
-        """Return the body as one copy."""
         if len(self.buffers) == 1 and len(self._chunks) == 1:
             (head,), (view,) = self._chunks, self.buffers
             size = _INDEX_OF_ONE.size + len(head)

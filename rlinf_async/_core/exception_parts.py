@@ -13,8 +13,7 @@ import copyreg
 import types
 from typing import Any, Final
 
-Parts = tuple[tuple[Any, ...], dict[str, Any]]
-"""Arguments, and attributes by name."""
+Parts = tuple[tuple[Any, ...], dict[str, Any]]  # arguments, and attributes by name
 
 _LEFT_OUT: Final = (
     BaseException.__suppress_context__,
@@ -25,8 +24,7 @@ _LEFT_OUT: Final = (
 _PICKLING: Final = (
     *("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"),
 )
-_IS_HEAP_TYPE: Final = 1 << 9
-"""Flag of a class made by a ``class`` statement (``Py_TPFLAGS_HEAPTYPE``)."""
+_IS_HEAP_TYPE: Final = 1 << 9  # flag of a class made by a ``class`` statement (``Py_TPFLAGS_HEAPTYPE``)
 
 
 def parts_of(error: BaseException) -> Parts:
@@ -48,7 +46,6 @@ def parts_of(error: BaseException) -> Parts:
 
 
 def is_of_an_extension(kind: type[BaseException]) -> bool:
-    """True if an extension allocates the exceptions of a class, and may hide state in them."""
     return bool(_allocator_of(kind).__module__ != "builtins")
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Final
 
-MAX_KINDS: Final = 256
-"""Number of kinds that are counted; a new kind evicts the one that has not occurred for longest."""
+MAX_KINDS: Final = 256  # number of kinds that are counted; a new kind evicts the one that has not occurred for longest
 
 
 class FailureCounts:

@@ -23,22 +23,19 @@ import msgpack
 from rlinf_async._core import codec, exception_parts
 from rlinf_async.errors import ConfigError, RemoteError, SerializationError
 
-_MAX_TEXT_CHARS: Final = 64 * 1024
-"""Bytes of one text; a longer one loses its middle."""
+_MAX_TEXT_CHARS: Final = 64 * 1024  # bytes of one text; a longer one loses its middle
 
 _MAX_NOTES: Final = 64
 _MAX_PICKLE_BYTES: Final = 1024 * 1024
+# Causes, contexts and group members that a traceback shows; a longer chain is left out as a whole.
 _MAX_CHAIN: Final = 64
-"""Causes, contexts and group members that a traceback shows; a longer chain is left out as a whole."""
 
+# Size of all parts of an exception, its causes and members; their texts may take the rest.
 _MAX_PARTS_BYTES: Final = _MAX_PICKLE_BYTES * 3 // 4
-"""Size of all parts of an exception, its causes and members; their texts may take the rest."""
 _MAX_NESTED: Final = 16
-"""Depth to which causes and members travel as exceptions."""
 
+# Attribute of a rebuilt exception: seconds since the epoch at capture. Its presence marks another process's exception.
 _WHEN: Final = "_rlinf_when"
-"""Attribute of a rebuilt exception: seconds since the epoch at capture. Its presence marks another process's exception.
-Attribute of a rebuilt exception: seconds since the epoch at capture. Its presence marks another process's exception."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,6 @@ def capture(exception: BaseException, where: Mapping[str, Any]) -> Failure:
 
 
 def pack(failure: Failure) -> bytes:
-    """Return the failure in msgpack, at most a few MiB."""
     facts = {name: getattr(failure, name) for name in _FIELDS}
     for name in ("type_name", "text", "traceback"):
         facts[name] = _cut(facts[name])
@@ -153,12 +149,10 @@ def rebuild(failure: Failure) -> Exception:
 
 
 def pack_error(error: BaseException) -> bytes:
-    """Pack an exception of this process for another one."""
     return pack(capture(error, {"node": platform.node(), "pid": os.getpid()}))
 
 
 def unpack_error(packed: bytes) -> Exception:
-    """Return the exception that ``pack_error`` has packed, as ``rebuild`` does."""
     return rebuild(unpack(packed))
 
 
@@ -169,7 +163,6 @@ def origin_of(failure: Failure) -> str:
 
 
 def identity_of(failure: Failure) -> str:
-    """Return a key that all copies of one captured failure share."""
     return f"{failure.where.get('node')}:{failure.where.get('pid')}:{failure.when!r}"
 
 
@@ -181,8 +174,8 @@ class _Sender:
 
     def __init__(self) -> None:
         self._left = _MAX_PARTS_BYTES
+        # The chain of exceptions down to the current one; a cause that is already in it ends the chain.
         self._above: list[BaseException] = []
-        """The chain of exceptions down to the current one; a cause that is already in it ends the chain."""
 
     def take_apart(self, exception: BaseException) -> bytes | None:
         """Return the parts; None if not even the class travels."""
@@ -273,7 +266,6 @@ def _by_its_own_method(parts: Mapping[str, Any]) -> BaseException | None:
 
 
 def _put_together(parts: Mapping[str, Any], text: str) -> tuple[BaseException, Sequence[str]]:
-    """Return the exception, and a line for each part that is missing."""
     missing: list[str] = list(parts["missing"])
 
     def load(name: str, body: bytes | None, default: Any) -> Any:
@@ -305,7 +297,6 @@ _MISSING: Final = object()
 
 
 def type_name_of(kind: type) -> str:
-    """Return the qualified name of an exception's type, without a module for builtins."""
     try:
         name = str(kind.__qualname__) if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         return _cut(name)
@@ -346,7 +337,6 @@ def _is_raisable(exception: Any) -> bool:
 
 
 def add_note(error: Exception | BaseException, note: str) -> None:
-    """Add a note even if the exception has overridden its notes."""
     try:
         BaseException.add_note(error, note)
     except Exception:  # its __notes__ is something else, or it is a frozen dataclass
@@ -379,7 +369,6 @@ def _format(exception: BaseException, type_name: str, text: str) -> str:
 
 
 def users_line(frames: types.TracebackType | None) -> str:
-    """Return file and line of the innermost frame outside of the framework."""
     place = "no line of the user's"
     for frame, line in traceback.walk_tb(frames):
         if not _is_frameworks(frame):
@@ -392,7 +381,6 @@ def _is_frameworks(frame: types.FrameType) -> bool:
 
 
 def _users_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
-    """Return the traceback from the user's own code on, without the framework frames that called it."""
     inner = frames
     while inner is not None and _is_frameworks(inner.tb_frame):
         inner = inner.tb_next

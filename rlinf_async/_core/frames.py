@@ -62,8 +62,7 @@ from typing import Any, Final
 
 import msgpack
 
-PROTOCOL: Final = 7
-"""Version of the protocol on this page; both sides must have the same."""
+PROTOCOL: Final = 7  # version of the protocol on this page; both sides must have the same
 
 CALL: Final = 1
 REPLY: Final = 2
@@ -85,39 +84,36 @@ SETTLED: Final = 17
 PENDING: Final = 18
 FAILED: Final = 20
 RESUME: Final = 21
-ACK: Final = 22
-"""This kind and those with higher numbers are control frames of one socket, which are not counted."""
+ACK: Final = 22  # first kind of control frames, which concern one socket and are not counted
+
+# Subjects of an ACK: this socket; this socket, whose later frames were lost; the other socket between the two
+# processes.
 OF_THIS: Final = 0
 LOST: Final = 1
 OF_SIBLING: Final = 2
-"""Subjects of an ACK: this socket; this socket, whose later frames were lost; the other socket between the two
-processes."""
 
 RESTART: Final = 23
 PIECE: Final = 24
 
+# Modes of a PUT: wait for room; fail if there is none; already sent, to be stored once there is room.
 WAIT: Final = 0
 NOWAIT: Final = 1
 SENT: Final = 2
-"""Modes of a PUT: wait for room; fail if there is none; already sent, to be stored once there is room."""
 
+# Modes of a GET of several items, besides ``WAIT`` and ``NOWAIT``.
 SOME: Final = 2
 READ: Final = 3
 READ_SHARED: Final = 4
 LEASE: Final = 5
-"""Modes of a GET of several items, besides ``WAIT`` and ``NOWAIT``."""
 
-NOW: Final = -1
-"""``target`` of a GET that does not wait."""
+NOW: Final = -1  # ``target`` of a GET that does not wait
 
+# A larger body travels as sealed memory within a machine and on the bulk stream between machines.
 MAX_INLINE_BYTES: Final = 64 * 1024
-"""A larger body travels as sealed memory within a machine and on the bulk stream between machines."""
 
-MAX_BATCHED_BYTES: Final = 2048
-"""A larger item of a channel has a frame of its own."""
+MAX_BATCHED_BYTES: Final = 2048  # A larger item of a channel has a frame of its own
 
 _MAX_FDS: Final = 4
-"""Most file descriptors on one frame."""
 
 _FIRST_BUFFER_BYTES: Final = 8192
 """First size of a connection's buffers, which grow with its frames.
@@ -125,9 +121,10 @@ _FIRST_BUFFER_BYTES: Final = 8192
 msgpack's default, 1.25 MiB, is cut from the heap once a block of that size has been freed, and fragments it.
 """
 
+# Error handler that lets any Python string travel: a path, and so a line of a traceback, need not be UTF-8.
 _UNICODE_ERRORS: Final = "surrogatepass"
-"""Error handler that lets any Python string travel: a path, and so a line of a traceback, need not be UTF-8."""
 
+# Number of fields of a frame, by kind.
 LENGTHS: Final[dict[int, int]] = {
     CALL: 8,
     REPLY: 8,
@@ -153,33 +150,26 @@ LENGTHS: Final[dict[int, int]] = {
     RESTART: 2,
     PIECE: 3,
 }
-"""Number of fields of a frame, by kind."""
 
 
 class Status(IntEnum):
     """Outcome of a call at one target, as in a REPLY."""
 
     OK = 0
-    ERROR = 1
-    """The body is a packed failure."""
+    ERROR = 1  # the body is a packed failure
     CANCELLED = 2
-    ITEM = 3
-    """One item of a stream; more may follow."""
-    END = 4
-    """End of a stream without an error."""
-    DIED = 5
-    """The target's process has ended; the body is its exit report."""
-    UNKNOWN = 6
-    """The target does not exist; the body says why."""
-    LOST = 7
-    """The target's node is lost; the body says which and why."""
+    ITEM = 3  # one item of a stream; more may follow
+    END = 4  # end of a stream without an error
+    DIED = 5  # the target's process has ended; the body is its exit report
+    UNKNOWN = 6  # the target does not exist; the body says why
+    LOST = 7  # the target's node is lost; the body says which and why
 
 
+# Statuses as plain ints, for code that runs on every call.
 OK: Final = int(Status.OK)
 ITEM: Final = int(Status.ITEM)
 FINAL: Final = frozenset(int(status) for status in Status) - {ITEM}
 HARMLESS: Final = frozenset({OK, int(Status.CANCELLED), int(Status.END)})
-"""Statuses as plain ints, for code that runs on every call."""
 
 Frame = Sequence[Any]
 
@@ -246,7 +236,6 @@ def demand_of(target: Any) -> dict[str, Any]:
 
 
 def is_for_now(target: Any) -> bool:
-    """True if a GET is answered at once."""
     return target == NOW or (type(target) is list and (len(target) == 1 or target[1] in (NOWAIT, SOME)))
 
 
@@ -257,13 +246,11 @@ def new_packer() -> msgpack.Packer:
 
 
 def pack(value: Any) -> bytes:
-    """Return msgpack of plain data, which a daemon may read."""
     packed: bytes = msgpack.packb(value, use_bin_type=True, unicode_errors=_UNICODE_ERRORS)
     return packed
 
 
 def unpack(data: bytes | memoryview) -> Any:
-    """Return the plain data of one msgpack value, under the same caps as frames."""
     try:
         return msgpack.unpackb(data, raw=False, strict_map_key=False, max_ext_len=0, unicode_errors=_UNICODE_ERRORS)
     except Exception as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 _HOME: Final = Path(__file__).resolve().parents[2]
-# Beside an installed framework, ``launcher`` would be somebody else's package.
+# Beside an installed framework, ``launcher`` would be another package.
 _LAUNCHER: Final = "rlinf_launcher" if (_HOME / "rlinf_launcher").is_dir() else "launcher"
 _FOLDERS: Final = (f"{_HOME}/rlinf_async/", f"{_HOME}/{_LAUNCHER}/")
 

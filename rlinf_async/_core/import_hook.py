@@ -23,6 +23,7 @@ from rlinf_async._core.own_logger import own_logger
 
 ROOT: Final = "rlinf.scheduler"
 
+# Modules by package below ``rlinf.scheduler``.
 MODULES: Final[dict[str, str]] = {
     "channel": "channel channel_worker",
     "cluster": "cluster config node utils",
@@ -35,12 +36,11 @@ MODULES: Final[dict[str, str]] = {
     "placement": "flexible node packed placement",
     "worker": "lock routing worker worker_group",
 }
-"""Modules by package below ``rlinf.scheduler``."""
 
 _PACKAGES: Final = {ROOT, *(f"{ROOT}.{package}" for package in MODULES)}
 _NAMES: Final = _PACKAGES | {f"{ROOT}.{package}.{name}" for package, names in MODULES.items() for name in names.split()}
+# Module behind all of them, imported when a program first imports ``rlinf.scheduler``.
 _NAMES_HERE: Final = "rlinf_async.rlinf.scheduler_names"
-"""Module behind all of them, imported when a program first imports ``rlinf.scheduler``."""
 _STARTUP: Final = str(Path(__file__).parents[1] / "rlinf" / "startup")
 
 logger = own_logger(__name__)
@@ -98,7 +98,7 @@ def end_quickly() -> None:
 
     Collecting them takes a second of CPU with RLinf's libraries.  The exit function that is registered first runs last.
     """
-    process.flush_files()  # of a file in a cycle nobody would write the buffer
+    process.flush_files()  # a file in a reference cycle would lose its buffer
     gc.freeze()
 
 
@@ -109,7 +109,6 @@ def install_if_wanted() -> None:
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables with which another interpreter of this environment installs the hook at its start."""
     path = environ.get("PYTHONPATH") or _STARTUP
     if _STARTUP not in path.split(os.pathsep):
         path = f"{_STARTUP}{os.pathsep}{path}"  # an empty entry of it is the working directory

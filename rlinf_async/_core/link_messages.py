@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
+# Number of unacknowledged messages at which the receiver acknowledges at once; fewer ride along or follow soon.
 ACK_MESSAGES: Final = 64
-"""Number of unacknowledged messages at which the receiver acknowledges at once; fewer ride along or follow soon."""
 ACK_BYTES: Final = 4 << 20
 
 
@@ -36,22 +36,18 @@ class OutgoingMessages:
     def __init__(self) -> None:
         self._waiting: deque[bytes] = deque()
         self._kept: deque[list[bytes]] = deque()
-        self._taken = 0
-        """Number of kept messages written to the present connection."""
+        self._taken = 0  # number of kept messages written to the present connection
         self.acknowledged = 0
         self.kept_bytes = 0
 
     def __len__(self) -> int:
-        """Return the number of parts that have never been taken."""
         return len(self._waiting)
 
     @property
     def is_repeating(self) -> bool:
-        """True if the next message was already written to an earlier connection."""
         return self._taken < len(self._kept)
 
     def add(self, part: bytes) -> None:
-        """Append a message, or a part of one."""
         self._waiting.append(part)
 
     def take(self, limit: int = 0) -> list[bytes]:
@@ -100,7 +96,6 @@ class OutgoingMessages:
         self._taken = 0
 
     def clear(self) -> None:
-        """Drop all messages, sent or not."""
         self._waiting.clear()
         self._kept.clear()
         self._taken = self.kept_bytes = 0
@@ -120,14 +115,12 @@ class IncomingMessages:
         self._bytes = 0
 
     def add(self, nbytes: int) -> bool:
-        """Count a received message. Return True if an acknowledgement is due at once."""
         self.received += 1
         self._bytes += nbytes
         return self._bytes >= ACK_BYTES or self.received - self._acknowledged >= ACK_MESSAGES
 
     @property
     def is_owing(self) -> bool:
-        """True if the sender still keeps messages for want of an acknowledgement."""
         return self.received > self._acknowledged
 
     def acknowledge(self) -> int:

@@ -53,15 +53,13 @@ class Script:
     def __init__(self, path: str | None, name: str | None = None) -> None:
         self.path = path
         self.module: ModuleType | None = None
-        self.failure = ""
-        """Reason why the script cannot be imported here; empty until an import was tried."""
+        self.failure = ""  # reason why the script cannot be imported here; empty until an import was tried
+        # Functions that the worker's own class refers to; later copies do not replace them.
         self.pinned: frozenset[str] = frozenset()
-        """Functions that the worker's own class refers to; later copies do not replace them."""
         self._name = name
         self._lock = threading.RLock()
 
     def describe(self, module: ModuleType) -> None:
-        """Set the attributes of a module by which the script is found."""
         if self.path is None or not os.path.isfile(self.path):  # noqa: PTH113  # pathlib raises for a private one
             return
         module.__file__ = self.path
@@ -122,8 +120,7 @@ class Script:
         self.module, sys.modules["__mp_main__"] = None, main
 
 
-script = Script(None)
-"""Script of this process; a driver's has no path, because its ``__main__`` is the script itself."""
+script = Script(None)  # script of this process; a driver's has no path, because its ``__main__`` is the script itself
 
 os.register_at_fork(after_in_child=lambda: script.forget_lock())
 

@@ -22,10 +22,8 @@ _FAILED: Final = ctypes.c_void_p(-1).value
 
 _POPULATE_READ: Final = 22
 _POPULATE_WRITE: Final = 23
-"""``MADV_POPULATE_READ`` and ``MADV_POPULATE_WRITE``, which Python's mmap does not name."""
 
-_STEP_BYTES: Final = 8 << 20
-"""Bytes per system call, during which no other thread can map anything: a millisecond."""
+_STEP_BYTES: Final = 8 << 20  # bytes per system call, during which no other thread can map anything: a millisecond
 
 
 def _steps(address: int, size: int) -> list[tuple[int, int]]:

@@ -12,8 +12,8 @@ _WORDS: Final = (
     r"|WEBHOOK|AUTH(?!ORS?(?![A-Z]))|(?<![A-Z])(?:JWT|DSN|SAS|PAT|PIN|OTP)(?![A-Z])"  # no tokenizer, and no author
 )
 _SECRET: Final = re.compile(rf"KEY|{_WORDS}", re.IGNORECASE)
+# Names that make a number a secret; other numbers are limits: ``max_tokens``, ``num_keys``.
 _SECRET_NUMBER: Final = re.compile(r"PASS[WPC]|PWD|SECRET|(?<![A-Z])(?:PIN|OTP)(?![A-Z_])", re.IGNORECASE)
-"""Names that make a number a secret; other numbers are limits: ``max_tokens``, ``num_keys``."""
 
 _NAME: Final = rf"(?:(?:API|ACCESS|ACCOUNT|SSH|SIGNING)[_.-]?KEY|{_WORDS})[\w.-]{{0,64}}"
 _ASSIGNED: Final = re.compile(
@@ -21,18 +21,19 @@ _ASSIGNED: Final = re.compile(
     rf"((?<!\S)--?[\w.-]{{0,64}}{_NAME}\s+(?!-)|{_NAME}=|{_NAME}[\"']\s*:\s*(?=[\"']))(\"[^\"]*\"|'[^']*'|[^\s&]+)",
     re.IGNORECASE,
 )
+# User part of a URL: a password, or a single name, which may be a token.
 _USER: Final = re.compile(r"(://)(?:[^/\s:@]+:?(?:(?<=:)x-oauth-basic)?|([^/\s:@]*:)[^/\s]+)(?=@)")
-"""User part of a URL: a password, or a single name, which may be a token."""
 
+# Tokens with the well-known prefixes of services, JSON web tokens, private keys.
 _SHAPES: Final = re.compile(
     r"\b(?:sk-[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|xox[a-z]-[\w-]{10,}"
     r"|A[KS]IA[0-9A-Z]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*"
 )
-"""Tokens with the well-known prefixes of services, JSON web tokens, private keys."""
 
 _MASK: Final = "***"
 
+# Variables whose values a bundle shows, unless their names suggest a secret.
 _HARMLESS: Final = (
     *("RLINF_*", "NCCL_*", "GLOO_*", "UCX_*", "CUDA_*", "NVIDIA_*", "OMP_*", "KMP_*", "MKL_*", "OPENBLAS_*"),
     *(
@@ -53,7 +54,6 @@ _HARMLESS: Final = (
     *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_CLUSTER_NAME", "SLURM_PROCID", "SLURM_LOCALID"),
     *("SLURM_STEP_ID", "SLURM_*NODE*", "SLURM_*TASKS*", "SLURM_*CPU*", "SLURM_*GPU*", "SLURM_*MEM*"),
 )
-"""Variables whose values a bundle shows, unless their names suggest a secret."""
 
 
 def shown(name: str, value: str) -> str:
@@ -65,7 +65,6 @@ def shown(name: str, value: str) -> str:
 
 
 def masked(data: Any, name: str = "") -> Any:
-    """Return plain data of mappings and lists without the secrets in it."""
     if isinstance(data, Mapping):
         if name == "env_vars":
             return masked_variables(data)

@@ -26,17 +26,14 @@ from rlinf_async._core import frames
 from rlinf_async._core.ended_endpoints import EndedEndpoints
 from rlinf_async.errors import ClosedError
 
-Waiter = tuple[int, int]
-"""Endpoint, and the number of its request."""
+Waiter = tuple[int, int]  # endpoint, and the number of its request
 
-PENDING: Final = object()
-"""Result of a lookup that waits."""
+PENDING: Final = object()  # result of a lookup that waits
 
+# Number of closed names that are remembered; beyond it the oldest are forgotten, and lookups of them wait.
 MAX_CLOSED_NAMES: Final = 4096
-"""Number of closed names that are remembered; beyond it the oldest are forgotten, and lookups of them wait."""
 
 _MEMBERS: Final = -1
-"""Owner of a group that its members join."""
 
 
 @dataclass
@@ -49,7 +46,6 @@ class Entry:
     roster: Any = None
 
     def answer(self, rank: int | None, after: int) -> Any:
-        """Return the answer to a lookup, or ``PENDING``."""
         return PENDING if self.roster is None else self.roster
 
 
@@ -70,8 +66,7 @@ class NameTable(Generic[E]):
         self.named: dict[str, E] = {}
         self._entry = entry
         self._numbers = itertools.count(1)
-        self._closed: dict[str, str] = {}
-        """Noun for the last holder, by closed name: "experience"."""
+        self._closed: dict[str, str] = {}  # noun for the last holder, by closed name: "experience"
         self._lookups: dict[Waiter, tuple[str, int | None, int]] = {}
 
     def __repr__(self) -> str:
@@ -138,7 +133,6 @@ class NameTable(Generic[E]):
         return settled
 
     def cancel(self, waiter: Waiter) -> None:
-        """Forget a lookup, which may already be answered."""
         self._lookups.pop(waiter, None)
 
     def release(self, number: int, owner: int) -> bool:
@@ -150,13 +144,11 @@ class NameTable(Generic[E]):
         return True
 
     def drop_client(self, gone: int) -> None:
-        """Forget the lookups of a process, and its reservations that are not published."""
         self._lookups = {waiter: lookup for waiter, lookup in self._lookups.items() if waiter[0] != gone}
         for entry in [entry for entry in self.entries.values() if entry.owner == gone and entry.roster is None]:
             self._close(entry)
 
     def drop_owner(self, gone: int) -> None:
-        """Free the names of a process."""
         for entry in [entry for entry in self.entries.values() if entry.owner == gone]:
             self._close(entry)
 
@@ -164,7 +156,6 @@ class NameTable(Generic[E]):
         return sorted(name for name, entry in self.named.items() if entry.roster is not None)
 
     def clients(self) -> set[int]:
-        """Return all endpoints with a lookup or an entry here."""
         return {endpoint for endpoint, _ in self._lookups} | {entry.owner for entry in self.entries.values()}
 
     def _close(self, entry: E) -> None:
@@ -195,10 +186,8 @@ class GroupEntry(Entry):
     """
 
     size: int = 0
-    lost: set[int] = field(default_factory=set)
-    """Endpoints of ranks that have ended and will not be restarted."""
-    members: dict[int, tuple[int, Any]] = field(default_factory=dict)
-    """Owner and roster entry, by rank."""
+    lost: set[int] = field(default_factory=set)  # endpoints of ranks that have ended and will not be restarted
+    members: dict[int, tuple[int, Any]] = field(default_factory=dict)  # owner and roster entry, by rank
 
     def roster_with(self, rank: int | None) -> Any:
         """Return a roster that has this rank, or all ranks; absent ranks are None in it."""
@@ -216,7 +205,6 @@ class GroupEntry(Entry):
         return PENDING if roster is None or is_away else roster
 
     def comes_back(self, rank: dict[str, Any], endpoint: int) -> bool:
-        """True if this rank has the endpoint, and will be restarted once it has ended."""
         return rank["endpoint"] == endpoint and bool(rank.get("supervised")) and endpoint not in self.lost
 
 
@@ -287,7 +275,6 @@ class GroupNames(NameTable[GroupEntry]):
         return roster[rank] if roster is not None and 0 <= rank < len(roster) else None
 
     def comes_back(self, endpoint: int) -> bool:
-        """True if the rank that has this endpoint will be restarted once it has ended."""
         return any(entry.comes_back(each, endpoint) for entry in self.entries.values() for each in entry.roster or ())
 
     def drop_client(self, gone: int) -> None:
@@ -333,8 +320,7 @@ class ChannelNames(NameTable[ChannelEntry]):
     def __init__(self, is_gone: Callable[[int], bool]) -> None:
         super().__init__("channel", ChannelEntry)
         self._is_gone = is_gone
-        self.kept: dict[str, ChannelEntry] = {}
-        """Channel by the promise that it has fulfilled."""
+        self.kept: dict[str, ChannelEntry] = {}  # channel by the promise that it has fulfilled
 
     def publish(self, name: str, number: int, owner: int, roster: Any) -> Any:
         """Publish a roster, as ``NameTable.publish``.
@@ -361,15 +347,14 @@ class ChannelNames(NameTable[ChannelEntry]):
         return True
 
     def pin(self, number: int, key: bytes, node: int) -> int | None:
-        """Return the node of a key: ``node`` if the key is new; None if the channel has ended and the key has no items.
-        Return the node of a key: ``node`` if the key is new; None if the channel has ended and the key has no items."""
+        """Return the node of a key: ``node`` if the key is new; None if the channel has ended and the key has
+        no items."""
         entry = self.entries.get(number)
         if entry is None or not self._is_open(entry):
             return None if entry is None else entry.pins.get(key)
         return entry.pins.setdefault(key, node)
 
     def end(self, number: int, node: int) -> None:
-        """Record that a channel's queue on a node has ended."""
         entry = self.entries.get(number)
         if entry is not None:
             entry.nodes.discard(node)
@@ -407,10 +392,8 @@ class PromiseNames(NameTable[Entry]):
         super().__init__("promise", Entry)
         self._channels = channels
         self._is_gone = is_gone
-        self._published: dict[int, EndedEndpoints] = {}
-        """Counts of all published promises, by maker."""
-        self._failed: dict[str, str] = {}
-        """Why promised channels could not be made, kept as long as their makers live."""
+        self._published: dict[int, EndedEndpoints] = {}  # counts of all published promises, by maker
+        self._failed: dict[str, str] = {}  # why promised channels could not be made, kept as long as their makers live
 
     def reserve(self, name: str, owner: int) -> int:
         raise ValueError(f"nobody reserves a promise, such as {name!r}")
@@ -426,7 +409,7 @@ class PromiseNames(NameTable[Entry]):
         if not self._is_gone(maker):
             self._published.setdefault(maker, EndedEndpoints()).add(count)
             if roster:
-                self._failed.setdefault(name, roster)  # a copy at the maker says again what it was told
+                self._failed.setdefault(name, roster)  # another copy at the maker publishes the same reason again
 
     def look(self, name: str, rank: int | None = None, after: int = 0) -> Any:
         """Return the channel's roster, None if the channel has ended, or why it could not be made.

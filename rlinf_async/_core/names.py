@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
+# Limit of file names, 255 bytes, less room for ranks: a log folder has the name, and so has a nested group.
 _MAX_GROUP_BYTES: Final = 200
-"""Limit of file names, 255 bytes, less room for ranks: a log folder has the name, and so has a nested group."""
 
-_MAX_CHANNEL_BYTES: Final = 4096
-"""Limit for a name that each request of a channel carries, and that tables show."""
+_MAX_CHANNEL_BYTES: Final = 4096  # limit for a name that each request of a channel carries, and that tables show
 
 _TAKEN: Final = {
     "driver": "rlinf-ctl, metrics and traces call the script so",

@@ -99,8 +99,8 @@ from typing import Any, ClassVar, Final, Generic, TypeVar, dataclass_transform, 
 
 Answer = TypeVar("Answer")
 
+# Round of an ``Inspected`` from a process that has not read the request: answers all rounds that wait for it.
 ALL_ROUNDS: Final = 0
-"""Round of an ``Inspected`` from a process that has not read the request: answers all rounds that wait for it."""
 
 
 def _check_of(kind: Any) -> Callable[[Any], bool]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+# Topmost loggers of the framework; only their levels and handlers hold its records back.
 NAMES: Final = ("rlinf_async", "rlinf_launcher", "RLinf")
-"""Topmost loggers of the framework; only their levels and handlers hold its records back."""
 
 _LAST_RESORT: Final = logging.lastResort
 

@@ -12,17 +12,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+# Variables with their new values, None for a deleted one. Environments are bytes, which need not be UTF-8.
 Changes = Mapping[bytes, bytes | None]
-"""Variables with their new values, None for a deleted one.  Environments are bytes, which need not be UTF-8."""
 
+# Variables that describe a process's own place in a run, and must not be copied to another process.
 _OWN: Final = frozenset(
     b"RLINF_" + name
     for name in (b"RUN_ID", b"NODE_SOCKET", b"NODE_RANK", b"TRACE", b"WORKER", b"PARENT_SOCKET", b"LOG_DIR")
 )
-"""Variables that describe a process's own place in a run, and must not be copied to another process."""
 
+# Values of LC_CTYPE that Python itself sets at its start in the C locale (PEP 538).
 _COERCED: Final = ("C.UTF-8", "C.utf8", "UTF-8")
-"""Values of LC_CTYPE that Python itself sets at its start in the C locale (PEP 538)."""
 
 
 def _read_environment() -> dict[str, str]:
@@ -60,7 +60,6 @@ def begin(environment: Mapping[str, str], carried: Changes) -> None:
 
 
 def changed_variables() -> dict[bytes, bytes | None]:
-    """Return the variables that this process has set, changed or deleted since its start."""
     start, carried = _start
     now = dict(os.environ)
     changes = dict(carried)

@@ -11,8 +11,7 @@ from rlinf_async._core.pool import pool
 from rlinf_async._core.segment import close_fds, map_private
 from rlinf_async.errors import TransferFailed
 
-Body = bytes | memoryview
-"""Received body: bytes, or a private mapping of the sender's memory."""
+Body = bytes | memoryview  # received body: bytes, or a private mapping of the sender's memory
 
 
 def pack_body(encoded: Encoded | bytes) -> tuple[bytes | int, Sequence[int]]:

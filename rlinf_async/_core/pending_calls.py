@@ -13,24 +13,20 @@ from typing import Any
 
 from rlinf_async._core.frames import HARMLESS, OK
 
-Body = Any
-"""Bytes, or the owner's replacement for them (a mapped segment)."""
+Body = Any  # bytes, or the owner's replacement for them (a mapped segment)
 
 
 class TallyStep(Enum):
     """Action for the owner of a tally after an answer."""
 
     WAIT = auto()
-    FINISH = auto()
-    """Every slot has answered."""
-    CANCEL_OTHERS = auto()
-    """First failure: cancel the unanswered slots, and wait a moment for their errors."""
-    NOTHING = auto()
-    """Duplicate answer of a slot."""
+    FINISH = auto()  # every slot has answered
+    CANCEL_OTHERS = auto()  # first failure: cancel the unanswered slots, and wait a moment for their errors
+    NOTHING = auto()  # duplicate answer of a slot
 
 
+# Module-level aliases for every answer's path: an enum member takes as long to look up as a call.
 WAIT, FINISH, CANCEL_OTHERS, NOTHING = TallyStep
-"""Module-level aliases for every answer's path: an enum member takes as long to look up as a call."""
 
 
 class Tally:
@@ -49,10 +45,8 @@ class Tally:
     def __init__(self, size: int) -> None:
         self.answers: list[tuple[int, Body] | None] = [None] * size
         self.missing = size
-        self.failed = False
-        """True once a slot has failed; a cancelled slot has not failed."""
-        self.whole = True
-        """True while every answer so far is a result."""
+        self.failed = False  # true once a slot has failed; a cancelled slot has not failed
+        self.whole = True  # true while every answer so far is a result
 
     def answer(self, slot: int, status: int, body: Body) -> TallyStep:
         """Record the final answer of a slot; a second answer of the same slot is dropped."""
@@ -107,7 +101,6 @@ class PendingCalls:
         return (source, call) in self._open
 
     def has_later(self, source: int, call: int) -> bool:
-        """True if the source has an open call newer than ``call``."""
         return any(origin == source and number > call for origin, number in self._open)
 
     def slot(self, source: int, call: int) -> int | None:
@@ -116,7 +109,6 @@ class PendingCalls:
         return None if pending is None else pending[0]
 
     def of_source(self, source: int) -> list[int]:
-        """Return the open calls of this source."""
         return [call for origin, call in self._open if origin == source]
 
     def fail_all(self) -> list[tuple[int, int, int]]:

@@ -31,14 +31,12 @@ from rlinf_async._core.mapping import map_memory
 from rlinf_async._core.segment import allocate_segment, seal_segment, write_segment
 
 _MAX_SEGMENTS: Final = 64
-"""Number of segments that are kept, each with a file descriptor."""
 
+# Number of leases tried near the segment that was free last, whose memory may still be in the processor's caches; then
+# as many of the longest unused.
 _MAX_INSPECTED: Final = 8
-"""Number of leases tried near the segment that was free last, whose memory may still be in the processor's caches; then
-as many of the longest unused."""
 
-_PIECE_BYTES: Final = 1 << 20
-"""Bytes that are copied before other threads may run."""
+_PIECE_BYTES: Final = 1 << 20  # bytes that are copied before other threads may run
 
 Part = bytes | bytearray | memoryview
 
@@ -91,8 +89,8 @@ class Pool:
     def __init__(self, keep: float | None = None) -> None:
         self._keep = keep
         self._segments: list[PooledSegment] = []
+        # Position of the last free segment, counted from the newest of its size: about as many are in flight.
         self._age = 0
-        """Position of the last free segment, counted from the newest of its size: about as many are in flight."""
         self._lock = threading.Lock()
         _pools.add(self)
 
@@ -204,7 +202,6 @@ def _make(parts: Sequence[Part], nbytes: int) -> PooledSegment:
 
 
 def _adopt(made: int, size: int) -> PooledSegment:
-    """Make a segment from a new descriptor, and close that descriptor."""
     try:
         # A memfd's own descriptor does not count as open for writing: a lease needs one that was opened by name.
         fd = os.open(f"/proc/self/fd/{made}", os.O_RDWR | os.O_CLOEXEC)
@@ -224,8 +221,7 @@ def _rounded(nbytes: int) -> int:
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
-pool: Final = Pool()
-"""Pool for the message bodies of this process."""
+pool: Final = Pool()  # pool for the message bodies of this process
 
 
 def _after_fork() -> None:

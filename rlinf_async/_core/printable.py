@@ -8,7 +8,6 @@ from typing import Final
 _SUSPICIOUS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;:]*m")
-"""SGR sequences: colour, bold, reset."""
 
 _CONTROL: Final = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: moves the cursor, erases, asks for answers
@@ -40,5 +39,4 @@ def printable(line: str) -> str:
 
 
 def plain(line: str) -> str:
-    """Return a line as ``printable`` does, without colours."""
     return _COLOUR.sub("", printable(line))

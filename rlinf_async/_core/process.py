@@ -29,13 +29,10 @@ from typing import NoReturn
 
 from rlinf_async.errors import ForkedProcessError
 
-pid = os.getpid()
-"""Pid of this process."""
+pid = os.getpid()  # pid of this process
 
 
 class _ImportsScript(threading.local):
-    """``here`` is true on the thread of a worker that is importing the driver's script."""
-
     here = False
 
 
@@ -101,7 +98,6 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def is_in_editor() -> bool:
-    """True if an editor debugs this process, by debugpy."""
     return "pydevd" in sys.modules
 
 

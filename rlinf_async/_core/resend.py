@@ -25,21 +25,19 @@ from rlinf_async._core import frames
 from rlinf_async._core.frames import Frame, FrameError, pack, unpack
 from rlinf_async._core.segment import close_fds
 
+# Limit on kept content; above it the oldest content is forfeited before another frame is sent.
 MAX_KEPT_BYTES: Final = 64 << 20
-"""Limit on kept content; above it the oldest content is forfeited before another frame is sent."""
 
-_MAX_KEPT_DESCRIPTORS: Final = 256
-"""Limit on kept descriptors; above it content is forfeited too."""
+_MAX_KEPT_DESCRIPTORS: Final = 256  # limit on kept descriptors; above it content is forfeited too
 
 PIECE_BYTES: Final = 256 * 1024
+# Number of unacknowledged frames at which an ACK rides on the next frame back; at twice as many it is sent by itself.
 ACK_FRAMES: Final = 64
-"""Number of unacknowledged frames at which an ACK rides on the next frame back; at twice as many it is sent by itself.
-Number of unacknowledged frames at which an ACK rides on the next frame back; at twice as many it is sent by itself."""
 
 ACK_NOW_FRAMES: Final = 4096
 _ACK_NOW_BYTES: Final = MAX_KEPT_BYTES // 2
+# Limits at which an ACK is sent at once: the sender keeps that much memory only until it arrives.
 _ACK_NOW_DESCRIPTORS: Final = 8
-"""Limits at which an ACK is sent at once: the sender keeps that much memory only until it arrives."""
 
 _CARRIES: Final = {
     frames.CALL: "these arguments",
@@ -50,15 +48,13 @@ _CARRIES: Final = {
 }
 
 
-FrameWithFds = tuple[bytes, Sequence[int], int]
-"""Packed frame, its descriptors, and the size in bytes of their content."""
+FrameWithFds = tuple[bytes, Sequence[int], int]  # packed frame, its descriptors, and the size in bytes of their content
 
+# Packed frame, alone unless it has descriptors: thousands are kept, and the garbage collector visits tuples.
 Sent = bytes | FrameWithFds
-"""Packed frame, alone unless it has descriptors: thousands are kept, and the garbage collector visits tuples."""
 
 
 def with_fds(sent: Sent) -> FrameWithFds:
-    """Return a frame as a tuple with its descriptors."""
     return (sent, (), 0) if isinstance(sent, bytes) else sent
 
 
@@ -84,7 +80,6 @@ class Unacknowledged:
         return len(self._frames)
 
     def add(self, sent: FrameWithFds) -> None:
-        """Append a frame with descriptors."""
         self._frames.append(sent)
         self._count(sent[1], sent[2])
 
@@ -126,8 +121,8 @@ class Unacknowledged:
         return map(with_fds, list(self._frames))
 
     def take(self, received: int) -> list[tuple[list[Any], Sequence[int]]]:
-        """Remove and return the frames after the first ``received`` ones, unpacked; the caller closes the descriptors.
-        Remove and return the frames after the first ``received`` ones, unpacked; the caller closes the descriptors."""
+        """Remove and return the frames after the first ``received`` ones, unpacked; the caller closes the
+        descriptors."""
         self.acknowledge(received)
         taken = [(unpack(data), fds) for data, fds, _ in map(with_fds, self._frames)]
         self._frames.clear()
@@ -135,7 +130,6 @@ class Unacknowledged:
         return taken
 
     def drop(self) -> None:
-        """Drop all frames."""
         for _, fds, _ in map(with_fds, self._frames):
             close_fds(fds)
         self._frames.clear()
@@ -200,8 +194,7 @@ class Incoming:
         self._content = 0
         self.descriptors = 0
         self._fds: deque[int] = deque()
-        self._lost_now = False
-        """True if the read that is being processed has lost descriptors."""
+        self._lost_now = False  # true if the read that is being processed has lost descriptors
         self._was_truncated = False
         self._is_skipping = self._is_acknowledged = False
         self._pieces: list[bytes] | None = None
@@ -291,7 +284,6 @@ class Incoming:
         return False
 
     def acknowledge(self, about: int = frames.OF_THIS) -> Frame:
-        """Return an ACK frame with the number of received frames."""
         self.is_due = False
         self._content = self.descriptors = 0
         self._acknowledged_bytes = self.read_bytes
@@ -315,7 +307,6 @@ def pieces(data: bytes, fds: Sequence[int], nbytes: int) -> Iterator[bytes]:
 
 
 def _substitute(frame: list[Any], content: list[bytes]) -> None:
-    """Replace the descriptor of a frame by the bytes of its content."""
     frame[1] = 0
     if not content:  # a socket: it is not there
         return
@@ -337,7 +328,6 @@ def content_bytes(frame: Frame) -> int:
 
 
 def lost_text(kind: int, nbytes: int) -> str:
-    """Return the text that replaces forfeited content."""
     return (
         f"{_CARRIES[kind]} of {nbytes / (1 << 20):.1f} MiB was lost with the socket between the two processes: more "
         f"than {MAX_KEPT_BYTES >> 20} MiB, or {_MAX_KEPT_DESCRIPTORS} contents, had been sent there and not received"

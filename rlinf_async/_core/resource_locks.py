@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 _LOWEST_PORT: Final = 1024
-"""Lowest port that needs no privileges."""
 
 _HIGHEST_PORT: Final = 65535
 
-_QUIET_PORT: Final = 10000
-"""Ports below it are avoided: many services listen there."""
+_QUIET_PORT: Final = 10000  # ports below it are avoided: many services listen there
 
 _MIN_PORTS: Final = 1000
 
@@ -46,8 +44,8 @@ class DeviceLocks:
 
     held: dict[Ticket, _LockRequest] = field(default_factory=dict)
     waiting: dict[Ticket, _LockRequest] = field(default_factory=dict)
+    # Tickets by device that they lock; all tickets of a device have one holder.
     _owners: dict[int, list[Ticket]] = field(default_factory=dict, repr=False)
-    """Tickets by device that they lock; all tickets of a device have one holder."""
 
     def take(self, ticket: Ticket, name: str, devices: Iterable[int]) -> bool:
         """Lock the devices. Return False if the ticket has to wait.
@@ -73,7 +71,6 @@ class DeviceLocks:
         return self._serve()
 
     def drop(self, holder: int) -> list[Ticket]:
-        """End all acquisitions of a holder. Return the tickets that are granted now, in order."""
         for ticket in [ticket for ticket in (*self.held, *self.waiting) if ticket.holder == holder]:
             self._remove(ticket)
         return self._serve()
@@ -95,7 +92,6 @@ class DeviceLocks:
         return list(dict.fromkeys((*holders, *before)))
 
     def holders(self) -> set[int]:
-        """Return all endpoints with a granted or a waiting ticket."""
         return {ticket.holder for ticket in (*self.held, *self.waiting)}
 
     def _is_held_by(self, device: int, holder: int) -> bool:
@@ -116,7 +112,6 @@ class DeviceLocks:
                 del self._owners[device]
 
     def _serve(self) -> list[Ticket]:
-        """Grant the waiting tickets that can be granted, in order."""
         wanted: set[int] = set()
         granted = []
         for ticket, request in list(self.waiting.items()):
@@ -147,7 +142,6 @@ class PortLeases:
         return True
 
     def drop(self, owner: int) -> list[int]:
-        """End all leases of an owner. Return their ports."""
         ports = [port for port, of in self.owners.items() if of == owner]
         for port in ports:
             del self.owners[port]

@@ -11,7 +11,6 @@ from rlinf_async._core.failures import Failure, add_note, rebuild, text_of, type
 from rlinf_async.errors import NodeLost, PeerLost, RemoteError, WorkerDied
 
 _MAX_LINES: Final = 16
-"""Most lines about the other failures."""
 
 _DEATHS: Final = frozenset(f"{kind.__module__}.{kind.__qualname__}" for kind in (PeerLost, WorkerDied, NodeLost))
 
@@ -44,7 +43,6 @@ def root_cause(failures: Sequence[tuple[int, BaseException | Failure]]) -> tuple
 
 
 def choose_root_cause(failures: Sequence[tuple[int, BaseException | Failure]]) -> BaseException:
-    """Return the root cause as an exception to raise, with a note about the other ranks' failures."""
     index, others = root_cause(failures)
     chosen = failures[index][1]
     error = rebuild(chosen) if isinstance(chosen, Failure) else chosen
@@ -73,7 +71,6 @@ def name_ranks(ranks: Iterable[int]) -> str:
 
 
 def is_death(type_name: str) -> bool:
-    """True if exceptions of that type report the end of a worker or a node."""
     return type_name in _DEATHS
 
 
@@ -91,7 +88,6 @@ def _precedence(failure: BaseException | Failure) -> tuple[int, float]:
 
 
 def summary_of(failure: BaseException | Failure) -> str:
-    """Return the type and the first line of the text."""
     if isinstance(failure, Failure):
         type_name, text = failure.type_name, failure.text
     elif isinstance(failure, RemoteError):

@@ -25,6 +25,7 @@ from cloudpickle import cloudpickle
 from rlinf_async._core import main_module
 from rlinf_async._core.main_module import MAIN_NAMES
 
+# Constructors by kind, for objects that arrive empty or unlocked, one per process.
 _FRESH: Final[dict[type, Any]] = {
     type(threading.Lock()): threading.Lock,
     type(threading.RLock()): threading.RLock,
@@ -39,15 +40,14 @@ _FRESH: Final[dict[type, Any]] = {
         )
     },
 }
-"""Constructors by kind, for objects that arrive empty or unlocked, one per process."""
 
 _SENTINELS: Final = tuple(type(vars(dataclasses)[name]) for name in ("MISSING", "KW_ONLY", "_HAS_DEFAULT_FACTORY"))
 
 _VARIABLES: Final = (typing.NewType, typing.ParamSpec, typing.TypeVarTuple)
 
 
+# Importable module and name of objects of ``_FRESH`` and context variables, by id; keeps the object alive.
 _homes: dict[int, tuple[Any, tuple[ModuleType, str] | None]] = {}
-"""Importable module and name of objects of ``_FRESH`` and context variables, by id; keeps the object alive."""
 
 
 def place_of(obj: Any) -> str | None:
@@ -72,7 +72,6 @@ def definition_of(obj: Any) -> str | None:
 
 
 def names_in(annotations: dict[str, Any]) -> Iterator[str]:
-    """Yield the names in annotations that are text."""
     for annotation in annotations.values():
         yield from _names_in(annotation)
 
@@ -125,7 +124,6 @@ def _reduce_cached(cached: Any) -> Any:
 
 
 def _home_of(obj: Any) -> tuple[ModuleType, str] | None:
-    """Return module and name of an object that the script has imported, or None."""
     if id(obj) not in _homes:
         modules = [each for name, each in sys.modules.copy().items() if name not in MAIN_NAMES]
         found = (
@@ -174,7 +172,6 @@ def _reduce_cached_property(cached: Any) -> Any:
 
 
 def _by_name_of(kind: type) -> Callable[[Any], Any]:
-    """Return the reducer of a kind of sentinel, whose objects are compared by identity."""
     names = {id(value): name for name, value in vars(dataclasses).items() if type(value) is kind}
     return lambda sentinel: names[id(sentinel)]
 
@@ -193,8 +190,8 @@ REDUCERS: Final[dict[Any, Callable[[Any], Any]]] = {
 
 
 def _settle(place: str | None, made: Any, is_alike: Callable[[Any], bool] = lambda known: True) -> Any:
-    """Return an equivalent object of that name in ``__main__`` if there is one, else the new object, registered there.
-    Return an equivalent object of that name in ``__main__`` if there is one, else the new object, registered there."""
+    """Return an equivalent object of that name in ``__main__`` if there is one, else the new object,
+    registered there."""
     # An object in a class arrives with the class, which is filled in once: it needs no look-up.
     if place is None or "." in place:
         return made

@@ -91,7 +91,6 @@ def reserve_segment(fd: int, offset: int, nbytes: int) -> None:
 
 
 def seal_segment(fd: int) -> None:
-    """Fix the size of a segment for good."""
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
 
 

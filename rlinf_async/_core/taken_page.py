@@ -18,8 +18,7 @@ NOTES: Final = 512
 _WORDS: Final = 4
 _BYTES: Final = NOTES * _WORDS * 8
 
-_WITHIN_S: Final = 2e-3
-"""Longest delay until a note is reported, if no request has reported it before."""
+_WITHIN_S: Final = 2e-3  # longest delay until a note is reported, if no request has reported it before
 
 
 class TakenPage:

@@ -16,8 +16,8 @@ from rlinf_async.errors import SerializationError
 if TYPE_CHECKING:
     import pickle
 
+# Types whose values always travel and hold no other objects.
 ATOMS: Final = frozenset({type(None), bool, int, float, str, bytes})
-"""Types whose values always travel and hold no other objects."""
 
 _SEARCH_TIMEOUT_S: Final = 1.0
 _SEARCH_DEPTH: Final = 100
@@ -141,7 +141,6 @@ class _Search:
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the objects in the pickle of a value, each with the step to it in Python syntax."""
     if isinstance(value, dict):
         for key, item in list(dict.items(value)):
             yield f" key {_short(key)}", key

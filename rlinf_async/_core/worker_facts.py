@@ -10,7 +10,6 @@ from rlinf_async.address import WorkerInfo
 
 
 def pack_hardware(infos: Sequence[Any]) -> bytes:
-    """Return the packed hardware of a worker; empty bytes if there is none."""
     return codec.encode(tuple(infos), describe="the worker's hardware").to_bytes() if infos else b""
 
 

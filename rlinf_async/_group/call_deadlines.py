@@ -34,10 +34,8 @@ class CallDeadlines:
         self._calls = calls
         self._in_order = in_order
         self.limit: CallDeadline | None = None
-        self._counts_from = 0.0
-        """End of the workers' constructors, whose time does not count."""
-        self._timer = threading.Lock()
-        """Held while the timer is set, so that concurrent callers set only one."""
+        self._counts_from = 0.0  # end of the workers' constructors, whose time does not count
+        self._timer = threading.Lock()  # held while the timer is set, so that concurrent callers set only one
 
     def __repr__(self) -> str:
         return f"<CallDeadlines [{self.limit}]>"
@@ -59,7 +57,6 @@ class CallDeadlines:
         return None if self._counts_from == math.inf else self.limit
 
     def watch(self) -> None:
-        """Set the timer for a new call, unless it is set."""
         if self.limit is not None and self._timer.acquire(blocking=False):
             self._client.later(self.limit.seconds, self._look)
 
@@ -79,7 +76,6 @@ class CallDeadlines:
         self._client.later(left, self._look)
 
     def _expire_calls(self) -> float | None:
-        """End late calls. Return the seconds to the next deadline, None if no call is open."""
         return min((left for calls in self._calls() if (left := self._expire(calls)) is not None), default=None)
 
     def _expire(self, handlers: Sequence[Handle | StreamCall]) -> float | None:

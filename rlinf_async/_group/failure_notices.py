@@ -19,11 +19,9 @@ from rlinf_async.stream import StreamCall
 
 CallHandle = Handle | StreamCall
 
-_QUIET_S: Final = 1.0
-"""Seconds between a failure and its notices; at most half of ``collective_timeout``."""
+_QUIET_S: Final = 1.0  # seconds between a failure and its notices; at most half of ``collective_timeout``
 
 _AGAIN_S: Final = 0.05
-"""Seconds until the next look at a call that is still being sent."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,7 @@ class FailureNotices:
         self._open = open_calls
         self._quiet = min(_QUIET_S, settings.COLLECTIVE_TIMEOUT_S() / 2)
         self._armed = False
-        self.concerns: dict[int, FailureConcern] = {}
-        """Open calls that a failure concerns, by ``id``."""
+        self.concerns: dict[int, FailureConcern] = {}  # open calls that a failure concerns, by ``id``
 
     def failed(self, failure: RankFailure, handler: CallHandle | None) -> None:
         """Record the failure of a rank, in a call or between calls; the thread that handles answers calls it."""
@@ -92,7 +89,6 @@ class FailureNotices:
             self._arm(failure.at + self._quiet)
 
     def _arm(self, due: float) -> None:
-        """Schedule the sending of notices; a pending schedule includes later ones."""
         if not self._armed:
             self._armed = True
             self._client.later(max(0.0, due - clock.monotonic()), self._send_notices)

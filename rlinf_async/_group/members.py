@@ -43,8 +43,8 @@ _CALL: Final = EventKind.CALL
 
 CallHandle = Handle | StreamCall
 
+# Encoded arguments with their descriptors: one body for all ranks, or one for each.
 Bodies = Sequence[tuple[bytes | int, Sequence[int]]]
-"""Encoded arguments with their descriptors: one body for all ranks, or one for each."""
 
 
 class Supervisor(Protocol):
@@ -93,7 +93,7 @@ class PoolOfCalls(Protocol):
 class WaitingCall:
     """Call that has not been sent to some of its ranks, whose slots are in ``slots``."""
 
-    callee: Callee
+    callee: GroupCallee
     handler: CallHandle
     method: str
     bodies: Bodies
@@ -101,6 +101,7 @@ class WaitingCall:
     slots: list[int]
 
 
+# 40 methods: queued, open and repeated calls change together under one lock; each event of the client has a handler.
 class Members:
     """Ranks of a group, and their endpoints; until these are known, calls wait here in order.
 
@@ -142,19 +143,16 @@ class Members:
         self.pool: PoolOfCalls | None = None
         self.on_restart: list[Callable[[Restart], object]] = []
         self.on_death: list[Callable[[WorkerDied], object]] = []
+        # Pid of the last death reported to the callbacks, and whether the rank was to return, by rank.
         self._reported: dict[int, tuple[int, bool]] = {}
-        """Pid of the last death reported to the callbacks, and whether the rank was to return, by rank."""
         self.by_rank = False
-        self.version = 0
-        """Incremented whenever a rank gets another endpoint."""
+        self.version = 0  # incremented whenever a rank gets another endpoint
         self._lock = threading.Lock()
         self._pending: list[WaitingCall] = []
-        self._repeats: list[tuple[Callee, Handle, int]] = []
-        """Calls and slots that a rank's death has left unanswered, to be sent again."""
-        self._held = set(range(size))
-        """Ranks whose calls wait; added without the lock, removed under it."""
+        # Calls and slots that a rank's death has left unanswered, to be sent again.
+        self._repeats: list[tuple[GroupCallee, Handle, int]] = []
+        self._held = set(range(size))  # ranks whose calls wait; added without the lock, removed under it
         self._started = False
-        """True while no rank is held."""
         self._failure: BaseException | None = None
         self.closing: Work[None] | None = None
         client.listen("died", self._on_death)
@@ -162,8 +160,8 @@ class Members:
         client.listen("rank_returned", self._on_returned)
         client.listen("restart_wanted", self._on_restart_wanted)
 
-    def callee(self, ranks: Sequence[int]) -> Callee:
-        return Callee(self, ranks)
+    def callee(self, ranks: Sequence[int]) -> GroupCallee:
+        return GroupCallee(self, ranks)
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -205,7 +203,7 @@ class Members:
     def _leave(self, waiting: WaitingCall) -> bool:
         """Send a call to those of its ranks that are not held; the caller holds the lock. True once no rank is left."""
         callee, handler = waiting.callee, waiting.handler
-        if handler._gives_up and not handler._call:  # a rank could begin it before the cancel arrives
+        if handler._cancel_wanted and not handler._call:  # a rank could begin it before the cancel arrives
             close_fds(fd for _, fds in waiting.bodies for fd in fds)
             return True
         held = [slot for slot in waiting.slots if callee.ranks[slot] in self._held]
@@ -228,7 +226,6 @@ class Members:
         return not held
 
     def _send_late(self, waiting: WaitingCall, slot: int) -> None:
-        """Send a call that other ranks already have to the one in this slot."""
         handler, (body, fds) = waiting.handler, waiting.bodies[0 if waiting.same else slot]
         if handler._cancel_sent:  # or another rank has failed in it
             if not waiting.same:
@@ -269,7 +266,6 @@ class Members:
             self.client.later(0, lambda: self.call_back("on_death", self.on_death, died))
 
     def call_back(self, what: str, callbacks: Sequence[Callable[[Any], object]], fact: Any) -> None:
-        """Run the present callbacks on the client's loop."""
         for callback in tuple(callbacks):
             try:
                 callback(fact)
@@ -287,7 +283,6 @@ class Members:
                     self.client.later(0, functools.partial(_raise, error))
 
     def replace(self, rank: int, endpoint: int, info: WorkerInfo, log: str) -> None:
-        """Replace the process of a restarted rank."""
         assert self.endpoints is not None
         self.infos[rank], self.logs[rank], self.endpoints[rank] = info, log, endpoint
         self.deaths.pop(rank, None)
@@ -327,7 +322,6 @@ class Members:
 
     @property
     def failed(self) -> bool:
-        """True if the launch has failed."""
         return self._failure is not None
 
     def close(self) -> None:
@@ -397,7 +391,6 @@ class Members:
             self._lose_rank(rank, node)
 
     def _lose_rank(self, rank: int, node: int) -> None:
-        """Report a rank that is lost with its node to the supervisor."""
         assert self.supervisor is not None
         facts = self.deaths[rank] = self._loss_of(rank, node)
         died = f"rank {rank} of group '{self.name}' {facts['verdict']}"
@@ -436,7 +429,7 @@ class Members:
 
     def call(
         self,
-        callee: Callee,
+        callee: GroupCallee,
         handler: CallHandle,
         method: str,
         encoded: Sequence[Encoded | bytes],
@@ -460,22 +453,31 @@ class Members:
         self.record(handler, method, len(callee.ranks))
         if repeats and isinstance(handler, Handle):
             handler._again = encoded
-        if not self._started:
-            with self._lock:
-                if self._failure is not None:
-                    close_fds(fd for _, fds in bodies for fd in fds)
-                    self.client.unobserved.observed(cause_of(self._failure))
-                    raise copy_of(self._failure)
-                if self.closed:  # closed since this call was admitted: a queued call would never be sent
-                    close_fds(fd for _, fds in bodies for fd in fds)
-                    raise self._is_closed(method)
-                if not self._held.isdisjoint(callee.ranks):
-                    waiting = WaitingCall(callee, handler, method, bodies, same, list(range(len(callee.ranks))))
-                    if not self._leave(waiting):
-                        self._pending.append(waiting)
-                    self.deadlines.watch()  # ranks are away
-                    return
-        self._send(callee, handler, method, bodies, same)
+        try:
+            if self._started or not self._queue(callee, handler, method, bodies, same):
+                self._send(callee, handler, method, bodies, same)
+        except BaseException as error:
+            if handler._ended._event:
+                recording.end(handler._ended._event, type(error).__name__)
+            raise
+
+    def _queue(self, callee: GroupCallee, handler: CallHandle, method: str, bodies: Bodies, same: bool) -> bool:
+        """Queue a call whose ranks are held. Return False if none is, so that the call may be sent."""
+        with self._lock:
+            if self._failure is not None:
+                close_fds(fd for _, fds in bodies for fd in fds)
+                self.client.unobserved.observed(cause_of(self._failure))
+                raise copy_of(self._failure)
+            if self.closed:  # closed since this call was admitted: a queued call would never be sent
+                close_fds(fd for _, fds in bodies for fd in fds)
+                raise self._is_closed(method)
+            if self._held.isdisjoint(callee.ranks):
+                return False
+            waiting = WaitingCall(callee, handler, method, bodies, same, list(range(len(callee.ranks))))
+            if not self._leave(waiting):
+                self._pending.append(waiting)
+            self.deadlines.watch()  # ranks are away
+            return True
 
     def admits(self, handler: CallHandle, method: str) -> bool:
         """Return True if a call may be sent. If this machine's daemon is gone, fail the call and return False.
@@ -501,12 +503,10 @@ class Members:
         return ClosedError(f"group '{self.name}' is closed: {method}() cannot be called any more")
 
     def record(self, handler: CallHandle, method: str, ranks: int) -> None:
-        """Record the beginning of a call in the flight recorder and the trace."""
         if recording.admits():
             handler._ended._event = recording.begin(_CALL, f"{self.name}.{method}", ranks, handler)
 
     def call_now(self, ranks: Sequence[int], method: str, encoded: Encoded | bytes) -> Handle:
-        """Send a call ahead of all waiting calls."""
         callee = self.callee(ranks)
         handle: Handle = Handle(callee, method)
         handle._since = clock.monotonic()
@@ -514,9 +514,14 @@ class Members:
         return handle
 
     def _send(
-        self, callee: Callee, handler: CallHandle, method: str, bodies: Bodies, same: bool, held: Sequence[int] = ()
+        self,
+        callee: GroupCallee,
+        handler: CallHandle,
+        method: str,
+        bodies: Bodies,
+        same: bool,
+        held: Sequence[int] = (),
     ) -> None:
-        """Send a call, except to held slots, for which its bodies are kept."""
         credit = handler._window if isinstance(handler, StreamCall) else 0
         self.open[id(handler)] = handler
         if self.deadlines.limit is not None:
@@ -534,7 +539,7 @@ class Members:
             self.notices.finished(handler)
             raise
 
-    def repeats(self, callee: Callee, handler: Handle, slot: int, status: int, report: bytes) -> bool:
+    def repeats(self, callee: GroupCallee, handler: Handle, slot: int, status: int, report: bytes) -> bool:
         """True if a call will be sent again for a rank that is gone."""
         if self.supervisor is None or handler._again is None or self.client.closed is not None:
             return False
@@ -573,7 +578,7 @@ class Members:
         with self._lock:
             self._send_waiting()
 
-    def _repeat(self, callee: Callee, handler: Handle, slot: int) -> None:
+    def _repeat(self, callee: GroupCallee, handler: Handle, slot: int) -> None:
         method, encoded = handler._method, handler._again
         if encoded is None or handler._cancelled or handler._cancel_sent:  # or another rank has failed in it
             self.client.answer_for(handler._call, slot, Status.CANCELLED, b"")
@@ -589,9 +594,8 @@ class Members:
         self._send_again(callee, handler, slot, body, fds)
 
     def _send_again(
-        self, callee: Callee, handler: CallHandle, slot: int, body: bytes | int, fds: Sequence[int]
+        self, callee: GroupCallee, handler: CallHandle, slot: int, body: bytes | int, fds: Sequence[int]
     ) -> None:
-        """Send a call again, or late, to the present process of a rank."""
         targets = handler._targets = [
             *handler._targets
         ]  # a copy: the other ranks' answers are matched against the old targets
@@ -601,8 +605,7 @@ class Members:
         if handler._cancel_sent:  # meanwhile, maybe before this was sent
             self.client.cancel(handler._call, [targets[slot]])
 
-    def call_failed(self, callee: Callee, handler: CallHandle) -> None:
-        """Notify the other ranks of a failure in a call."""
+    def call_failed(self, callee: GroupCallee, handler: CallHandle) -> None:
         failed = [failure for failure in handler._tally.failures() if failure[1] != Status.UNKNOWN]
         if failed and not self.closed:
             slot, status, body = failed[0]
@@ -617,7 +620,7 @@ class Members:
             )
 
 
-class Callee:
+class GroupCallee:
     """Some of the members, as the target of a call."""
 
     def __init__(self, members: Members, ranks: Sequence[int]) -> None:
@@ -627,9 +630,7 @@ class Callee:
         # concurrently.
         # tests/_group/test_calls_between_steps.py::test_a_route_that_is_made_while_a_rank_is_replaced_is_not_kept
         self._targets: tuple[int, Sequence[int]] = (-1, ())
-        """Version of the members, and the endpoints at that version."""
         self._route: tuple[Sequence[int], list[list[Any]]] = ((), [])
-        """Endpoints, and the route to them."""
 
     @property
     def client(self) -> NodeClient:
@@ -655,7 +656,6 @@ class Callee:
         return targets
 
     def route_to(self, targets: Sequence[int]) -> list[list[Any]]:
-        """Return the route to all targets, cached for the present ones."""
         of, route = self._route
         if of is not targets:
             route = frames.route_to(targets)
@@ -678,7 +678,6 @@ class Callee:
         return None if launching is None else launching._peer_activity()
 
     def restart_of(self, slot: int) -> tuple[bool, str]:
-        """Return whether a lost rank is restarted, and if not, why."""
         death = self._members.deaths.get(self.ranks[slot], {})
         returns = self._members.supervisor is not None and death.get("returns", True)
         return returns, "" if returns else death.get("reason", "")
@@ -699,7 +698,6 @@ class Callee:
         self._members.call_failed(self, call)
 
     def call_finished(self, call: CallHandle, *, failed: bool) -> None:
-        """Handle the end of a call that all ranks have answered."""
         members = self._members
         members.open.pop(id(call), None)
         if members.notices.concerns:
@@ -727,5 +725,4 @@ def _raise(error: BaseException) -> None:
 
 
 def _place_of(entry: dict[str, Any]) -> tuple[int, WorkerInfo, str]:
-    """Return endpoint, facts and log of a rank from its entry in a roster."""
     return entry["endpoint"], read_worker({**entry["info"], "pid": entry["pid"]}), entry["log"]

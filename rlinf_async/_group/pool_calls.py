@@ -14,7 +14,7 @@ from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.frames import Status
 from rlinf_async._core.payload import Body
 from rlinf_async._core.root_cause import name_ranks
-from rlinf_async._group.members import Callee, Members
+from rlinf_async._group.members import GroupCallee, Members
 from rlinf_async._group.rank_pool import UNBOUNDED, Attempt, PoolRequest, RankPool, Standing
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
@@ -35,7 +35,7 @@ class PooledCall(Protocol):
         """Send the call to the chosen rank. Return False if it was cancelled."""
 
     def _stall(self, attempt: Attempt) -> None:
-        """Handle the silence of its rank."""
+        pass
 
     def _fail(self, error: BaseException) -> None: ...
 
@@ -52,14 +52,12 @@ class PoolCalls:
         self.members = members
         self._state = RankPool(members.size)
         self._lock = Lock()
-        self._callees = [Callee(members, (rank,)) for rank in range(members.size)]
+        self._callees = [GroupCallee(members, (rank,)) for rank in range(members.size)]
+        # Calls by ``id``, in the order in which they were made; kept only if calls have a deadline.
         self._unfinished: dict[int, PooledCall] = {}
-        """Calls by ``id``, in the order in which they were made; kept only if calls have a deadline."""
+        # Endpoints that have ended, each with whether the rank returns, as reported by answers or by the group's owner.
         self._gone: dict[int, bool] = {}
-        """Endpoints that have ended, each with whether the rank returns, as reported by answers or by the group's
-        owner."""
         self._due = math.inf
-        """Time of the next look for stalls."""
         for event in ("died", "node_lost"):
             members.client.listen(event, self._on_loss)
         members.client.listen("rank_returned", self._on_returned)
@@ -69,7 +67,7 @@ class PoolCalls:
     def __repr__(self) -> str:
         return repr(self._state)
 
-    # -- who lives ----------------------------------------------------------------------------------------------
+    # -- standing of ranks -----------------------------------------------------------------------------------------
 
     def look(self) -> None:
         """Update the ranks' standing, and start the calls that this lets through."""
@@ -165,7 +163,6 @@ class PoolCalls:
         return members._failure or members.client.closed
 
     def _start(self, begun: Sequence[Attempt]) -> None:
-        """Send queued calls."""
         todo = deque(begun)
         while todo:
             attempt = todo.popleft()
@@ -193,14 +190,13 @@ class PoolCalls:
             self._start(begun)
 
     def item_arrived(self, attempt: Attempt) -> None:
-        """Handle an item of a stream."""
         with self._lock:
             attempt.since = None
             begun = self._state.mark_alive(attempt.rank, clock.monotonic())
         if begun:
             self._start(begun)
 
-    def callee(self, rank: int) -> Callee:
+    def callee(self, rank: int) -> GroupCallee:
         return self._callees[rank]
 
     def withdraw(self, call: PooledCall) -> bool:
@@ -253,7 +249,6 @@ class PoolCalls:
     # -- words --------------------------------------------------------------------------------------------------
 
     def describe_room(self, request: PoolRequest) -> str:
-        """Return the reason why a call waits."""
         who = f"{name_ranks(request.ranks)} of '{self.members.name}'"
         if not self._is_any_there(request):
             return f"waits for {who} to be there"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Final
 
+# Number of conversations whose rank is remembered; beyond it the least recently used one is forgotten.
 MAX_KEYS: Final = 1 << 16
-"""Number of conversations whose rank is remembered; beyond it the least recently used one is forgotten."""
 
 UNBOUNDED: Final = 1 << 62
 
@@ -20,16 +20,12 @@ class Standing(Enum):
     """State of a rank, as the pool knows it."""
 
     LIVE = auto()
-    AWAY = auto()
-    """Being started, for the first time or again: calls wait for it only if no rank lives."""
-    GONE = auto()
-    """Not restarted: a call goes there, and fails, only if no rank lives or may return."""
+    AWAY = auto()  # being started, for the first time or again: calls wait for it only if no rank lives
+    GONE = auto()  # not restarted: a call goes there, and fails, only if no rank lives or may return
 
 
 @dataclass(eq=False)
 class _CallQueue:
-    """Calls that wait for room at the same ranks, by number, the oldest first."""
-
     ranks: tuple[int, ...]
     waiting: OrderedDict[int, PoolRequest] = field(default_factory=OrderedDict)
 
@@ -99,17 +95,15 @@ class RankPool:
         self.open: list[dict[Attempt, None]] = [{} for _ in range(size)]
         self.counts_from = -math.inf
         self._last_sign = [0.0] * size
-        self._silent: set[int] = set()
-        """Ranks at which a call has stalled, and that have sent nothing since."""
+        self._silent: set[int] = set()  # ranks at which a call has stalled, and that have sent nothing since
         self._numbers = itertools.count(1)
         self._all_well = False
         self._lines: dict[tuple[int, ...], _CallQueue] = {}
         self._keyed = [_CallQueue((rank,)) for rank in range(size)]
         self._waiting = 0
+        # Rank by conversation; equal keys of two views are different conversations.
         self._bound: OrderedDict[tuple[tuple[int, ...], Hashable], int] = OrderedDict()
-        """Rank by conversation; equal keys of two views are different conversations."""
         self._keys = [0] * size
-        """Number of keys bound to a rank, by rank."""
 
     def __repr__(self) -> str:
         calls = ", ".join(str(len(attempts)) for attempts in self.open)
@@ -149,7 +143,6 @@ class RankPool:
         return self._fill(line.ranks, now)  # a later call may have a larger in_flight, and fit now
 
     def waiting(self) -> list[PoolRequest]:
-        """Return the waiting calls, the oldest first."""
         found = [request for line in (*self._lines.values(), *self._keyed) for request in line.waiting.values()]
         return sorted(found, key=lambda request: request.number)
 
@@ -166,7 +159,6 @@ class RankPool:
         return self._fill((rank,), now) if self._waiting else []
 
     def mark_alive(self, rank: int, now: float) -> list[Attempt]:
-        """Record an answer or an item."""
         self._last_sign[rank] = now
         if rank not in self._silent:
             return []
@@ -174,7 +166,6 @@ class RankPool:
         return self._settle(now)
 
     def set_standing(self, standing: Sequence[Standing], now: float) -> list[Attempt]:
-        """Record which ranks live, are away, and are gone."""
         changed = {rank for rank, each in enumerate(standing) if each is not self.standing[rank]}
         self.standing = list(standing)
         self._silent -= changed
@@ -183,8 +174,8 @@ class RankPool:
     # -- stalls -------------------------------------------------------------------------------------------------
 
     def find_stalled(self, now: float) -> list[Attempt]:
-        """Return the calls whose ranks have been silent for too long; new calls avoid these ranks until a sign of life.
-        Return the calls whose ranks have been silent for too long; new calls avoid these ranks until a sign of life."""
+        """Return the calls whose ranks have been silent for too long; new calls avoid these ranks until a
+        sign of life."""
         found = []
         for rank, owed in self._owed():
             silence = now - self._owes_since(rank)
@@ -199,13 +190,12 @@ class RankPool:
         return self._settle(now)
 
     def next_stall(self) -> float | None:
-        """Return the time at which the next call may be found stalled."""
         moments = [self._owes_since(rank) + min(timeout for _, timeout in owed) for rank, owed in self._owed()]
         return min(moments, default=None)
 
     def _owed(self) -> Iterator[tuple[int, list[tuple[Attempt, float]]]]:
-        """Yield the ranks that owe a sign of life to calls with a stall timeout, with these calls and their timeouts.
-        Yield the ranks that owe a sign of life to calls with a stall timeout, with these calls and their timeouts."""
+        """Yield the ranks that owe a sign of life to calls with a stall timeout, with these calls and their
+        timeouts."""
         for rank, attempts in enumerate(self.open):
             owed = [
                 (each, each.request.stall_timeout)
@@ -229,8 +219,8 @@ class RankPool:
         return () if any(self.standing[rank] is Standing.AWAY for rank in ranks) else ranks
 
     def _rank_of_key(self, request: PoolRequest) -> int:
-        """Return the rank of a conversation; a new one, or one whose rank is lost, is bound to the least loaded rank.
-        Return the rank of a conversation; a new one, or one whose rank is lost, is bound to the least loaded rank."""
+        """Return the rank of a conversation; a new one, or one whose rank is lost, is bound to the least
+        loaded rank."""
         conversation = request.ranks, request.key
         old = self._bound.pop(conversation, None)
         eligible = self._eligible(request.ranks) or [
@@ -271,7 +261,6 @@ class RankPool:
         self._waiting -= 1
 
     def _first_for(self, rank: int) -> PoolRequest | None:
-        """Return the oldest of the waiting calls that could go to this rank."""
         lines = [line for line in self._lines.values() if line.waiting and rank in line.ranks]
         if self._keyed[rank].waiting:
             lines.append(self._keyed[rank])

@@ -7,9 +7,8 @@ from typing import Final
 
 from rlinf_async.configuration import RestartPolicy
 
+# Pause before a restart; doubled each time for a rank that has lived less than ``MAX_PAUSE_S`` since its last restart.
 FIRST_PAUSE_S: Final = 0.1
-"""Pause before a restart; doubled each time for a rank that has lived less than ``MAX_PAUSE_S`` since its last restart.
-Pause before a restart; doubled each time for a rank that has lived less than ``MAX_PAUSE_S`` since its last restart."""
 
 MAX_PAUSE_S: Final = 10.0
 
@@ -29,7 +28,6 @@ class RestartBudget:
         self.policy = policy
         self._restarts: dict[int, deque[float]] = {}
         self._last: dict[int, tuple[float, float]] = {}
-        """Expected time of the last return, and the pause before it, by rank."""
 
     def spend(self, rank: int, now: float) -> float | None:
         """Count a restart. Return the seconds to wait before it; None if no restart is left.

@@ -77,17 +77,14 @@ class RestartRounds:
         self.away.setdefault(rank, dict(report))
 
     def returned(self, rank: int) -> dict[str, Any]:
-        """Record that a rank is back. Return the report of its end."""
         self._back.add(rank)
         return self.away.pop(rank)
 
     def abandon(self, rank: int) -> dict[str, Any]:
-        """Record that a rank will not be restarted. Return the report of its end."""
         self._back.discard(rank)
         return self.away.pop(rank)
 
     def begin(self, counts: Sequence[int]) -> Restart:
-        """Start an attempt of the hooks."""
         self.attempt += 1
         return Restart(tuple(counts), tuple(sorted(self._back - self.away.keys())), self.attempt)
 

@@ -36,7 +36,6 @@ class Substitutes:
     def __init__(self, nodes: Sequence[NodeInfo]) -> None:
         self._nodes = nodes
         self._spares: dict[int, int] = {}
-        """Substitute by lost node."""
 
     def choose(self, placement: Placement, lost: Container[int], residents: Iterable[Resident]) -> int | None:
         """Return the node for a rank whose node is lost; None if there is none.

@@ -40,8 +40,6 @@ def wait_all(*works: Work[Any]) -> Any:
 
 
 class _All(Returnable[list[Any]], Whole[list[Any]]):
-    """End of all works; or of the first that fails, and of the works that it cancels."""
-
     _kind = "calls"
 
     def __init__(self, works: Sequence[Work[Any]]) -> None:
@@ -51,13 +49,10 @@ class _All(Returnable[list[Any]], Whole[list[Any]]):
         self._callbacks: list[Any] = []
         self._open = set(range(len(works)))
         self._first: int | None = None
-        """Place of the first work that has failed."""
-        self._cancelled_others: set[int] = set()
-        """Works cancelled because of it, whose cancellation is no failure."""
+        self._cancelled_others: set[int] = set()  # works cancelled because of it, whose cancellation is no failure
         self._outcome: tuple[list[Any] | None, Exception | None] | None = None
 
     def begin(self) -> None:
-        """Register with each work."""
         for place, work in enumerate(self._works):
             self._callbacks.append(functools.partial(self._on_done, place))
             work._report_to(self, self._callbacks[-1])

@@ -24,8 +24,7 @@ from rlinf_async._inspection.wait_ages import WaitAges
 from rlinf_async._waits import slow_waits
 from rlinf_async._waits.user_code import frames_of
 
-Key = Any
-"""A task, or the id of a thread."""
+Key = Any  # A task, or the id of a thread
 
 
 @dataclass
@@ -79,8 +78,8 @@ class States:
         self._ages = ages
         self._rows = slow_waits.rows_of_threads()
         self._names: dict[str, Key] = {}
+        # Task or thread that ends a future of another thread, by that future.
         self._carriers: dict[Any, Key] = {future: task for task in tasks for future in passed_on(task)}
-        """Task or thread that ends a future of another thread, by that future."""
         self._carriers |= _work_items(stacks)
 
     def carry(self, future: concurrent.futures.Future[Any], key: Key) -> None:
@@ -88,7 +87,6 @@ class States:
         self._carriers.setdefault(future, key)
 
     def name_of(self, key: Key) -> str:
-        """Return a name that is unique in this process."""
         if isinstance(key, asyncio.Task):
             name, number = f"task {key.get_name()}", id(key)
         else:
@@ -98,7 +96,6 @@ class States:
     # -- suspended tasks ----------------------------------------------------------------------------------------
 
     def suspended(self, task: Task) -> Observation:
-        """Return the state of a task that is not running."""
         frames = list(frames_of(task))
         seen = Observation(task, self.name_of(task), frames, has_users(frames))
         awaited = awaited_by(task)
@@ -134,7 +131,6 @@ class States:
     # -- running activities ---------------------------------------------------------------------------
 
     def running(self, key: Key, ident: int, frames: Sequence[FrameType]) -> Observation:
-        """Return the state of a thread, or of the task or callback that its loop is running."""
         seen = Observation(key, self.name_of(key), frames, has_users(frames))
         if (row := self._rows.get(ident)) is not None:
             seen.state, seen.wait, seen.is_row = ActivityState.WAITING, _of_row(row, None), True
@@ -179,14 +175,12 @@ class States:
     # -- waits --------------------------------------------------------------------------------------------------
 
     def _wait_here(self, seen: Observation, kind: str, what: str, token: Any, left: float | None) -> None:
-        """Record a wait for an unknown activity of this process."""
         seen.state = ActivityState.WAITING
         seen.age = self._ages.age((seen.name, what, line_of(seen.frames)), token)
         targets = [] if kind == "sleep" else [Target(TargetKind.LOCAL)]
         seen.wait = Wait(kind, what, seen.age or 0.0, targets, True, left)
 
     def wait_for_caller(self, seen: Observation, call: ServedCall) -> None:
-        """Record that its generator waits for the caller to take items."""
         seen.age = self._ages.age((seen.name, call.source, call.number), call.number)
         what = f"its caller to take items of {call.method}()"
         taken = Target(TargetKind.MESSAGE, call.source)
@@ -195,7 +189,6 @@ class States:
 
 
 def _of_row(row: slow_waits.Row, left: float | None) -> Wait:
-    """Return the wait of a row of the table."""
     work, now = row.work, clock.monotonic()
     limits = (left, work._time_left(), None if row.until == FOREVER else max(0.0, row.until - now))
     targets, every = work._needs()
@@ -204,7 +197,6 @@ def _of_row(row: slow_waits.Row, left: float | None) -> Wait:
 
 
 def _work_items(stacks: Mapping[int, Sequence[FrameType]]) -> dict[Any, Key]:
-    """Return the futures of calls that threads of pools execute, with these threads."""
     found: dict[Any, Key] = {}
     for ident, frames in stacks.items():
         for frame in frames:

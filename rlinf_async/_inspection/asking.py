@@ -23,14 +23,11 @@ logger = own_logger(__name__)
 
 PARTS: Final = ("activities", "queues")
 
-_GRACE_S: Final = 3.0
-"""Seconds beyond the processes' time to answer, for a daemon that reads stacks and is busy."""
+_GRACE_S: Final = 3.0  # seconds beyond the processes' time to answer, for a daemon that reads stacks and is busy
 
-VERDICT: Final = "the verdict on this run"
-"""Description of a wait for ``why``."""
+VERDICT: Final = "the verdict on this run"  # description of a wait for ``why``
 
-ASK_AGAIN_S: Final = 0.5
-"""Seconds between the two reports of a verdict: waits that are the same in both stand still."""
+ASK_AGAIN_S: Final = 0.5  # seconds between the two reports of a verdict: waits that are the same in both stand still
 
 
 class InspectionClient(Protocol):
@@ -57,8 +54,8 @@ async def report(client: InspectionClient, parts: Sequence[str] = PARTS) -> RunR
 
 
 async def why(client: InspectionClient) -> Verdict:
-    """Return the verdict on the run, from two reports half a second apart; waits for the verdict itself are left out.
-    Return the verdict on the run, from two reports half a second apart; waits for the verdict itself are left out."""
+    """Return the verdict on the run, from two reports half a second apart; waits for the verdict itself
+    are left out."""
     before = await report(client)
     await _after(ASK_AGAIN_S)
     return judge(_without_askers(await report(client)), _without_askers(before), client.endpoint)

@@ -19,8 +19,7 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
-_MAX_READ_BYTES: Final = 4096
-"""Bytes that are answered at once: each daemon request writes one."""
+_MAX_READ_BYTES: Final = 4096  # bytes that are answered at once: each daemon request writes one
 
 
 class BlockedLoopResponder:

@@ -14,7 +14,6 @@ from rlinf_async._inspection.state.run_report import Frame
 from rlinf_async._inspection.state.stack_dump import is_users
 
 _MAX_FRAMES: Final = 60
-"""Limit on the reported frames of one stack, the innermost ones."""
 
 _HELPERS: Final = frozenset(
     (
@@ -26,7 +25,7 @@ _HELPERS: Final = frozenset(
         *("_pytest", "pluggy", "xdist", "execnet"),
     )
 )
-"""This framework, if installed, and packages with threads and tasks of their own, which wait for work, write logs or
+"""The installed framework, and packages with threads and tasks of their own, which wait for work, write logs or
 run the user's code.
 
 grpc is not among them: its thread lives as long as a call is open, and the answer's callback sets an event of the
@@ -44,10 +43,8 @@ class Code(Enum):
     """Owner of the code in a file."""
 
     USERS = auto()
-    INSTALLED = auto()
-    """An installed package, which may be the user's own."""
-    OTHERS = auto()
-    """The interpreter, this framework, or a package that no wait of a run depends on."""
+    INSTALLED = auto()  # an installed package, which may be the user's own
+    OTHERS = auto()  # the interpreter, this framework, or a package that no wait of a run depends on
 
 
 @lru_cache(4096)
@@ -59,7 +56,6 @@ def code_of(file: str) -> Code:
 
 
 def frames_from(frame: FrameType | None) -> list[FrameType]:
-    """Return a frame and its callers, outermost first."""
     found = []
     while frame is not None:
         found.append(frame)
@@ -68,12 +64,10 @@ def frames_from(frame: FrameType | None) -> list[FrameType]:
 
 
 def has_users(frames: Iterable[FrameType]) -> bool:
-    """True if any of the frames may run the user's code."""
     return any(code_of(frame.f_code.co_filename) is not Code.OTHERS for frame in frames)
 
 
 def stack_of(frames: Sequence[FrameType]) -> list[Frame]:
-    """Return frames as plain data."""
     return [
         Frame(code.co_filename, frame.f_lineno or 0, code.co_name, code_of(code.co_filename) is Code.USERS)
         for frame in frames[-_MAX_FRAMES:]
@@ -82,7 +76,6 @@ def stack_of(frames: Sequence[FrameType]) -> list[Frame]:
 
 
 def line_of(frames: Sequence[FrameType]) -> str | None:
-    """Return the innermost line of the user's code, or else of an installed package's."""
     for code in (Code.USERS, Code.INSTALLED):
         for frame in reversed(frames):
             if code_of(frame.f_code.co_filename) is code:

@@ -17,8 +17,7 @@ from rlinf_async._waits import slow_waits
 _EVENTS: Final = str(base_events.__file__)
 _RUNNERS: Final = str(runners.__file__)
 
-_RUN: Final = ("run_until_complete", "run_forever")
-"""Methods of loops; those of uvloop have no frames of their own."""
+_RUN: Final = ("run_until_complete", "run_forever")  # methods of loops; those of uvloop have no frames of their own
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,6 @@ class Occupied:
 
 
 def occupied_by(ident: int, frames: Sequence[FrameType]) -> Occupied:
-    """Examine the stack of a thread, given outermost frame first."""
     loop: asyncio.AbstractEventLoop | None = None
     main, cut = None, 0
     for place, frame in enumerate(frames):
@@ -68,8 +66,8 @@ def occupied_by(ident: int, frames: Sequence[FrameType]) -> Occupied:
 
 
 def turn_age(where: Occupied) -> float | None:
-    """Return the seconds since the present turn of the loop began; None if its frames do not show it, as with uvloop.
-    Return the seconds since the present turn of the loop began; None if its frames do not show it, as with uvloop."""
+    """Return the seconds since the present turn of the loop began; None if its frames do not show it, as
+    with uvloop."""
     turn = next((frame for frame in where.outer if frame.f_code.co_name == "_run_once"), None)
     began = None if turn is None else turn.f_locals.get("end_time")  # the loop's clock, before what is ready runs
     return max(0.0, where.loop.time() - began) if where.loop is not None and isinstance(began, float) else None
@@ -82,5 +80,4 @@ def _calls_loop(frame: FrameType) -> bool:
 
 
 def _loop_of(ident: int) -> asyncio.AbstractEventLoop | None:
-    """Return a running loop on which this thread has waited."""
     return next((loop for loop, thread in slow_waits.loops() if thread == ident and loop.is_running()), None)

@@ -22,8 +22,7 @@ from rlinf_async._inspection.state.run_report import Activity, ActivityState
 from rlinf_async._inspection.wait_ages import WaitAges
 from rlinf_async._waits import slow_waits
 
-_MAX_TASKS: Final = 2000
-"""Limit on examined tasks; a process with more of them counts as busy."""
+_MAX_TASKS: Final = 2000  # limit on examined tasks; a process with more of them counts as busy
 
 
 def own_activities(
@@ -48,8 +47,6 @@ def own_activities(
 
 
 class _Look:
-    """One examination of this process."""
-
     def __init__(self, calls: list[ServedCall], ages: WaitAges) -> None:
         self._calls = {call.task: call for call in calls if call.task is not None}
         self._blocking = next((call for call in calls if call.task is None), None)
@@ -68,7 +65,6 @@ class _Look:
         self._seen: dict[Key, Observation] = {}
 
     def see(self) -> None:
-        """Examine all tasks and threads, and their dependencies."""
         for task in self._tasks:
             self._seen[task] = self._see_task(task)
         for ident in self._occupied:
@@ -150,7 +146,6 @@ class _Look:
                 seen.state, seen.wait, seen.age, seen.awaits = ActivityState.WAITING, None, None, [blocking.key]
 
     def hold_up_all(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Make waits for other processes, and waits on this loop, wait for the activity that blocks the loop."""
         where = next((each for each in self._occupied.values() if each.loop is loop), None)
         blocking = None if where is None else self._seen.get(where.task or where.ident)
         if where is not None and blocking is not None and blocking.state is not ActivityState.WAITING:
@@ -168,7 +163,6 @@ class _Look:
                 seen.awaits.append(blocking.key)
 
     def _pass_calls_on(self) -> None:
-        """Attribute a call to the activities of this process that it waits for."""
         serving = [seen for seen in self._seen.values() if seen.call is not None]
         while serving:
             seen = serving.pop()
@@ -180,7 +174,6 @@ class _Look:
     # -- the report ---------------------------------------------------------------------------------------------
 
     def reported(self) -> list[Activity]:
-        """Return the user's activities, and those that they wait for."""
         found: dict[Key, Observation] = {}
         waiting = [seen for seen in self._seen.values() if seen.is_users]
         while waiting:

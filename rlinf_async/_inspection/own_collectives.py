@@ -16,11 +16,11 @@ from rlinf_async._inspection.state.run_report import Target, TargetKind, Wait
 
 _MODULE: Final = "torch.distributed.distributed_c10d"
 
+# Variables of these operations that hold the one partner: as rank of the world, and of the process group.
 _PARTNERS: Final = {
     **dict.fromkeys(("send", "send_object_list"), ("dst", "group_dst")),
     **dict.fromkeys(("recv", "recv_object_list"), ("src", "group_src")),
 }
-"""Variables of these operations that hold the one partner: as rank of the world, and of the process group."""
 
 
 def collective_wait(frames: Sequence[FrameType]) -> Wait | None:
@@ -47,7 +47,6 @@ def collective_wait(frames: Sequence[FrameType]) -> Wait | None:
 
 
 def _partners(c10d: Any, name: str, variables: Any) -> tuple[str, list[int], bool]:
-    """Return the name of the process group, the ranks that have to arrive, and whether all of them have to."""
     if name == "init_process_group":
         size = _given(variables["world_size"], "WORLD_SIZE")
         return "", [each for each in range(size) if each != _given(variables["rank"], "RANK")], True

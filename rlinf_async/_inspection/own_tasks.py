@@ -22,20 +22,18 @@ _GROUPS: Final = str(taskgroups.__file__)
 _LOCKS: Final = (str(locks.__file__), str(queues.__file__))
 _FOLDER: Final = str(base_futures.__file__).rpartition("/")[0]
 
+# Sets in asyncio, depending on the version of Python, with the tasks of all loops.
 _REGISTRIES: Final = ("_all_tasks", "_scheduled_tasks", "_eager_tasks")
-"""Sets in asyncio, depending on the version of Python, with the tasks of all loops."""
 
-_MAX_TRIES: Final = 1000
-"""Attempts to copy such a set while other threads change it; as many as asyncio makes."""
+_MAX_TRIES: Final = 1000  # attempts to copy such a set while other threads change it; as many as asyncio makes
 
 _MAX_DEPTH: Final = 32
-"""Limit on a chain of tasks that await each other."""
 
 Task = asyncio.Task[Any]
 T = TypeVar("T")
 
+# Tasks of the parent process in a forked child, which no loop will ever run.
 _inherited: weakref.WeakSet[Task] = weakref.WeakSet()
-"""Tasks of the parent process in a forked child, which no loop will ever run."""
 
 
 @dataclass
@@ -94,7 +92,6 @@ def _copy(registry: Iterable[T]) -> list[T]:
 
 
 def awaited_by(task: Task) -> Awaited:
-    """Return the objects that a suspended task awaits."""
     frames = list(frames_of(task))
     futures, every = _innermost(task, frames)
     found = Awaited(every=every, left=_left(task), token=getattr(task, "_fut_waiter", None) or 0)
@@ -169,14 +166,13 @@ def passed_on(task: Task) -> Iterator[concurrent.futures.Future[Any]]:
 
 
 def handed_over(loop: asyncio.AbstractEventLoop | None) -> Iterator[concurrent.futures.Future[Any]]:
-    """Yield the futures of ``run_coroutine_threadsafe`` whose tasks a loop has yet to create; asyncio's own loops only.
-    Yield the futures of ``run_coroutine_threadsafe`` whose tasks a loop has yet to create; asyncio's own loops only."""
+    """Yield the futures of ``run_coroutine_threadsafe`` whose tasks a loop has yet to create; asyncio's
+    own loops only."""
     for handle in _copy(getattr(loop, "_ready", ())):
         yield from (value for value in bound_to(handle._callback) if isinstance(value, concurrent.futures.Future))
 
 
 def above(task: Task) -> Iterator[Task]:
-    """Yield the task, then the task that awaits it or has created it in a group, and so on."""
     seen: Task | None = task
     for _ in range(_MAX_DEPTH):
         if seen is None:

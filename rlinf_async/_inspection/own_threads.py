@@ -20,8 +20,7 @@ from rlinf_async._inspection.code_frames import Code, called_by, code_of
 from rlinf_async._inspection.state.run_report import ActivityState
 from rlinf_async._inspection.system_calls import system_call_of
 
-_exit_began: float | None = None
-"""Time at which the main thread had ended, and began to wait for the others."""
+_exit_began: float | None = None  # time at which the main thread had ended, and began to wait for the others
 
 _THREADING: Final = threading.__file__
 _QUEUE: Final = queue.__file__
@@ -82,7 +81,6 @@ def doing(frames: Sequence[FrameType], native_id: int | None) -> Doing:
 
 
 def _wait_of(frames: Sequence[FrameType]) -> Doing | None:
-    """Return the wait for a lock of Python's that the innermost frames are in; None if they are in none."""
     files = (_THREADING, _QUEUE, _FUTURES)
     inside = list(takewhile(lambda frame: frame.f_code.co_filename in files, reversed(frames)))[::-1]
     if frames[0].f_code.co_filename == _THREADING and frames[0].f_code.co_name == "_shutdown":
@@ -129,7 +127,6 @@ def _has_signal_handlers() -> bool:
 
 
 def _sleeps(native_id: int | None) -> int:
-    """Return how often a thread has gone to sleep: an unchanged number means that it has not run."""
     with contextlib.suppress(OSError, StopIteration), open(f"/proc/self/task/{native_id}/status", "rb") as file:
         line = next(line for line in file if line.startswith(b"voluntary_ctxt_switches"))
         return int(line.split()[1])

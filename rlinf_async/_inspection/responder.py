@@ -57,8 +57,7 @@ class _Responder:
         self._client = client
         self._calls = calls
         self._ages = WaitAges()
-        self._lock = threading.Lock()
-        """Held during an examination: two threads may answer at once."""
+        self._lock = threading.Lock()  # held during an examination: two threads may answer at once
 
     def answer(self, facts: dict[str, Any]) -> None:
         """Answer an inspection. A failure is not reported: the daemon then reads the stacks."""

@@ -23,7 +23,6 @@ _NONE: Final = -1
 
 _fd = _NONE
 _users = 0
-"""Number of clients of this process, which share the pipe."""
 
 
 def acquire() -> int | None:
@@ -77,7 +76,6 @@ def _close() -> None:
 
 
 def _leave_to_parent() -> None:
-    """Close the pipe in a forked child: its stacks are not its parent's."""
     global _users
     _users = 0
     _close()

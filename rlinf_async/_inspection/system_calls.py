@@ -28,17 +28,16 @@ _NUMBERS: Final = {
     "wait4": (61, 260),
     "waitid": (247, 95),
 }
-"""Numbers on x86_64 and on aarch64."""
 
 _NAMES: Final = {numbers[_PLACE]: name for name, numbers in _NUMBERS.items()}
 
+# Calls whose first argument is a descriptor, with the thing they wait for.
 _ON_FILES: Final = {
     **dict.fromkeys(("read", "recvfrom", "recvmsg"), "data from"),
     **dict.fromkeys(("write", "sendto", "sendmsg"), "room for data to"),
     "connect": "a connection to",
     **dict.fromkeys(("accept", "accept4"), "a connection at"),
 }
-"""Calls whose first argument is a descriptor, with the thing they wait for."""
 
 _P_PID: Final = 1
 _FUTEX_PRIVATE: Final = 128
@@ -57,7 +56,6 @@ class SystemCall:
 
     @property
     def is_timed(self) -> bool:
-        """True for a ``futex`` call with a timeout."""
         return self.arguments[3] != 0
 
     @property
@@ -82,7 +80,6 @@ class SystemCall:
 
 
 def system_call_of(native_id: int | None) -> SystemCall:
-    """Return the system call of a thread, given its number in the kernel."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open(f"/proc/self/task/{native_id}/syscall", "rb") as file:
             number, *arguments = file.read().split()
@@ -91,7 +88,6 @@ def system_call_of(native_id: int | None) -> SystemCall:
 
 
 def _file(fd: int) -> tuple[str, str]:
-    """Return kind and name of the file behind a descriptor of this process."""
     try:
         name = str(Path(f"/proc/self/fd/{fd}").readlink())
     except OSError:
@@ -118,7 +114,6 @@ def _address(fd: int) -> str:
 
 
 def _ended_child() -> str:
-    """Return a note about an ended child that was not waited for; leaves the child as it is."""
     with contextlib.suppress(OSError):
         found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is not None:

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from rlinf_async._core import clock
 
+# Shorter lower bounds are reported as unknown: the wait may be old, and would pass for a young one.
 _TOLD_FROM_S: Final = 2.0
-"""Shorter lower bounds are reported as unknown: the wait may be old, and would pass for a young one."""
 
 
 @dataclass

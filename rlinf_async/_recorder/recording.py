@@ -46,17 +46,14 @@ from rlinf_async._recorder.state.span_log import RECORDS_AT, SpanLog, Writers, l
 
 logger = own_logger(__name__)
 
+# Number of rings that must fit on the disk, so that a small disk has room for logs and the user's files.
 _LEFT_FREE: Final = 20
-"""Number of rings that must fit on the disk, so that a small disk has room for logs and the user's files."""
 
-ring: EventRing | None = None
-"""Ring of this process; None if it records nothing."""
+ring: EventRing | None = None  # ring of this process; None if it records nothing
 
-log: SpanLog | None = None
-"""Span log of this process; None if its run is not traced."""
+log: SpanLog | None = None  # span log of this process; None if its run is not traced
 
-_BYTES_PER_SPAN: Final = 128
-"""Room in the span log: a begin takes about 60 bytes and an end 20."""
+_BYTES_PER_SPAN: Final = 128  # room in the span log: a begin takes about 60 bytes and an end 20
 
 _NONE: Final = itertools.repeat(False).__next__
 _ALL: Final = itertools.repeat(True).__next__
@@ -81,28 +78,23 @@ def _no_finish(place: int) -> None:
 # Hooks without an intermediate call. They change when the process joins or leaves a run, while operations may begin in
 # other threads: look each up here at every use, and do not keep a copy.
 
+# True if an operation that begins now has to be recorded (``RingAdmission.question``).
 admits: Callable[[], bool] = _NONE
-"""True if an operation that begins now has to be recorded (``RingAdmission.question``)."""
 
+# ``begin(kind, name, value, of)`` records the beginning of an operation, and must precede anything that could end it.
+# It returns the operation's number, or 0; ``of`` is for the trace (``SpanLog.begin``). A ``Work`` with that number as
+# its ``_event`` records its own end.
 begin: BeginEvent = _nowhere
-"""``begin(kind, name, value, of)`` records the beginning of an operation, and must precede anything that could end it.
-It returns the operation's number, or 0; ``of`` is for the trace (``SpanLog.begin``).  A ``Work`` with that number as
-its ``_event`` records its own end.
-"""
 
-end: EndEvent = _no_end
-"""``end(operation, failed)`` records the end of an operation that has a number."""
+end: EndEvent = _no_end  # ``end(operation, failed)`` records the end of an operation that has a number
 
-point: BeginEvent = _nowhere
-"""``point(kind, name, value)`` records an event without duration."""
+point: BeginEvent = _nowhere  # ``point(kind, name, value)`` records an event without duration
 
 start_call: Start = _no_start
-finish_call: Finish = _no_finish
-"""``start`` and ``finish`` of the ``CallJournal``."""
+finish_call: Finish = _no_finish  # ``start`` and ``finish`` of the ``CallJournal``
 
 _owner: object = None
 _tracer: object = None
-"""Owners of the ring and of the span log."""
 
 
 def attach(owner: object, logs: str, identity: dict[str, Any]) -> None:
@@ -157,7 +149,6 @@ def detach(owner: object) -> None:
 
 
 def _write_to(writers: Writers) -> None:
-    """Replace the hooks, below the span log if there is one."""
     global admits, begin, end
     if log is None:
         admits, begin, end = writers

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-MAX_PIECE_BYTES: Final = 1 << 20
-"""Limit of one read; a frame may have 16 MiB."""
+MAX_PIECE_BYTES: Final = 1 << 20  # limit of one read; a frame may have 16 MiB
 
 _NAME: Final = re.compile(
     r"(?:daemon_\d+|template_\d+_\d+)\.log"
@@ -24,7 +23,6 @@ _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def usual_log_parent(base: Path) -> Path:
-    """Return the default parent of all runs' log directories, below the temporary directory."""
     return base / f"rlinf-logs-{os.getuid()}"
 
 
@@ -34,8 +32,8 @@ def bundle_name(run: str) -> str:
 
 
 class RunFile(NamedTuple):
-    """File of a run: its path relative to the log directory, its size, and its modification time (seconds since 1970).
-    File of a run: its path relative to the log directory, its size, and its modification time (seconds since 1970)."""
+    """File of a run: its path relative to the log directory, its size, and its modification time (seconds
+    since 1970)."""
 
     path: str
     nbytes: int
@@ -118,5 +116,5 @@ def _entries(directory: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(directory) as entries:
             return sorted(entries, key=lambda entry: entry.name)
-    except OSError:  # it is not there (any more), or is another user's
+    except OSError:  # missing, removed meanwhile, or another user's
         return []

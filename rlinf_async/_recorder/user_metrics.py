@@ -18,8 +18,8 @@ from rlinf_async._recorder.state.metric_names import cell_name, complaint
 
 logger = own_logger(__name__)
 
+# Exceptions of the conversion to a float: a tensor of several elements raises the last one.
 _NO_NUMBER: Final = (TypeError, ValueError, RuntimeError)
-"""Exceptions of the conversion to a float: a tensor of several elements raises the last one."""
 
 
 _NAMES: Final = reprlib.Repr()
@@ -157,8 +157,7 @@ def _unusable(cls: type[MetricClass], name: object, why: object) -> MetricClass:
     return cls("")
 
 
-METRICS: Final = Metrics()
-"""Metrics of this process, which has one ring for all its clusters and workers."""
+METRICS: Final = Metrics()  # metrics of this process, which has one ring for all its clusters and workers
 
 _warned: set[str] = set()
 

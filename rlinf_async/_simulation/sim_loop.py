@@ -186,12 +186,15 @@ class LoopActor:
 
     def run(self) -> None:
         events._set_running_loop(self.loop)
-        before, work._here.wakeups = work._here.wakeups, self._wakeups  # per thread; a real thread has one loop
+        before, work._per_thread.wakeups = (
+            work._per_thread.wakeups,
+            self._wakeups,
+        )  # per thread; a real thread has one loop
         try:
             self.loop.turn()
         finally:
             events._set_running_loop(None)
-            self._wakeups, work._here.wakeups = work._here.wakeups, before
+            self._wakeups, work._per_thread.wakeups = work._per_thread.wakeups, before
 
     def where(self) -> str:
         tasks = [task for task in asyncio.all_tasks(self.loop) if not task.done()]

@@ -22,15 +22,14 @@ from rlinf_async import settings
 from rlinf_async._core import clock
 from rlinf_async.errors import LoopNotRunning
 
+# True once any cluster of this process has lived on a loop of the user's; without one, waits need no watch.
 is_needed = False
-"""True once any cluster of this process has lived on a loop of the user's; without one, waits need no watch."""
 
+# Loop of the user's, while there has been only one: a wait on it needs no watch.
 only: asyncio.AbstractEventLoop | None = None
-"""That loop, while there has been only one: a wait on it needs no watch."""
 
 
 def live_on(loop: asyncio.AbstractEventLoop) -> None:
-    """Register a loop of the user's on which a cluster lives."""
     global is_needed, only
     only = loop if not is_needed or only is loop else None
     is_needed = True
@@ -108,7 +107,6 @@ class LoopWatch:
         self._timer = loop.call_later(self.due - clock.monotonic(), look)
 
     def cancel(self) -> None:
-        """Stop the checks."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -124,7 +122,6 @@ def check_open(loop: asyncio.AbstractEventLoop, describe: Callable[[], str]) -> 
 
 
 def closed(loop: asyncio.AbstractEventLoop, what: str) -> LoopNotRunning:
-    """Return the error for a use of a closed loop."""
     return LoopNotRunning(
         f"the event loop that this cluster lived on, {loop!r}, is closed: nothing of the cluster is answered any more "
         f"({what}). {_RECIPE}"

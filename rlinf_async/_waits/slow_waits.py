@@ -33,17 +33,16 @@ from rlinf_async._waits.user_code import Waiter, waiter_for, waiter_in_thread
 
 logger = own_logger(__name__)
 
+# Seconds after which a waiting thread enters itself into the table: calls answered sooner cost nothing.
 REGISTER_AFTER_S: Final = 0.25
-"""Seconds after which a waiting thread enters itself into the table: calls answered sooner cost nothing."""
 
 
+# Part of the first mark by which warnings are delayed, so that one warning covers waits that began at about the same
+# time.
 _MARK_SLACK_FRACTION: Final = 0.02
-"""Part of the first mark by which warnings are delayed, so that one warning covers waits that began at about the same
-time."""
 
 
-Needs = tuple[list[Target], bool]
-"""Actions that would end a wait, and whether all of them are needed, or one."""
+Needs = tuple[list[Target], bool]  # actions that would end a wait, and whether all of them are needed, or one
 
 
 class Waitable(Protocol):
@@ -138,12 +137,10 @@ def rows_of_threads() -> dict[int, Row]:
 
 
 def loops() -> list[tuple[asyncio.AbstractEventLoop, int]]:
-    """Return the loops on which tasks have waited, with their threads."""
     return [(waits.loop, waits.thread) for waits in _all_loops()]
 
 
 def marks() -> list[float]:
-    """Return the seconds after which warnings are due, ascending."""
     return sorted(
         setting() for setting in (settings.WAIT_WARNING_S, settings.WAIT_WARNING_2_S, settings.WAIT_WARNING_3_S)
     )
@@ -174,12 +171,10 @@ class LoopWaits:
         return f"<LoopWaits [{len(self.rows)} wait]>"
 
     def arm(self) -> None:
-        """Set the timer for a new wait."""
         self.armed = True
         self.loop.call_later(marks()[0] * (1 + _MARK_SLACK_FRACTION), self._look)
 
     def read(self) -> list[tuple[Any, float, Waiter]]:
-        """Return each work, the start of the wait, and the waiter."""
         return [(work, since, waiter_for(future)) for future, (work, since) in list(self.rows.copy().items())]  # type: ignore[arg-type]
 
     def clear(self) -> None:
@@ -272,7 +267,6 @@ class LongWaitListener(Protocol):
 
 
 def add_listener(listener: LongWaitListener) -> None:
-    """Have an object informed of warnings about long waits, as long as it lives."""
     _listeners.add(listener)
 
 
@@ -344,6 +338,5 @@ _lock = threading.Lock()
 _listeners: weakref.WeakSet[LongWaitListener] = weakref.WeakSet()
 _loops: weakref.WeakSet[LoopWaits] = weakref.WeakSet()
 _threads = WaitTable()
-_until: dict[Hashable, float] = {}
-"""End of a thread's wait by its own timeout, by the key of its row."""
+_until: dict[Hashable, float] = {}  # end of a thread's wait by its own timeout, by the key of its row
 os.register_at_fork(after_in_child=_forget)

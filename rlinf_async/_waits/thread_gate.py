@@ -140,31 +140,28 @@ _per_thread = _PerThread()
 
 
 def new_gate() -> Gate:
-    """Return a gate for this thread's next wait."""
     return _per_thread.make()
 
 
 def wait_at(make: Callable[[], Gate]) -> None:
-    """Set the constructor of this thread's gates."""
     _per_thread.make = make
 
 
 def must_await() -> bool:
     """True in a coroutine, which has to await where other code blocks; RLinf's rules let a coroutine block as well.
 
-    Those rules do not apply to code that handles received frames: functions given to ``then``, callbacks of a group.
+    Code that handles received frames must await even then: functions given to ``then``, callbacks of a group.
     """
     return running_loop() is not None and (not dialect.is_rlinf or _per_thread.reads)
 
 
 def may_wait() -> bool:
-    """True if this thread may block: it runs no loop, and is not handling received frames, which other waits depend on.
-    True if this thread may block: it runs no loop, and is not handling received frames, which other waits depend on."""
+    """True if this thread may block: it runs no loop, and is not handling received frames, which other
+    waits depend on."""
     return not _per_thread.reads and not must_await()
 
 
 def check_ended() -> None:
-    """Raise the error with which the waits of this thread were ended, if any."""
     if _per_thread.endable is not None:
         _per_thread.endable.check()
 

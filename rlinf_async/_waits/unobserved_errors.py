@@ -32,14 +32,13 @@ from rlinf_async._core.own_logger import own_logger
 
 logger = own_logger(__name__)
 
+# Limit on the kept errors of one client; older ones are in the log, and in the launcher's account.
 MAX_ERRORS: Final = 1000
-"""Limit on the kept errors of one client; older ones are in the log, and in the launcher's account."""
 
+# Limit on remembered causes that have been observed: errors that share them may still arrive.
 MAX_OBSERVED: Final = 1000
-"""Limit on remembered causes that have been observed: errors that share them may still arrive."""
 
-MAX_LINES: Final = 16
-"""Limit on the lines about errors in one warning."""
+MAX_LINES: Final = 16  # limit on the lines about errors in one warning
 
 _numbers = itertools.count(1)
 
@@ -151,12 +150,10 @@ class UnobservedErrors:
             self._later(settings.UNOBSERVED_ERROR_S(), self._look)
 
     def pending(self) -> list[UnobservedError]:
-        """Return the errors that no wait will raise, in the order of their arrival."""
         with self._lock:
             return [error for error in self._errors.values() if not error.awaited]
 
     def close(self) -> None:
-        """Log the errors that are not logged yet, and record no more."""
         with self._lock:
             left = [error for error in self._errors.values() if not error.is_due]
             self._errors.clear()
@@ -204,12 +201,11 @@ class UnobservedErrors:
 
 _accounts: weakref.WeakSet[UnobservedErrors] = weakref.WeakSet()
 
+# Accounts of the clients with ``fail_fast``; usually empty, and the only thing that a wait has to check.
 ending_waits: Final[set[UnobservedErrors]] = set()
-"""Accounts of the clients with ``fail_fast``; usually empty, and the only thing that a wait has to check."""
 
 
 def cause_of(error: BaseException) -> str:
-    """Return the common cause of an error of this process that several calls share."""
     facts = vars(error)
     if "_rlinf_cause" not in facts:
         facts["_rlinf_cause"] = f"error {os.getpid()}:{next(_numbers)}"
@@ -217,7 +213,6 @@ def cause_of(error: BaseException) -> str:
 
 
 def lines() -> list[str]:
-    """Return one line for each error in this process that is not awaited, equal ones folded."""
     now = clock.monotonic()
     errors = sorted(
         (error for account in list(_accounts) for error in account.pending()), key=lambda error: error.since

@@ -21,20 +21,19 @@ from rlinf_async._core import clock
 from rlinf_async._core.framework_files import is_framework
 
 _STDLIB: Final = sysconfig.get_path("stdlib") + os.sep
+# Folders below that of the standard library that hold installed packages.
 _INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-"""Folders below that of the standard library that hold installed packages."""
 
+# Types of the interpreter between a coroutine and the awaited object, which do not expose that object.
 _WRAPPERS: Final = frozenset(
     {"async_generator_asend", "async_generator_athrow", "anext_awaitable", "coroutine_wrapper"}
 )
-"""Types of the interpreter between a coroutine and the awaited object, which do not expose that object."""
 
 _TASKS: Final = str(asyncio.tasks.__file__)
+# Functions of asyncio, with the variables that hold their timers.
 _TIMERS: Final = {"sleep": "h", "_wait": "timeout_handle", "wait_for": "timeout_handle"}
-"""Functions of asyncio, with the variables that hold their timers."""
 
-_MAX_AWAITERS: Final = 32
-"""Limit on a chain of tasks that await each other."""
+_MAX_AWAITERS: Final = 32  # limit on a chain of tasks that await each other
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,6 @@ class Waiter:
 
 
 def waiter_in_thread(ident: int) -> Waiter:
-    """Return the waiter of a thread id."""
     name = next((thread.name for thread in threading.enumerate() if thread.ident == ident), str(ident))
     frame = sys._current_frames().get(ident)
     while frame is not None:
@@ -80,7 +78,6 @@ def waiter_for(future: asyncio.Future[Any]) -> Waiter:
 
 
 def futures_of(task: asyncio.Task[Any]) -> Iterator[asyncio.Future[Any]]:
-    """Yield the futures that a task waits for, through intermediate tasks and gathers."""
     waiting = [getattr(task, "_fut_waiter", None)]
     for _ in range(_MAX_AWAITERS):
         if not waiting:
@@ -96,8 +93,8 @@ def futures_of(task: asyncio.Task[Any]) -> Iterator[asyncio.Future[Any]]:
 
 
 def awaiter_of(future: asyncio.Future[Any] | None) -> asyncio.Task[Any] | None:
-    """Return the task that continues when a future is done, through ``gather``, ``shield``, ``wait`` and ``TaskGroup``.
-    Return the task that continues when a future is done, through ``gather``, ``shield``, ``wait`` and ``TaskGroup``."""
+    """Return the task that continues when a future is done, through ``gather``, ``shield``, ``wait`` and
+    ``TaskGroup``."""
     for _ in range(_MAX_AWAITERS):
         following = None
         for callback, *_ in getattr(future, "_callbacks", None) or ():
@@ -123,7 +120,6 @@ def bound_to(callback: Any) -> list[Any]:
 
 
 def frames_of(task: asyncio.Task[Any]) -> Iterator[FrameType]:
-    """Return the frames of a suspended task, outermost first."""
     return (frame for _, frame in suspended(task))
 
 
@@ -133,8 +129,8 @@ def time_left(task: asyncio.Task[Any]) -> float | None:
 
 
 def _deadlines_of(task: asyncio.Task[Any]) -> Iterator[float]:
-    """Yield the deadlines of ``sleep``, ``wait``, ``wait_for`` and ``timeout``, by the loops' clock, the monotonic one.
-    Yield the deadlines of ``sleep``, ``wait``, ``wait_for`` and ``timeout``, by the loops' clock, the monotonic one."""
+    """Yield the deadlines of ``sleep``, ``wait``, ``wait_for`` and ``timeout``, by the loops' clock, the
+    monotonic one."""
     for awaitable, frame in suspended(task):
         if frame.f_code.co_filename == _TASKS and (name := _TIMERS.get(frame.f_code.co_name)):
             timer: Any = frame.f_locals.get(name)  # None, or a handle of the loop's own kind
@@ -148,7 +144,6 @@ def _deadlines_of(task: asyncio.Task[Any]) -> Iterator[float]:
 
 
 def suspended(task: asyncio.Task[Any]) -> Iterator[tuple[Any, FrameType]]:
-    """Yield the coroutines and generators of a suspended task, with their frames, outermost first."""
     awaitable: Any = task.get_coro()
     while awaitable is not None:
         current = awaitable

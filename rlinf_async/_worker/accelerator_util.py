@@ -22,16 +22,16 @@ class AcceleratorUtil:
     ``"cpu"``.
     """
 
+    # Families whose workers exchange device memory through their collective back end; workers of other families use
+    # Gloo.
     CCL_SUPPORT_LIST: ClassVar[list[str]] = [name for name, family in FAMILIES.items() if family.sends_directly]
-    """Families whose workers exchange device memory through their collective back end; workers of other families use
-    Gloo."""
 
     _window_is_open: ClassVar[bool] = False
 
     @staticmethod
     def get_accelerator_type() -> str:
-        """Return the type that this worker's group was placed on, elsewhere this machine's; ``"NO_ACCEL"`` without any.
-        Return the type that this worker's group was placed on, elsewhere this machine's; ``"NO_ACCEL"`` without any."""
+        """Return the type that this worker's group was placed on, elsewhere this machine's; ``"NO_ACCEL"``
+        without any."""
         return os.environ.get("ACCELERATOR_TYPE") or find_accelerators(os.environ).type
 
     @staticmethod
@@ -82,7 +82,7 @@ class AcceleratorUtil:
             raise ImportError(
                 f"this torch ({torch.__version__}) has no torch.{family.torch_platform} for {family.type}"
             )
-        if not hasattr(platform, "ipc_collect"):  # callers need not know who shares memory between processes
+        if not hasattr(platform, "ipc_collect"):  # so that callers may call it on every platform
             platform.ipc_collect = lambda: None
         return platform
 
@@ -153,7 +153,6 @@ def _family(accelerator_type: str | None) -> Any:
 
 
 def _profiler(accelerator_type: str | None) -> Any:
-    """Return ``torch.cuda.profiler``, or None if it cannot be used."""
     family = _family(accelerator_type)
     if family is None or is_rehearsal(os.environ) or family.type != AcceleratorType.NV_GPU:
         return None

@@ -23,11 +23,9 @@ from rlinf_async.errors import ClosedError
 
 logger = own_logger(__name__)
 
-_KILL_TIMEOUT_S: Final = 5.0
-"""Seconds for the daemon to kill this process before the process ends itself."""
+_KILL_TIMEOUT_S: Final = 5.0  # seconds for the daemon to kill this process before the process ends itself
 
 _MAX_TEXT: Final = 300
-"""Characters of an error that stand in the verdict."""
 
 
 class BackgroundTask:
@@ -77,8 +75,8 @@ class BackgroundTasks:
         self._loop = loop
         self._on_main = on_main
         self.post_mortem: Callable[[BaseException], None] = lambda error: None
+        # Strong references: a loop refers to its tasks weakly, and a task in a reference cycle could be collected.
         self._running: set[asyncio.Task[None]] = set()
-        """Strong references: a loop refers to its tasks weakly, and a task in a reference cycle could be collected."""
         self.verdict = ""
         self.is_closed = False
 

@@ -9,8 +9,7 @@ import threading
 import traceback
 from typing import Final
 
-EXIT_CODE: Final = 70
-"""Exit status of a worker that cannot go on (sysexits.h: an internal error)."""
+EXIT_CODE: Final = 70  # exit status of a worker that cannot go on (sysexits.h: an internal error)
 
 _breaking: Final = threading.Lock()
 

@@ -29,8 +29,7 @@ from rlinf_async._worker.running_call import Call, CallState
 
 logger = own_logger(__name__)
 
-_TOGETHER_S: Final = 0.01
-"""Delay before the first look: notices about many calls arrive at once."""
+_TOGETHER_S: Final = 0.01  # delay before the first look: notices about many calls arrive at once
 
 
 @dataclass
@@ -111,7 +110,6 @@ class CollectiveWatch:
             self._collectives.forget()
 
     def _look(self) -> None:
-        """Abort the operations whose time is over, and schedule the next look."""
         self._drop_ended()
         if not self._watched:
             return
@@ -137,7 +135,6 @@ class CollectiveWatch:
         self._look_after(due)
 
     def _patience(self, watched: Watched) -> float:
-        """Return the seconds that an operation may pend after the failure."""
         return 0.0 if watched.ends else self._timeout
 
     def _rest(self, watched: Watched, operation: Pending) -> float:

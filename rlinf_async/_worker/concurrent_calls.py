@@ -37,10 +37,8 @@ class ConcurrentCalls:
         self._start = start
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._calls: dict[asyncio.Task[None], Call] = {}
-        """Accessed by the loop's thread only."""
-        self.ended: Future[None] | None = None
-        """Done once all tasks have ended, after ``end``; None before."""
+        self._calls: dict[asyncio.Task[None], Call] = {}  # accessed by the loop's thread only
+        self.ended: Future[None] | None = None  # done once all tasks have ended, after ``end``; None before
 
     def submit(self, call: Call) -> None:
         """Run a call; after ``end`` the call is ignored, because the daemon answers the open calls of an ended worker.
@@ -57,7 +55,6 @@ class ConcurrentCalls:
             self._loop.call_soon_threadsafe(self._begin, call, self._loop)
 
     def cancel(self, call: Call) -> None:
-        """Cancel a call that has begun."""
         assert self._loop is not None  # where it has begun
         self._loop.call_soon_threadsafe(self._cancel, call)
 

@@ -19,28 +19,23 @@ class Identity:
     world_size: int
     group_name: str
     environment: dict[str, str] = field(default_factory=dict, repr=False)
-    config: str = field(default="", repr=False)
-    """The cluster's configuration as JSON; empty if the driver gave none."""
+    config: str = field(default="", repr=False)  # the cluster's configuration as JSON; empty if the driver gave none
 
     @property
     def address(self) -> WorkerAddress:
         return self.info.address
 
 
-identity: Identity | None = None
-"""Identity of this process; None in a driver."""
+identity: Identity | None = None  # identity of this process; None in a driver
 
-client: NodeClient | None = None
-"""Client of this worker process; None in a driver."""
+client: NodeClient | None = None  # client of this worker process; None in a driver
 
-exchange: Exchange | None = None
-"""Exchange of this worker process; None in a driver."""
+exchange: Exchange | None = None  # exchange of this worker process; None in a driver
 
+# Background tasks of this worker; None in a driver, and in a subprocess that has joined.
 background: BackgroundTasks | None = None
-"""Background tasks of this worker; None in a driver, and in a subprocess that has joined."""
 
 _parent: Identity | None = None
-"""Parent worker of a forked child."""
 
 
 def require_client() -> NodeClient:

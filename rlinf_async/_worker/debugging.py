@@ -35,8 +35,7 @@ from rlinf_async._waits.user_code import frames_of
 
 logger = own_logger(__name__)
 
-SIGNAL: Final = signal.SIGRTMAX - 4
-"""Signal upon which the main thread of a worker checks whether to stop."""
+SIGNAL: Final = signal.SIGRTMAX - 4  # signal upon which the main thread of a worker checks whether to stop
 
 _SKIPPED: Final = (
     "rlinf_async*",
@@ -48,31 +47,26 @@ _SKIPPED: Final = (
     "contextlib",
     "concurrent.*",
 )
-"""Modules in which a step does not stop."""
 
+# Modules of the standard library in which a waiting thread holds no lock that a reader needs.
 _WAITS: Final = frozenset(
     ("threading", "queue", "selectors", "socket", "ssl", "subprocess", "concurrent.futures._base")
 )
-"""Modules of the standard library in which a waiting thread holds no lock that a reader needs."""
 
 _GATES: Final = frozenset(
     (("rlinf_async._waits.thread_gate", "wait"), ("rlinf_async._wire.reading.idle_reader", "read_for"))
 )
-"""Functions of the framework in which a thread waits, as module and name."""
 
-_AGAIN_S: Final = 0.02
-"""Delay before the signal is repeated to a main thread that has not stopped; doubled each time."""
+_AGAIN_S: Final = 0.02  # delay before the signal is repeated to a main thread that has not stopped; doubled each time
 
 _MOST_AGAIN_S: Final = 1.0
 
+# Number of signals that may meet the main thread inside the framework before it is stopped at the user's next line.
 _MOST_TRIES: Final = 20
-"""Number of signals that may meet the main thread inside the framework before it is stopped at the user's next line."""
 
-_C_CALL_S: Final = 1.0
-"""Seconds after which a thread that has not stopped is reported as being in a C call."""
+_C_CALL_S: Final = 1.0  # seconds after which a thread that has not stopped is reported as being in a C call
 
-_RESUMED_S: Final = 0.2
-"""Pause between stops below which a step is not reported as an end of the stop."""
+_RESUMED_S: Final = 0.2  # pause between stops below which a step is not reported as an end of the stop
 
 
 class Debugger:
@@ -96,20 +90,16 @@ class Debugger:
         self._calls = calls
         self._main = threading.get_ident()
         self._pid = os.getpid()
-        self._turn = threading.Lock()
-        """Held by the thread at the prompt."""
+        self._turn = threading.Lock()  # held by the thread at the prompt
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._per_thread = threading.local()
         self._operator = 0
         self._is_ending = False
         self._stopped_at = ""
-        """Position of the thread at the prompt; empty while there is none."""
         self._last = ""
         self._reported = ""
         self._limit: float | None = None
-        """Seconds that the present prompt waits for an operator."""
         self._is_wanted = False
-        """True while a stop that an operator requested is pending."""
         self._tries = 0
 
     def __repr__(self) -> str:
@@ -165,7 +155,6 @@ class Debugger:
     # -- entering -------------------------------------------------------------------------------------------------
 
     def _breakpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """Stop the calling thread, unless ``PYTHONBREAKPOINT`` names another hook."""
         if os.environ.get("PYTHONBREAKPOINT") or os.getpid() != self._pid:
             return sys.__breakpointhook__(*args, **kwargs)
         frame = sys._getframe(1)
@@ -233,7 +222,6 @@ class Debugger:
         self._pdb().arm(frame)
 
     def _pdb(self) -> _Pdb:
-        """Return the pdb of this thread, which has its breakpoints."""
         found: _Pdb | None = getattr(self._per_thread, "pdb", None)
         if found is None:
             found = self._per_thread.pdb = _Pdb(self)
@@ -281,8 +269,6 @@ class Debugger:
 
 
 class _PromptStreams:
-    """Stdin and stdout of pdb."""
-
     encoding = "utf-8"
 
     def __init__(self, debugger: Debugger) -> None:
@@ -294,7 +280,7 @@ class _PromptStreams:
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: the text leaves with the next prompt."""
+        pass
 
     def readline(self) -> str:
         text, self._text = "".join(self._text).removesuffix(_Pdb.prompt), []
@@ -311,7 +297,6 @@ class _Pdb(pdb.Pdb):
         self._debugger = debugger
         self._suspended: Sequence[FrameType] = ()
         self._error = ""
-        """Error that the post mortem is about."""
         self._limit: float | None = None
         self.is_armed = False
 
@@ -341,14 +326,12 @@ class _Pdb(pdb.Pdb):
             self._error, self._limit = "", None
 
     def arm(self, innermost: FrameType) -> None:
-        """Stop at the next line of the user's code."""
         self.is_armed = True
         self._mark(innermost)
         self.set_step()
         sys.settrace(self.trace_dispatch)
 
     def _mark(self, innermost: FrameType) -> None:
-        """Trace the frames of this thread that are already running."""
         self.reset()
         for frame in frames_from(innermost):
             frame.f_trace = self.trace_dispatch
@@ -392,7 +375,6 @@ class _Pdb(pdb.Pdb):
         self._go_on()
 
     def do_quit(self, arg: str) -> bool:
-        """Leave the debugger and continue the rank."""
         self._go_on()
         return True
 
@@ -418,7 +400,6 @@ def _is_users(frame: FrameType) -> bool:
 
 
 def _users_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame of the user's code."""
     while frame is not None and not _is_users(frame):
         frame = frame.f_back
     return frame

@@ -186,7 +186,6 @@ class Acquisition(Work[None]):
 
 @contextlib.contextmanager
 def _undone_on_error(acquisition: Acquisition) -> Iterator[Acquisition]:
-    """Undo the acquisition if the wait for it raises."""
     try:
         yield acquisition
     except BaseException:  # the grant may be on its way: without undo() the devices would stay locked

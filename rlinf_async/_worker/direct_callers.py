@@ -26,14 +26,12 @@ from rlinf_async._worker.running_call import Call
 
 logger = own_logger(__name__)
 
+# Limit on open files below which a process has no direct sockets: those of a few hundred workers would not fit.
 _MIN_OPEN_FILES: Final = 1024
-"""Limit on open files below which a process has no direct sockets: those of a few hundred workers would not fit."""
 
-_MAX_BREAKS: Final = 3
-"""Number of broken sockets to one living caller after which it gets no other."""
+_MAX_BREAKS: Final = 3  # number of broken sockets to one living caller after which it gets no other
 
 _REPORT_DELAY_S: Final = 0.005
-"""Seconds after which answered calls are reported to the daemon."""
 
 
 class DirectFrameHandler(Protocol):
@@ -64,7 +62,6 @@ class DirectCallers:
         client.own_direct_sockets = self._direct_sockets
         self._lock = threading.Lock()
         self._answered: deque[Call] = deque()
-        """Answered calls not yet reported to the daemon."""
         self._is_armed = False
 
     def to(self, source: int) -> Connection | None:
@@ -134,7 +131,6 @@ class DirectCallers:
             self.read_available(source)
 
     def answered(self, call: Call) -> None:
-        """Report a directly answered call to the daemon soon."""
         self._answered.append(call)  # before the test, without a lock: a concurrent report takes it, or is armed again
         if not self._is_armed:
             self._is_armed = True

@@ -16,7 +16,6 @@ from rlinf_async._core.process import is_in_editor
 logger = own_logger(__name__)
 
 _CODE: Final = "RLINF_EDITOR_SESSION"
-"""Environment variable with that code, for workers on the driver's own node."""
 
 
 def environment() -> dict[str, str]:

@@ -31,7 +31,6 @@ from rlinf_async._worker.methods import Methods
 logger = own_logger(__name__)
 
 _FRAMES: Final = 12
-"""Number of innermost frames of a stack that the log shows."""
 
 _STDERR: Final = 2
 
@@ -53,7 +52,6 @@ class Ending:
         self.watch: Callable[[float], None] = lambda grace: None
 
     def announce(self, grace: float) -> None:
-        """Handle the daemon's STOP, on the thread that reads it."""
         self._grace = grace
         self._concurrent.end()
         self.watch(grace)

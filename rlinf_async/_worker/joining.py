@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 from multiprocessing import util
 from typing import Any, Final
@@ -29,17 +30,15 @@ from rlinf_async._worker.concurrent_calls import all_ended
 from rlinf_async.address import WorkerAddress, WorkerInfo
 from rlinf_async.errors import LaunchError
 
+# Path of the socket of the worker's daemon; every subprocess of a worker inherits it.
 _SOCKET: Final = "RLINF_PARENT_SOCKET"
-"""Path of the socket of the worker's daemon; every subprocess of a worker inherits it."""
 
 _LAST_SENDS_S: Final = 0.5
-"""Seconds for queued frames when the process ends."""
 
 _INHERITED: Final = ("ISOLATE_ACCELERATOR", "NODE_GROUP_LABEL")
 
 
 def can_join() -> bool:
-    """True if this process descends from a worker."""
     return _SOCKET in os.environ
 
 
@@ -51,19 +50,8 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
         AuthError: this process descends from another worker than ``parent``.
         ValueError: the run has such a worker already.
     """
-    path = os.environ.get(_SOCKET)
-    if path is None:
-        raise LaunchError(
-            f"worker {parent}:{rank} cannot join: {_SOCKET} is not set, so this process is no subprocess of a worker, "
-            "or was started without the worker's environment"
-        )
+    sock = _connect(parent, world_size, rank)
     address = parent.get_child_address(rank)
-    if not 0 <= rank < world_size:
-        raise ValueError(f"worker {address} cannot join: there are {world_size} below {parent}")
-    try:
-        sock = connect(path)
-    except OSError as error:
-        raise LaunchError(f"worker {address} cannot join: the daemon of its node does not listen: {error}") from error
     surroundings.open_standard_descriptors()
     thread = LoopThread("rlinf-socket")
     client = NodeClient(thread.loop)
@@ -115,6 +103,22 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
     util.Finalize(None, client.flush_at_exit, args=(_LAST_SENDS_S,), exitpriority=0)
     util.Finalize(None, thread.stop, exitpriority=-1)  # an interpreter may crash that ends below a running uvloop
     return identity
+
+
+def _connect(parent: WorkerAddress, world_size: int, rank: int) -> socket.socket:
+    path = os.environ.get(_SOCKET)
+    if path is None:
+        raise LaunchError(
+            f"worker {parent}:{rank} cannot join: {_SOCKET} is not set, so this process is no subprocess of a worker, "
+            "or was started without the worker's environment"
+        )
+    address = parent.get_child_address(rank)
+    if not 0 <= rank < world_size:
+        raise ValueError(f"worker {address} cannot join: there are {world_size} below {parent}")
+    try:
+        return connect(path)
+    except OSError as error:
+        raise LaunchError(f"worker {address} cannot join: the daemon of its node does not listen: {error}") from error
 
 
 def _entry(parent: dict[str, Any], address: WorkerAddress, world_size: int, endpoint: int) -> dict[str, Any]:

@@ -8,14 +8,12 @@ from typing import Final
 
 from rlinf_async._core.own_logger import own_logger
 
-LEVEL: Final = "RLINF_LOG_LEVEL"
-"""Environment variable with the level from which workers log (INFO)."""
+LEVEL: Final = "RLINF_LOG_LEVEL"  # environment variable with the level from which workers log (INFO)
 
-NAME: Final = "RLinf"
-"""Logger above all loggers of workers."""
+NAME: Final = "RLinf"  # logger above all loggers of workers
 
+# Logger for the framework's messages about a worker, which are no output of the worker.
 OWN: Final = f"{NAME}.rlinf_async"
-"""Logger for the framework's messages about a worker, which are no output of the worker."""
 
 
 def configure(group: str, rank: int, level: str | None) -> None:

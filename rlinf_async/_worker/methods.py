@@ -1,5 +1,5 @@
-"""Look-up of a worker object's public methods by name and kind; ``concurrent``, the decorator for concurrent methods.
-Look-up of a worker object's public methods by name and kind; ``concurrent``, the decorator for concurrent methods."""
+"""Look-up of a worker object's public methods by name and kind; ``concurrent``, the decorator for
+concurrent methods."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 CONSTRUCT: Final = "__init__"
 ON_RESTART: Final = "on_restart"
+# Call by the supervision after rank 0 has moved to another node, and the process groups' store with it.
 MOVE_STORE: Final = "__store__"
-"""Call by the supervision after rank 0 has moved to another node, and the process groups' store with it."""
 _MARK: Final = "_rlinf_concurrent"
 
 
@@ -74,8 +74,7 @@ class MethodKind(Enum):
     DEF = auto()
     COROUTINE = auto()
     STREAM = auto()
-    CONCURRENT = auto()
-    """A coroutine that does not wait for its turn; runs on a loop in a thread of its own."""
+    CONCURRENT = auto()  # A coroutine that does not wait for its turn; runs on a loop in a thread of its own
 
 
 class Methods:
@@ -146,8 +145,6 @@ def _no_object(*args: Any, **kwargs: Any) -> None:
 
 
 class _Missing:
-    """Callable that raises the error for a missing method."""
-
     def __init__(self, worker: Any, method: str) -> None:
         self._worker, self._method = worker, method
 

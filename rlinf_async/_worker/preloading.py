@@ -23,14 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+# Device types without a state: the kernel's memory devices (null, zero, urandom, ...) and terminals.
 _HARMLESS_MAJORS: Final = frozenset({1, 5, *range(136, 144)})
-"""Device types without a state: the kernel's memory devices (null, zero, urandom, ...) and terminals."""
 
 _ITEMS: Final = ItemsView.__iter__.__code__  # Python code, not C
 
+# Seconds for a joined thread to leave the kernel's list, which happens a moment after the join and without a notice.
 _THREAD_END_S: Final = 0.1
-"""Seconds for a joined thread to leave the kernel's list, which happens a moment after the join and without a notice.
-Seconds for a joined thread to leave the kernel's list, which happens a moment after the join and without a notice."""
 
 
 class RefusedError(Exception):

@@ -120,7 +120,6 @@ def assemble(
 
 
 def _emulated_links(client: NodeClient, identity: context.Identity) -> emulated_links.EmulatedLinks | None:
-    """Return the emulated links of the run's configuration to other nodes; None if it has none."""
     if not identity.config:
         return None
     config = NetEmulationConfig.from_cfg(json.loads(identity.config)["cluster"].get("net_emulation"))
@@ -130,7 +129,6 @@ def _emulated_links(client: NodeClient, identity: context.Identity) -> emulated_
 
 
 def _cut_off(leave: Callable[[int], Any], facts: dict[str, Any]) -> None:
-    """End this worker because its daemon is gone, or has closed the connection."""
     with contextlib.suppress(BaseException):
         sys.stderr.write(f"this worker has lost its daemon: {facts['reason']}\n")
         sys.stderr.flush()

@@ -62,8 +62,6 @@ class Profiling:
 
 
 class _DeviceWindow:
-    """Window of a profiler around this process, which waits for the device's profiling interface to be switched on."""
-
     def __init__(self) -> None:
         AcceleratorUtil.start_profiling()
 

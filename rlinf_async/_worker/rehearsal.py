@@ -147,8 +147,6 @@ class _RehearsedStream(contextlib.nullcontext[None]):
 
 
 class _RehearsedEvent:
-    """Event that has happened as soon as it is recorded."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._at = 0.0
 
@@ -163,7 +161,6 @@ class _RehearsedEvent:
         return True
 
     def elapsed_time(self, end: _RehearsedEvent) -> float:
-        """Return the time between two events, in milliseconds."""
         return 1e3 * (end._at - self._at)
 
 
@@ -198,7 +195,6 @@ class RehearsedPlatform:
     def set_device(self, device: Any) -> None: ...
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        """Return the free and the total memory of this machine, in bytes."""
         page = os.sysconf("SC_PAGE_SIZE")
         return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
 

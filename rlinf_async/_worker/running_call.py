@@ -58,23 +58,17 @@ class Call:
         self.call = call
         self.method = method
         self.credit = credit
-        self.direct = direct
-        """Socket for all its answers; None if they go by way of the daemon."""
+        self.direct = direct  # socket for all its answers; None if they go by way of the daemon
+        # Arrival in monotonic seconds if the call came directly and its caller reports it to the daemon; else None.
         self.came_at = came_at
-        """Arrival in monotonic seconds if the call came directly and its caller reports it to the daemon; else None."""
-        self.body: Body | None = None
-        """Encoded arguments, until the call begins."""
+        self.body: Body | None = None  # encoded arguments, until the call begins
         self.state: CallState = QUEUED
         self.cancelled = False
         self.task: asyncio.Task[None] | None = None
         self.granted: asyncio.Future[None] | None = None
         self._event = 0
-        """Its event in the flight recorder, once it runs."""
-        self.place = 0
-        """Its place in the journal of calls, once it runs."""
-        self.failure: str | None = None
-        """Failure of another rank of the group while this call was open."""
+        self.place = 0  # place in the journal of calls, once it runs
+        self.failure: str | None = None  # failure of another rank of the group while this call was open
+        # Set once a rank has died during an ``on_restart``: the hooks are then called again.
         self.void: PeerLost | None = None
-        """Set once a rank has died during an ``on_restart``: the hooks are then called again."""
-        self.waits: EndableWaits | None = None
-        """Blocking waits of an ``on_restart``."""
+        self.waits: EndableWaits | None = None  # blocking waits of an ``on_restart``

@@ -62,12 +62,12 @@ _OK, _ERROR, _ITEM = int(Status.OK), int(Status.ERROR), int(Status.ITEM)
 _CANCELLED, _END = int(Status.CANCELLED), int(Status.END)
 _CALL: Final = frames.CALL
 
-_TURN_S: Final = 0.005
-"""Time for ``def`` methods until the loop gets a turn, so that they cannot starve coroutines."""
+_TURN_S: Final = 0.005  # time for ``def`` methods until the loop gets a turn, so that they cannot starve coroutines
 
 _MAX_CONCURRENCY: Final = 1000
 
 
+# 40 methods: one queue and one table of open calls, which the socket thread, the main loop and the ``def`` path share.
 class Runtime:
     """Calls of one worker: takes them from its client, and runs them on the main thread."""
 
@@ -79,21 +79,18 @@ class Runtime:
         self._identity = identity
         self._max_concurrency = max_concurrency or _MAX_CONCURRENCY
         self._constructor_error: bytes | None = None
-        """Packed error of the constructor, which answers every later call."""
         self._failures = FailureLog()
         self._methods = Methods(self._construct)
         self._concurrent = ConcurrentCalls(self._start_concurrent)
         self.ending = Ending(loop, self._methods, self._concurrent)
         self.background = BackgroundTasks(loop, self._on_main)
         self._queue: deque[Call] = deque()
-        self._early: list[Call] | None = []
-        """Calls that arrived before the constructor's; None once that has arrived."""
+        self._early: list[Call] | None = []  # calls that arrived before the constructor's; None once that has arrived
         self._open: dict[tuple[int, int], Call] = {}
         self._state_lock = threading.Lock()
         self._awake = False
         self._running = 0
-        self._turn_wanted = False
-        """True while another callback than a call, such as a cancel, waits for the main loop."""
+        self._turn_wanted = False  # true while another callback than a call, such as a cancel, waits for the main loop
         self._stopping = False
         # Wakes the main loop with one system call on each side; call_soon_threadsafe takes three.
         self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -102,8 +99,8 @@ class Runtime:
         self.direct_callers: DirectCallers
         self.store: MasterStore | None = None
         self._collectives: CollectiveWatch | None = None
+        # Called with an error of a method before its caller receives it.
         self.post_mortem: Callable[[BaseException], None] = lambda error: None
-        """Called with an error of a method before its caller receives it."""
 
     # -- the socket thread --------------------------------------------------------------------------------------
 
@@ -228,7 +225,6 @@ class Runtime:
                 self._answer_error(call, error)
 
     def _let_overtake(self) -> None:
-        """Submit the concurrent calls that arrived while the worker was constructed."""
         # The main thread has just learnt their names, but must not do this: the socket thread may be about to append
         # one to the queue, as an ordinary call. On the socket thread itself no append is in progress.
         # tests/test_concurrent.py::test_a_call_that_comes_during_the_constructor_overtakes_too
@@ -257,7 +253,6 @@ class Runtime:
         return 0
 
     def finish(self) -> None:
-        """Run the exit steps of a program."""
         self._open.clear()
         finish(self._methods)
 
@@ -356,14 +351,12 @@ class Runtime:
             return function(*args)
 
     def _endable(self, call: Call) -> EndableWaits:
-        """Return the waits of an ``on_restart``, which end when a rank dies: a blocking wait cannot be cancelled."""
         call.waits = waits = EndableWaits()
         if call.void is not None:  # a rank died before the waits were registered
             waits.end(call.void)
         return waits
 
     def _answer_blocking(self, call: Call, value: Any) -> None:
-        """Answer a call with the value that a ``def`` method has returned."""
         if type(value) in ATOMS:
             self._answer_value(call, value)
             return
@@ -379,7 +372,6 @@ class Runtime:
         self._answer_value(call, value)
 
     def _start(self, call: Call, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a call's coroutine as a task of the main loop."""
         self._running += 1
         coroutine.send(None)  # up to its ``_first_step``
         call.task = task = self._loop.create_task(coroutine)
@@ -461,7 +453,6 @@ class Runtime:
             self._leave(call)
 
     def _leave(self, call: Call) -> None:
-        """Finish the task of a call."""
         if call.state is not ENDED:  # its answer could not be made
             self._answer(call, _CANCELLED, b"")
         if call.method not in self._methods.concurrent:
@@ -591,5 +582,4 @@ def _arguments(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _is_paused(call: Call) -> bool:
-    """True if its generator waits for the caller to take items."""
     return call.granted is not None and not call.granted.done()

@@ -25,7 +25,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _with_hints(function: F) -> F:
-    """Decorate a function so that an unknown keyword argument raises an error with the most similar name."""
     known = inspect.signature(function).parameters
 
     @functools.wraps(function)

@@ -40,11 +40,10 @@ _PACKET_BYTES: Final = 512 * 1024
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
-_BATCH: Final = 32
-"""Number of workers that are forked through one intermediate process."""
+_BATCH: Final = 32  # number of workers that are forked through one intermediate process
 
+# Preloaded modules of this template, or of this worker's template; None for a plain template.
 _imported: preloading.Imported | None = None
-"""Preloaded modules of this template, or of this worker's template; None for a plain template."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -172,7 +171,6 @@ def _serve(control: socket.socket) -> None:
 
 
 def _receive(control: socket.socket, flags: int) -> Order | None:
-    """Return the next order; None if the daemon is gone, or if none waits."""
     try:
         packet, ancillary, got, _ = control.recvmsg(
             _PACKET_BYTES, socket.CMSG_SPACE(8 * 4), socket.MSG_CMSG_CLOEXEC | flags
@@ -201,7 +199,6 @@ def _receive(control: socket.socket, flags: int) -> Order | None:
 
 
 def _refusal(error: OSError) -> str:
-    """Return why a fork has failed, with the limit if one was reached."""
     limit = " (a limit of processes: `ulimit -u`, or pids.max of a cgroup)" if error.errno == errno.EAGAIN else ""
     return f"fork: {error.strerror}{limit}"
 
@@ -361,7 +358,6 @@ def _take_environment(spec: dict[str, Any]) -> None:
 
 
 def _follow_script(spec: dict[str, Any]) -> None:
-    """Take the script's working directory, its path and its ``__main__``."""
     from rlinf_async._core.main_module import renew
 
     with contextlib.suppress(OSError):

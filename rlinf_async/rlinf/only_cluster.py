@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from typing import Any, ClassVar, Self
 
 from rlinf_async import cluster
@@ -21,12 +23,14 @@ class Cluster(cluster.Cluster):
     """
 
     _only: ClassVar[Cluster | None] = None
+    _making: ClassVar[Any] = threading.RLock()
     _is_made = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        only = Cluster._only
-        if only is None or not only._is_made or only._closing is not None or only._client.pid != process.pid:
-            only = Cluster._only = super().__new__(cls)
+        with Cluster._making:
+            only = Cluster._only
+            if only is None or (only._is_made and (only._closing is not None or only._client.pid != process.pid)):
+                only = Cluster._only = super().__new__(cls)
         return only  # type: ignore[return-value]  # no class is derived from this one
 
     def __init__(
@@ -36,10 +40,13 @@ class Cluster(cluster.Cluster):
         distributed_log_dir: str | None = None,
         **options: Any,
     ) -> None:
-        if not self._is_made:
-            super().__init__(num_nodes, cluster_cfg, distributed_log_dir, **options)
-            self._is_made = True
-            return
+        # Two threads may come first at once: the second one waits here, and finds the cluster of the first.
+        # tests/rlinf/test_under_rlinfs_names.py::test_two_threads_that_come_first_at_once_share_a_cluster
+        with Cluster._making:
+            if not self._is_made:
+                super().__init__(num_nodes, cluster_cfg, distributed_log_dir, **options)
+                self._is_made = True
+                return
         if cluster_cfg is not None and read_config(cluster_cfg) != self._config:
             raise RuntimeError(
                 f"Cluster(cluster_cfg=...): this process has {self!r} already, whose configuration is another one; "
@@ -47,3 +54,10 @@ class Cluster(cluster.Cluster):
             )
         if num_nodes and num_nodes != self.num_nodes:
             raise RuntimeError(f"Cluster(num_nodes={num_nodes}): this process has {self!r} already")
+
+
+def _renew_lock() -> None:
+    Cluster._making = threading.RLock()  # a thread that holds it at a fork does not exist in the child
+
+
+os.register_at_fork(after_in_child=_renew_lock)

@@ -15,7 +15,7 @@ from rlinf_async._core import codec, frames
 from rlinf_async._core.frames import Status
 from rlinf_async._core.pending_calls import Tally
 from rlinf_async._group import members as module
-from rlinf_async._group.members import Callee, Members
+from rlinf_async._group.members import GroupCallee, Members
 from rlinf_async._group.pool_calls import PoolCalls
 from rlinf_async._group.rank_pool import PoolRequest, Standing
 from rlinf_async.any_rank import _AnyCall, _AnyStreamCall
@@ -176,7 +176,7 @@ def test_a_tally_that_misses_nothing_knows_how_it_has_ended() -> None:
 def test_a_route_that_is_made_while_a_rank_is_replaced_is_not_kept(
     members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    callee = Callee(members, [0, 1])
+    callee = GroupCallee(members, [0, 1])
     again = frames.endpoint(1, 5)
     route_to = frames.route_to
 

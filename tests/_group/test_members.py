@@ -12,7 +12,8 @@ from rlinf_async._core import codec, frames
 from rlinf_async._core.frames import Status
 from rlinf_async._group import call_deadlines
 from rlinf_async._group.members import Members
-from rlinf_async.errors import NodeLost
+from rlinf_async._recorder import recording
+from rlinf_async.errors import LaunchError, NodeLost
 from rlinf_async.outcome import CallDeadline
 
 
@@ -144,3 +145,17 @@ def test_a_node_takes_its_ranks_with_it_and_no_others(
     members._on_node_lost({"node": 1})
     assert told == [(1, "far")] * is_launched
     assert unobserved == ["rank 1 of group 'ring'"] * (is_launched and not is_supervised)
+
+
+def test_a_call_that_cannot_leave_has_an_end_in_the_recorder(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[tuple[int, str]] = []
+    monkeypatch.setattr(recording, "end", lambda event, failed: ends.append((event, failed)))
+    monkeypatch.setattr(members, "record", lambda handler, method, ranks: setattr(handler._ended, "_event", 7))
+    monkeypatch.setattr(members, "admits", lambda handler, method: True)
+    members._failure = LaunchError("no workers")
+    client: Any = members.client
+    client.unobserved = SimpleNamespace(observed=lambda cause: None)
+    handler: Any = SimpleNamespace(_ended=SimpleNamespace(_event=0))
+    with pytest.raises(LaunchError):
+        members.call(members.callee([0]), handler, "step", [b""])
+    assert ends == [(7, "LaunchError")]

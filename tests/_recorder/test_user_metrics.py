@@ -23,7 +23,7 @@ def ring(monkeypatch: pytest.MonkeyPatch) -> bytearray:
     """The memory of this process's ring."""
     data = bytearray(size_of(8))
     monkeypatch.setattr(recording, "ring", EventRing(data, 8, {}))
-    monkeypatch.setattr(user_metrics, "_told", set())
+    monkeypatch.setattr(user_metrics, "_warned", set())
     return data
 
 

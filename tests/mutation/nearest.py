@@ -6,13 +6,12 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 NEAREST: Final = {
-    "rlinf_async/_core/class_history.py": "tests/_core/test_codec.py tests/test_scripts.py",
     "rlinf_async/_core/clock.py": "tests/test_deadlines.py",
     "rlinf_async/_core/closing.py": "tests/test_cluster.py",
     "rlinf_async/_core/codec.py": "tests/_core/test_exception_parts.py tests/_core/test_segment.py"
     " tests/_transports/test_tensors.py",
     "rlinf_async/_core/definitions.py": "tests/_core/test_codec.py tests/_core/test_main_module.py"
-    " tests/test_script_definitions.py",
+    " tests/test_script_definitions.py tests/test_scripts.py",
     "rlinf_async/_core/dialect.py": "tests/rlinf/test_under_rlinfs_names.py",
     "rlinf_async/_core/import_hook.py": "tests/rlinf/test_under_rlinfs_names.py",
     "rlinf_async/_core/encoded.py": "tests/_core/test_codec.py tests/test_messages.py",

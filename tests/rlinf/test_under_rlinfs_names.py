@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from rlinf_async import cluster
 from rlinf_async._core import dialect, import_hook, process
 from rlinf_async.rlinf.only_cluster import Cluster
 from rlinf_async.weights.waiting.execution import SyncAdapter
@@ -208,6 +211,22 @@ def test_a_forked_child_has_a_cluster_of_its_own(monkeypatch: pytest.MonkeyPatch
     parents._is_made, parents._closing, parents._client = True, None, SimpleNamespace(pid=os.getpid())  # type: ignore[assignment]
     monkeypatch.setattr(process, "pid", os.getpid() + is_forked)
     assert (Cluster.__new__(Cluster) is parents) is not is_forked
+
+
+def test_two_threads_that_come_first_at_once_share_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Cluster] = []
+    second = threading.Event()
+
+    def make(self: Cluster, *_: object) -> None:
+        made.append(self)
+        (second.set if len(made) > 1 else lambda: second.wait(0.3))()
+        self._closing, self._client = None, SimpleNamespace(pid=process.pid)  # type: ignore[assignment]
+
+    monkeypatch.setattr(Cluster, "_only", None)
+    monkeypatch.setattr(cluster.Cluster, "__init__", make)
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(lambda _: Cluster(), range(2))
+    assert (one is other, len(made)) == (True, 1)
 
 
 def test_by_rlinfs_rules_a_work_of_the_loop_that_runs_here_cannot_be_waited_for(

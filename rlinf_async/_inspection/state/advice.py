@@ -22,10 +22,9 @@ _ONE_AT_A_TIME: Final = (
 
 
 def advice_on(liveness: Liveness, core: Core) -> list[str]:
-    """Return one line for each kind of unmet need."""
     states: dict[int, tuple[str, str]] = {}
+    # Needs by endpoint, grouped by all parts of a line except the ranks.
     folded: dict[Hashable, dict[int, tuple[WaitNode, Need]]] = {}
-    """Needs by endpoint, grouped by all parts of a line except the ranks."""
     for node, need in core.needs:
         process = need.process
         if process is not None and process.endpoint not in states:
@@ -87,7 +86,6 @@ def _version(liveness: Liveness, model: str) -> str:
 
 
 def _exits(liveness: Liveness) -> Iterator[str]:
-    """Yield advice for scripts whose exit waits for threads."""
     for node in liveness.hopeless:
         if node.process.role == "driver" and node.name == MAIN_THREAD and node.activity and not node.activity.line:
             threads = join([name for name in node.activity.awaits if name.startswith("thread ")][:_MAX_ADVICE])

@@ -17,11 +17,11 @@ from rlinf_async._inspection.state.needs import Need, action_of, is_in_collectiv
 from rlinf_async._inspection.state.run_report import ProcessReport, Target, TargetKind, Wait
 from rlinf_async._inspection.state.wait_graph import WaitGraph, WaitNode
 
+# Seconds after which ranks that are all in a rendezvous do not meet: each waits for another key of the store.
 RENDEZVOUS_S: Final = 10.0
-"""Seconds after which ranks that are all in a rendezvous do not meet: each waits for another key of the store."""
 
+# Names that torch.distributed gives to process groups; groups with other names may number their ranks differently.
 _NUMBERED_BY_TORCH: Final = re.compile(r"\d*|[0-9a-f]{40}")
-"""Names that torch.distributed gives to process groups; groups with other names may number their ranks differently."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,14 @@ class Needs:
         self._found: dict[WaitNode, list[Need]] = {}
         self._inside: dict[WaitNode, _Inside] = {}
         self._inside_of: dict[int, list[_Inside]] = defaultdict(list)
-        """Activities in collectives, by endpoint."""
         self._late: dict[tuple[str, str, frozenset[int]], list[int]] = {}
         self._arrivals: dict[tuple[str, str, int], Need] = {}
         for node in graph.nodes:
             if node.waits and node.wait is not None and is_in_collective(node.wait):
                 self._inside[node] = inside = self._enter(node.process, node.wait)
                 self._inside_of[node.process.endpoint].append(inside)
+        # Process groups that have, or may have, members outside of the worker group.
         self._foreign = {inside.group for inside in self._inside.values() if self._is_foreign(inside)}
-        """Process groups that have, or may have, members outside of the worker group."""
 
     def __repr__(self) -> str:
         return f"<Needs of {self.graph!r}>"
@@ -79,7 +78,6 @@ class Needs:
         return _Inside(process, collective_name(wait), others, frozenset((*known, process.rank)))
 
     def _is_foreign(self, inside: _Inside) -> bool:
-        """True if its ranks are not, or need not be, those of the worker group."""
         return (
             _NUMBERED_BY_TORCH.fullmatch(inside.group) is None
             or inside.process.rank in inside.others
@@ -87,7 +85,6 @@ class Needs:
         )
 
     def _of_collective(self, inside: _Inside, age: float | None) -> list[Need]:
-        """Return the missing arrivals of members."""
         process, target = inside.process, Target(TargetKind.COLLECTIVE, name=inside.name)
         if process.role != "worker" or not process.group or inside.group in self._foreign:
             return [Need(target, coming="its members are not known")]
@@ -108,7 +105,6 @@ class Needs:
         return [Need(target, nodes=nodes, anyone=any(arrival.anyone for arrival in arrivals))]
 
     def _late_for(self, inside: _Inside) -> list[int]:
-        """Return the members that are in no operation which fits this one and shares members with it."""
         key = (inside.process.group, inside.name, inside.members)
         if key not in self._late:
             members = self.graph.members[inside.process.group]

@@ -15,16 +15,16 @@ _FILE: Final = "torch/distributed/distributed_c10d.py"
 _PACKAGE: Final = "/torch/"
 
 _PREFIXES: Final = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "gather", "scatter", "broadcast")
+# Operations besides those that begin with one of the prefixes. ``isend`` and ``irecv`` do not wait.
 _NAMES: Final = frozenset(
     (
         *("barrier", "monitored_barrier", "reduce", "init_process_group", "new_group", "split_group"),
         *("send", "recv", "send_object_list", "recv_object_list", "batch_isend_irecv"),
     )
 )
-"""Operations besides those that begin with one of the prefixes.  ``isend`` and ``irecv`` do not wait."""
 
+# Functions that pickle for a collective: these compute, and do not wait.
 _ENCODING: Final = frozenset(("_object_to_tensor", "_tensor_to_object"))
-"""Functions that pickle for a collective: these compute, and do not wait."""
 
 _SENDING: Final = "send"
 _RECEIVING: Final = "recv"
@@ -50,12 +50,10 @@ def collective_of(stack: Sequence[Frame]) -> str | None:
 
 
 def is_collective(name: str) -> bool:
-    """True if an operation of torch.distributed has this name, which is also the kind of its wait."""
     return name in _NAMES or name.startswith(_PREFIXES)
 
 
 def is_point_to_point(name: str) -> bool:
-    """True if the partners are one rank or a few, not the whole group."""
     return _family(name) in (_SENDING, _RECEIVING, _EITHER)
 
 

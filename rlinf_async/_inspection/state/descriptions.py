@@ -34,7 +34,6 @@ def join(words: Sequence[str]) -> str:
 
 
 def lines_of(graph: WaitGraph, nodes: Iterable[WaitNode]) -> list[str]:
-    """Return one line for all activities that do the same at the same place."""
     alike: dict[Hashable, list[WaitNode]] = {}
     for node in nodes:
         alike.setdefault((_kin(node.process), *_doing(node), _line(node)), []).append(node)
@@ -52,7 +51,6 @@ def sentence(graph: WaitGraph, nodes: Sequence[WaitNode]) -> str:
 
 
 def state_of(liveness: Liveness, process: ProcessReport) -> tuple[str, str]:
-    """Return the state of a process that others wait for, in the singular and in the plural."""
     graph = liveness.graph
     if end := graph.end_of(process):
         text = end if end.startswith("ended") else f"ended: {end}"
@@ -124,7 +122,6 @@ def _verb(node: WaitNode, count: int) -> str:
 
 
 def _doing(node: WaitNode) -> tuple[str, str]:
-    """Return state and method, and the object of the wait."""
     activity = node.activity
     if activity is None:
         owed = "".join(f"a call of {call.method}() is open" for call in node.process.calls[:1])
@@ -150,7 +147,6 @@ def _tasks(activity: Activity) -> str:
 
 
 def _place(node: WaitNode, of_call: str = "") -> str:
-    """Return the line, and the served call with its age if that adds information."""
     line = _line(node)
     method = "" if node.activity is None or not (node.waits or node.wait) else node.activity.method
     served = f", in a call of {method}()" if method and (of_call or f"{method}()" not in (line or "")) else ""
@@ -162,7 +158,6 @@ def _line(node: WaitNode) -> str | None:
 
 
 def _kin(process: ProcessReport) -> str:
-    """Return the name by which processes are folded: that of the group for workers, a unique one for others."""
     if process.role == "worker":
         return process.group
     return "the driver" if process.role == "driver" else f"{process.name} ({process.role}, pid {process.pid})"

@@ -47,7 +47,6 @@ def core_of(liveness: Liveness) -> Core | None:
 
 
 def waiting_for(liveness: Liveness, core: Sequence[WaitNode]) -> list[WaitNode]:
-    """Return the hopeless nodes outside of the core, the oldest first."""
     return [node for node in by_age(liveness.hopeless) if node not in core]
 
 
@@ -84,7 +83,6 @@ def _unmet(liveness: Liveness, nodes: Iterable[WaitNode]) -> list[tuple[WaitNode
 
 
 def _reached_from(nodes: Iterable[WaitNode], following: dict[WaitNode, list[WaitNode]]) -> set[WaitNode]:
-    """Return these nodes, and all that they wait for, directly or not."""
     found: set[WaitNode] = set()
     waiting = list(nodes)
     while waiting:

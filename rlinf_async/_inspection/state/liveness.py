@@ -20,20 +20,19 @@ from rlinf_async._inspection.state.needs import Need
 from rlinf_async._inspection.state.run_report import ActivityState, ChildProcess, ProcessReport, RunReport, TargetKind
 from rlinf_async._inspection.state.wait_graph import WaitNode, is_in_its_users_hands, is_stopped
 
+# Seconds after which a wait may be hopeless; a younger one may be ended by a message on its way.
 PATIENCE_S: Final = 2.0
-"""Seconds after which a wait may be hopeless; a younger one may be ended by a message on its way."""
 
+# Seconds to a deadline above which the deadline does not count: a call with an hour's timeout may be stuck all the
+# time.
 FAR_DEADLINE_S: Final = 60.0
-"""Seconds to a deadline above which the deadline does not count: a call with an hour's timeout may be stuck all the
-time."""
 
-YOUNG_CHILD_S: Final = 60.0
-"""Age up to which a child process may still be starting, even if it uses no CPU."""
+YOUNG_CHILD_S: Final = 60.0  # age up to which a child process may still be starting, even if it uses no CPU
 
+# Waits that may end by work which no activity shows: copying of data, threads in C.
 _OF_WORK: Final = frozenset(
     (TargetKind.MESSAGE, TargetKind.QUEUE, TargetKind.COLLECTIVE, TargetKind.WEIGHTS, TargetKind.LOCAL)
 )
-"""Waits that may end by work which no activity shows: copying of data, threads in C."""
 
 
 class Why(StrEnum):
@@ -96,7 +95,6 @@ class Liveness:
         return f"<Liveness of {self.graph!r} [{len(self.alive)} alive, {len(self.hopeless)} hopeless]>"
 
     def _spread(self) -> list[WaitNode]:
-        """Compute the live nodes as a fixed point. Return the rest."""
         at_first = {node: why for node in self.graph.nodes if (why := self._at_first(node)) is not None}
         rest = self.graph.nodes
         found = -1
@@ -154,7 +152,6 @@ class Liveness:
     # -- then -----------------------------------------------------------------------------------------------------
 
     def _may_be_freed(self, node: WaitNode) -> bool:
-        """True if the live nodes found so far may end the wait."""
         if not node.waits:
             return False
         met = (self.may_be_met(need) for need in self.needs.of(node))
@@ -165,7 +162,6 @@ class Liveness:
 
 
 def _key(node: WaitNode) -> Hashable:
-    """Return the properties by which a wait is the same in two reports."""
     process, activity, wait = node.process, node.activity, node.wait
     if activity is None:
         return process.endpoint, process.pid

@@ -13,11 +13,10 @@ from rlinf_async._inspection.state.collectives import is_collective, is_point_to
 from rlinf_async._inspection.state.run_report import ProcessReport, Target, TargetKind, Wait
 from rlinf_async._inspection.state.wait_graph import MAIN_THREAD, WaitGraph, WaitNode, is_stopped
 
-LARGE_BYTES: Final = 64 << 20
-"""Size of queued items above which one may be in transit for seconds."""
+LARGE_BYTES: Final = 64 << 20  # size of queued items above which one may be in transit for seconds
 
+# Functions of asyncio's locks and queues whose wait only an activity of the same process can end.
 _GIVEN_BACK: Final = frozenset(("acquire", "put", "join"))
-"""Functions of asyncio's locks and queues whose wait only an activity of the same process can end."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,6 @@ def is_in_collective(wait: Wait) -> bool:
 
 
 def action_of(graph: WaitGraph, target: Target, process: ProcessReport, node: WaitNode | None) -> Need:
-    """Return the need for an action of a process, by one of its activities or, if it is free, by a later call."""
     others = tuple(each for each in graph.of(process) if each is not node)
     is_free = process.role == "worker" and not is_stopped(process) and graph.method(process) is None
     return Need(target, process, others, anyone=is_free)

@@ -12,8 +12,8 @@ from rlinf_async._inspection.state.needs import is_in_collective
 from rlinf_async._inspection.state.run_report import LOOP_BLOCKED, ActivityState, TargetKind
 from rlinf_async._inspection.state.wait_graph import WaitNode, is_stopped
 
+# Number of ranks of a call, from the description of its wait; answered ranks are no targets.
 _ASKED: Final = re.compile(r" on (\d+) ranks?\b")
-"""Number of ranks of a call, from the description of its wait; answered ranks are no targets."""
 
 
 class Progress:
@@ -47,7 +47,6 @@ class Progress:
         return f"<Progress of {self._liveness!r} [{len(self.leaves)} leaves]>"
 
     def _reached(self, nodes: list[WaitNode]) -> set[WaitNode]:
-        """Return the nodes and all unmet dependencies of theirs."""
         found: set[WaitNode] = set()
         waiting = list(nodes)
         while waiting:
@@ -70,7 +69,6 @@ class Progress:
         return coming
 
     def _find_stragglers(self, reached: set[WaitNode]) -> list[WaitNode]:
-        """Return the stragglers of the group whose call is the oldest."""
         by_group: dict[str, list[WaitNode]] = {}
         for node in self.leaves:
             if goes_on(node) and node in reached and node.process.role == "worker":
@@ -87,7 +85,6 @@ class Progress:
         return []
 
     def _compare(self, group: str, late: set[int]) -> int:
-        """Return the number of other ranks that have arrived or finished."""
         if arrived := self._arrived(group, late):
             kinds = sorted({node.wait.kind for node in arrived if node.wait is not None})
             count = len({node.process.endpoint for node in arrived})
@@ -98,7 +95,6 @@ class Progress:
         return count
 
     def _arrived(self, group: str, late: set[int]) -> list[WaitNode]:
-        """Return ranks in a collective that one of the late ranks has not entered."""
         return [
             node
             for node in self._liveness.graph.nodes

@@ -31,39 +31,25 @@ from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 class ActivityState(StrEnum):
     """State of an activity."""
 
-    RUNNING = "running"
-    """Its code runs, or waits for something outside of the run (a socket, a file, a subprocess)."""
-    SLEEPING = "sleeping"
-    """It continues by itself at a known time."""
-    WAITING = "waiting"
-    """``Activity.wait`` or ``Activity.awaits`` has the awaited event."""
-    IDLE = "idle"
-    """It waits for work; no user code is waiting."""
+    RUNNING = "running"  # code runs, or waits for something outside of the run (a socket, a file, a subprocess)
+    SLEEPING = "sleeping"  # the activity continues by itself at a known time
+    WAITING = "waiting"  # ``Activity.wait`` or ``Activity.awaits`` has the awaited event
+    IDLE = "idle"  # the activity waits for work; no user code is waiting
 
 
 class TargetKind(StrEnum):
     """Action that ends a wait."""
 
-    CALL = "call"
-    """``endpoint`` answers the waiting process's call with that ``number``."""
-    MESSAGE = "message"
-    """``endpoint`` sends or receives the message."""
-    QUEUE = "queue"
-    """A process puts into the channel with that ``number``, or gets from it; ``name`` is the channel's."""
-    COLLECTIVE = "collective"
-    """``endpoint`` enters the collective operation ``name``."""
-    NAME = "name"
-    """A process makes a group or channel called ``name``."""
-    LOCK = "lock"
-    """``endpoint`` releases the lock ``name``."""
-    WEIGHTS = "weights"
-    """A process publishes a version of the model ``name``, or ``endpoint`` applies it."""
-    RESTART = "restart"
-    """The owner of the group ``name`` restarts the ranks that are away, and runs ``on_restart``."""
-    DAEMON = "daemon"
-    """The framework answers ``name``, on which it is working."""
-    LOCAL = "local"
-    """Another task or thread of this process, with that ``name`` if known, ends the wait."""
+    CALL = "call"  # ``endpoint`` answers the waiting process's call with that ``number``
+    MESSAGE = "message"  # ``endpoint`` sends or receives the message
+    QUEUE = "queue"  # A process puts into the channel with that ``number``, or gets from it; ``name`` is the channel's
+    COLLECTIVE = "collective"  # ``endpoint`` enters the collective operation ``name``
+    NAME = "name"  # A process makes a group or channel called ``name``
+    LOCK = "lock"  # ``endpoint`` releases the lock ``name``
+    WEIGHTS = "weights"  # A process publishes a version of the model ``name``, or ``endpoint`` applies it
+    RESTART = "restart"  # the owner of the group ``name`` restarts the ranks that are away, and runs ``on_restart``
+    DAEMON = "daemon"  # the framework answers ``name``, on which it is working
+    LOCAL = "local"  # another task or thread of this process, with that ``name`` if known, ends the wait
 
 
 @dataclass(frozen=True)
@@ -155,11 +141,10 @@ class OpenCall:
     age: float
 
 
-IN_DEBUGGER: Final = "in the debugger"
-"""Start of the trouble of a rank at a prompt of pdb."""
+IN_DEBUGGER: Final = "in the debugger"  # start of the trouble of a rank at a prompt of pdb
 
+# Trouble of a driver whose loop is blocked: its frames are not handled, and its tasks do not run.
 LOOP_BLOCKED: Final = "does not run its event loop"
-"""Trouble of a driver whose loop is blocked: its frames are not handled, and its tasks do not run."""
 
 
 @dataclass(frozen=True)
@@ -278,7 +263,6 @@ R = TypeVar("R")
 
 
 def merged(run: str, answers: Iterable[dict[str, Any]], missing: dict[str, str]) -> RunReport:
-    """Return the report of a run, merged from its daemons' answers to ``Inspect``."""
     answers = list(answers)
     return RunReport(
         run=run,

@@ -31,12 +31,11 @@ _THREAD: Final = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]{1,16})(?: \[
 _FRAME: Final = re.compile(r'  File (?:"(.*)"|\?\?\?), line (\d{1,9}|\?\?\?) in (.*)')
 _ESCAPE: Final = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 _MORE_THREADS: Final = "..."
-"""Last line if faulthandler has left out threads."""
 
 _NOT_USERS: Final = re.compile(r"<frozen |.*/lib\d*/python\d[^/]*/|.*/(?:site|dist)-packages/")
 
+# Functions of ``threading.py`` that block, with the kind of the wait.
 _BLOCKING: Final = {"wait": "lock", "acquire": "lock", "join": "thread", "_wait_for_tstate_lock": "thread"}
-"""Functions of ``threading.py`` that block, with the kind of the wait."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,6 @@ def parse(text: str) -> list[DumpedThread]:
 
 
 def is_users(file: str) -> bool:
-    """True if a file is the user's, not the framework's, the standard library's or an installed package's."""
     return _NOT_USERS.match(file) is None and not is_framework(file)
 
 
@@ -112,7 +110,6 @@ def _activity(thread: DumpedThread, silent: float) -> Activity:
 
 
 def _wait(frames: list[Frame], silent: float) -> Wait | None:
-    """Return the wait of the innermost frames; None if they are not known to wait."""
     collective = collective_of(frames)
     if collective is not None:
         return Wait(collective, f"{collective} of a process group that is not known", silent, [])

@@ -36,13 +36,13 @@ class VerdictKind(StrEnum):
     IDLE = "idle"
 
 
+# CPU seconds within half a second above which a process is working; an answer alone takes some, too.
 _MIN_WORK_S: Final = 0.05
-"""CPU seconds within half a second above which a process is working; an answer alone takes some, too."""
 
 _STUCK: Final = frozenset((VerdictKind.DEADLOCK, VerdictKind.NOBODY_LEFT, VerdictKind.STOPPED, VerdictKind.BLOCKED))
 
+# Age above which a sleep that blocks a driver's loop counts as stuck: five minutes without any activity in the run.
 BLOCKED_S: Final = 300.0
-"""Age above which a sleep that blocks a driver's loop counts as stuck: five minutes without any activity in the run."""
 
 _MAX_PIDS: Final = 8
 
@@ -68,7 +68,6 @@ class Verdict:
 
     @property
     def is_stuck(self) -> bool:
-        """True if the run cannot continue by itself."""
         return self.kind in _STUCK
 
     def to_data(self) -> dict[str, Any]:
@@ -233,7 +232,6 @@ def _works(node: WaitNode) -> bool:
 
 
 def _others(progress: Progress) -> str:
-    """Return text about other processes that work, and about those that wait."""
     first = progress.leaves[0].process
     working = _processes(node for node in progress.leaves if node.process.group != first.group)
     waiting = _processes(progress.waiting)

@@ -23,14 +23,12 @@ from rlinf_async._inspection.state.run_report import (
     Wait,
 )
 
+# Activity that runs a worker's ``def`` methods, one at a time; meanwhile its loop does not run.
 MAIN_THREAD: Final = "thread MainThread"
-"""Activity that runs a worker's ``def`` methods, one at a time; meanwhile its loop does not run."""
 
-RESTART: Final = "restart"
-"""Kind of wait of the activity that restarts ranks of a group."""
+RESTART: Final = "restart"  # kind of wait of the activity that restarts ranks of a group
 
-BEGINS_WITHIN_S: Final = 2.0
-"""Age from which a call that has not begun is considered blocked by other calls."""
+BEGINS_WITHIN_S: Final = 2.0  # age from which a call that has not begun is considered blocked by other calls
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,10 +79,8 @@ class WaitGraph:
         self.nodes: list[WaitNode] = []
         self._of: dict[int, list[WaitNode]] = defaultdict(list)
         self._serving: dict[tuple[int, int, int], list[WaitNode]] = defaultdict(list)
-        """Activities by worker, caller and number of the call."""
         self._calls: dict[tuple[int, int, int], OpenCall] = {}
-        self.members: dict[str, dict[int, ProcessReport]] = defaultdict(dict)
-        """Workers by group and rank."""
+        self.members: dict[str, dict[int, ProcessReport]] = defaultdict(dict)  # workers by group and rank
         for process in self.processes.values():
             ended = bool(self.end_of(process))
             if process.role == "worker" and process.group:
@@ -130,17 +126,14 @@ class WaitGraph:
         )
 
     def queues(self, target: Target) -> list[QueueReport]:
-        """Return the queues of a channel on all nodes."""
         return [queue for queue in self.report.queues if queue.number == target.number]
 
     def supervisions(self, group: str) -> tuple[WaitNode, ...]:
-        """Return the activities that restart ranks of a group."""
         return tuple(node for node in self.nodes if is_supervision(node.activity) and node.name == supervision(group))
 
     # -- calls --------------------------------------------------------------------------------------------------
 
     def serving(self, process: ProcessReport, source: int, number: int) -> list[WaitNode]:
-        """Return the activities that serve a call, except those that others of them wait for."""
         found = self._serving.get((process.endpoint, source, number), [])
         inner = {name for node in found if node.activity is not None for name in _names_of_others(node.activity)}
         return [node for node in found if node.name not in inner] or found
@@ -150,7 +143,6 @@ class WaitGraph:
         return self._calls.get((process.endpoint, source, number))
 
     def call_of(self, node: WaitNode) -> OpenCall | None:
-        """Return the call that an activity serves, if it is open."""
         if node.activity is None or not node.serves:
             return None
         return self.open_call(node.process, node.activity.source, node.activity.number)
@@ -169,7 +161,6 @@ class WaitGraph:
 
 
 def is_stopped(process: ProcessReport) -> bool:
-    """True if SIGSTOP or a debugger keeps a process from running."""
     return any(part.startswith(("stopped", IN_DEBUGGER)) for part in process.trouble.split(", "))
 
 
@@ -189,6 +180,5 @@ def is_in_its_users_hands(process: ProcessReport) -> bool:
 
 
 def _names_of_others(activity: Activity) -> list[str]:
-    """Return the names of activities of its process that an activity waits for."""
     targets = [] if activity.wait is None else activity.wait.targets
     return [*activity.awaits, *(target.name for target in targets if target.kind is TargetKind.LOCAL)]

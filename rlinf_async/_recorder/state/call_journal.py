@@ -39,10 +39,8 @@ class Execution(StrEnum):
 
     NOT_STARTED = "not started"
     STARTED = "started"
-    FINISHED = "finished"
-    """The answer was lost; the call's effects are complete."""
-    UNKNOWN = "unknown"
-    """The worker had no flight recorder, or too many calls or callers for its journal."""
+    FINISHED = "finished"  # the answer was lost; the call's effects are complete
+    UNKNOWN = "unknown"  # the worker had no flight recorder, or too many calls or callers for its journal
 
 
 class CallJournal:
@@ -127,7 +125,6 @@ class JournalContents:
         self._data = data
 
     def execution(self, source: int, call: int) -> Execution:
-        """Return how far a call of this endpoint had come."""
         known, key = _read(self._data), _key(source, call)
         if key in known.finished:
             return Execution.FINISHED

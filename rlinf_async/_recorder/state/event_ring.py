@@ -30,8 +30,7 @@ from typing import Any, Final, Protocol
 
 from .call_journal import JOURNAL_BYTES, CallJournal
 
-DIRECTORY: Final = "recorder"
-"""Folder of the rings, below the directory of the logs."""
+DIRECTORY: Final = "recorder"  # folder of the rings, below the directory of the logs
 
 MAGIC: Final = b"rlinfFR1"
 HEADER: Final = struct.Struct("<8sIIq")
@@ -44,41 +43,28 @@ EVENT: Final = struct.Struct("<BBHIdQ")
 LENGTH: Final = struct.Struct("<H")
 USED: Final = struct.Struct("<I")
 
-SKIPPED: Final = "rlinf_recorder_skipped_operations_total"
-"""Metric that counts the operations left out at a high rate."""
+SKIPPED: Final = "rlinf_recorder_skipped_operations_total"  # metric that counts the operations left out at a high rate
 
 MAX_NAME_BYTES: Final = 200
-OTHER: Final = "(other)"
-"""Name at index 0, which stands for all names that did not fit."""
+OTHER: Final = "(other)"  # name at index 0, which stands for all names that did not fit
 
 
 class EventKind(IntEnum):
     """Kind of an event, which determines its value and its name."""
 
-    END = 0
-    """End of an operation, whose begin has its kind and name."""
-    CALL = 1
-    """Call made by this process: number of ranks; ``group.method``."""
-    SERVE = 2
-    """Call run by this process; ``method``."""
-    SEND = 3
-    """Message to one or several workers: bytes; ``send actor:0``."""
+    END = 0  # end of an operation, whose begin has its kind and name
+    CALL = 1  # call made by this process: number of ranks; ``group.method``
+    SERVE = 2  # call run by this process; ``method``
+    SEND = 3  # message to one or several workers: bytes; ``send actor:0``
     RECV = 4
-    PUT = 5
-    """Put into a channel: bytes; name of the channel."""
+    PUT = 5  # put into a channel: bytes; name of the channel
     GET = 6
-    WEIGHTS = 7
-    """Version of weights being sent: its number; name of the model."""
-    WAIT = 8
-    """Any other wait, for example for a lock; its kind."""
-    SPAN = 9
-    """Span of the user's, by ``worker_timer``; its tag."""
-    VERSION = 10
-    """Weights published or applied: the version; ``published MODEL`` or ``applied MODEL``."""
-    WORD = 11
-    """Warning about a long wait; its text."""
-    LINE = 12
-    """Message of the framework's own, in traces but not in rings: bytes; ``send actor:0``."""
+    WEIGHTS = 7  # version of weights being sent: its number; name of the model
+    WAIT = 8  # any other wait, for example for a lock; its kind
+    SPAN = 9  # span of the user's, by ``worker_timer``; its tag
+    VERSION = 10  # weights published or applied: the version; ``published MODEL`` or ``applied MODEL``
+    WORD = 11  # warning about a long wait; its text
+    LINE = 12  # message of the framework's own, in traces but not in rings: bytes; ``send actor:0``
 
 
 class Phase(IntEnum):
@@ -86,10 +72,8 @@ class Phase(IntEnum):
 
     BEGIN = 1
     END = 2
-    FAILED = 3
-    """The operation has ended with an error."""
-    POINT = 4
-    """The event has no duration."""
+    FAILED = 3  # the operation has ended with an error
+    POINT = 4  # the event has no duration
 
 
 class MetricKind(IntEnum):
@@ -114,12 +98,10 @@ class EndEvent(Protocol):
 
 
 def ring_path(logs: str | Path, endpoint: int) -> Path:
-    """Return the file of a process's ring, below the directory of its machine's logs."""
     return Path(logs) / DIRECTORY / f"{endpoint:x}.ring"
 
 
 def size_of(slots: int) -> int:
-    """Return the size in bytes of a ring with this number of slots."""
     return SLOTS_AT + slots * EVENT.size + JOURNAL_BYTES
 
 
@@ -221,7 +203,6 @@ class EventRing:
         return f"<EventRing [{self._slots} slots, {len(self._names)} names, {len(self._cells)} metrics]>"
 
     def left_out(self, count: int) -> None:
-        """Record how many operations were left out so far."""
         if (place := self.cell(MetricKind.COUNTER, SKIPPED)) is not None:
             self.store(place, count)
 
@@ -254,7 +235,6 @@ class EventRing:
         self._values[place] = value
 
     def add(self, place: int, amount: float) -> None:
-        """Add to a metric's value, atomically among threads."""
         with self._lock:
             self._values[place] += amount
 

@@ -11,11 +11,9 @@ from typing import Final
 
 from .event_ring import MAX_NAME_BYTES, MetricKind
 
-OWN_PREFIX: Final = "rlinf_"
-"""Prefix of the framework's own metrics."""
+OWN_PREFIX: Final = "rlinf_"  # prefix of the framework's own metrics
 
-OWN_LABELS: Final = frozenset({"node", "group", "rank"})
-"""Labels that the framework adds to every metric of a process."""
+OWN_LABELS: Final = frozenset({"node", "group", "rank"})  # labels that the framework adds to every metric of a process
 
 _NAME: Final = re.compile(r"_*[a-zA-Z][a-zA-Z0-9_]*")
 _LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"', re.DOTALL)
@@ -26,7 +24,6 @@ _PLAIN: Final = {escaped: plain for plain, escaped in _ESCAPES.items()}
 
 
 def served_name(kind: MetricKind, name: str) -> str:
-    """Return the name with the suffix of counters, which the cells of users' counters lack."""
     return f"{name}_total" if kind == MetricKind.COUNTER and not name.startswith(OWN_PREFIX) else name
 
 
@@ -51,13 +48,11 @@ def complaint(kind: MetricKind, name: str, labels: Mapping[str, object]) -> str:
 
 
 def cell_name(name: str, labels: Mapping[str, object]) -> str:
-    """Return a metric's name with its labels, sorted and escaped."""
     labelled = ",".join(f'{label}="{str(labels[label]).translate(_ESCAPE)}"' for label in sorted(labels))
     return f"{name}{{{labelled}}}" if labelled else name
 
 
 def split_cell(cell: str) -> tuple[str, dict[str, str]]:
-    """Return the name and the labels of a cell."""
     name, _, labels = cell.partition("{")
     return name, {label: _ESCAPED.sub(_plain, value) for label, value in _LABEL.findall(labels)}
 

@@ -15,15 +15,14 @@ from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from typing import Final
 
-COVERED_S: Final = 30
-"""Seconds that a ring covers at least, except in a burst."""
+COVERED_S: Final = 30  # seconds that a ring covers at least, except in a burst
 
+# Operations that are left out before the clock is read again, which would be most of the cost of leaving one out.
 _LEFT_OUT: Final = 16
-"""Operations that are left out before the clock is read again, which would be most of the cost of leaving one out."""
 
 
+# Operations that are admitted before the clock is read again; more would let a quiet time count twice.
 _MAX_SHARE: Final = 256
-"""Operations that are admitted before the clock is read again; more would let a quiet time count twice."""
 
 
 class RingAdmission:

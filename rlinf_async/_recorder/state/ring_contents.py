@@ -1,5 +1,5 @@
-"""``RingContents``: events and metrics in a flight recorder's ring, read while its process writes, or after its death.
-``RingContents``: events and metrics in a flight recorder's ring, read while its process writes, or after its death."""
+"""``RingContents``: events and metrics in a flight recorder's ring, read while its process writes, or
+after its death."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from .event_ring import (
     identity_of,
 )
 
-_TORN: Final = 8
-"""Oldest events of a full ring that are skipped: each thread may have been writing one of them."""
+_TORN: Final = 8  # oldest events of a full ring that are skipped: each thread may have been writing one of them
 
 
 class RingEvent(NamedTuple):
@@ -90,7 +89,6 @@ class RingContents:
 
 
 def has_metrics(cell: bytes) -> bool:
-    """True if a ring has metrics, given the ``CELL.size`` bytes at ``CELLS_AT``."""
     return len(cell) == CELL.size and CELL.unpack(cell)[1] != 0
 
 

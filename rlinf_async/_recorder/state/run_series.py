@@ -11,8 +11,7 @@ from typing import Final
 from .event_ring import EventKind
 from .timeline import Timeline
 
-Steps = list[tuple[int, float]]
-"""Step function: a value from each of these times on, in order."""
+Steps = list[tuple[int, float]]  # step function: a value from each of these times on, in order
 
 _PUBLISHED: Final = "published "
 _APPLIED: Final = "applied "
@@ -31,7 +30,6 @@ class ModelVersions:
     applied: dict[str, Steps] = field(default_factory=dict)
 
     def staleness(self, process: str) -> Steps:
-        """Return by how many versions a process is behind, from its first version on."""
         merged = sorted([*((time, 0, v) for time, v in self.published), *((t, 1, v) for t, v in self.applied[process])])
         newest, own, found = 0.0, None, Steps()
         for time, is_own, version in merged:
@@ -63,7 +61,6 @@ class PhaseTimes:
 
 
 def versions_of(timelines: Iterable[Timeline]) -> dict[str, ModelVersions]:
-    """Return the versions by model, from the points of kind ``VERSION``."""
     points = sorted(
         (point.time, point.name, point.value, timeline.process)
         for timeline in timelines

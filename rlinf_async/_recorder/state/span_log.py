@@ -40,14 +40,12 @@ MAX_RECORD_BYTES: Final = 8192
 SUFFIX: Final = ".spans"
 _MAX_NAME_CHARS: Final = 200
 
-Writers = tuple[Callable[[], bool], BeginEvent, EndEvent]
-"""``admits``, ``begin`` and ``end``."""
+Writers = tuple[Callable[[], bool], BeginEvent, EndEvent]  # ``admits``, ``begin`` and ``end``
 
 _CALL, _SERVE, _SPAN, _LINE = EventKind.CALL, EventKind.SERVE, EventKind.SPAN, EventKind.LINE
 
 
 def log_path(logs: str | Path, endpoint: int) -> Path:
-    """Return the file of a process's span log, beside its ring."""
     return ring_path(logs, endpoint).with_suffix(SUFFIX)
 
 
@@ -105,7 +103,6 @@ class SpanLog:
         return operation
 
     def enter(self, name: str, category: str, args: dict[str, Any] | None) -> int:
-        """Record the beginning of a span of the user's, which the ring does not have. Return its number."""
         operation = next(self._numbers)
         self._write((operation, self._clock(), _SPAN, name, 0, self._who(), (category, args)), 1)
         return operation
@@ -121,7 +118,6 @@ class SpanLog:
         self._write((operation, self._clock(), failed, 0 if call is None else call._call))
 
     def end_innermost(self, name: str, category: str) -> None:
-        """Record the end of the latest span of that name on this task or thread."""
         self._write((0, self._clock(), name, category, self._who()))
 
     def _who(self) -> int:

@@ -16,11 +16,10 @@ from typing import Any, Final, NamedTuple
 from .event_ring import SKIPPED, EventKind, Phase
 from .ring_contents import RingContents, RingEvent
 
-MAX_LANES: Final = 12
-"""Number of lanes for parallel operations; any further operations share the last one."""
+MAX_LANES: Final = 12  # number of lanes for parallel operations; any further operations share the last one
 
+# Kinds of operations in which a served call waits for others.
 WAITS: Final = frozenset((EventKind.RECV, EventKind.GET, EventKind.WAIT))
-"""Kinds of operations in which a served call waits for others."""
 
 
 class TimelineSpan(NamedTuple):
@@ -114,7 +113,6 @@ _ENDS: Final = (Phase.END, Phase.FAILED)
 
 
 def _in_lanes(begins: Iterable[RingEvent], ends: dict[int, RingEvent], offset: int) -> list[TimelineSpan]:
-    """Return the spans, each in the lowest lane that is free at its begin, so that none in one lane overlap."""
     spans: list[TimelineSpan] = []
     busy: list[tuple[float, int]] = []
     free: list[int] = []

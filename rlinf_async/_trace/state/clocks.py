@@ -11,17 +11,14 @@ import bisect
 from collections import deque
 from typing import Final
 
-_DRIFT: Final = 100e-6
-"""Seconds per second by which two working clocks may drift apart."""
+_DRIFT: Final = 100e-6  # seconds per second by which two working clocks may drift apart
 
 _MAX_SAMPLES: Final = 64
 _MAX_KNOTS: Final = 1024
 
-_MIN_CORRECTION_NS: Final = 20_000
-"""Smallest correction in nanoseconds."""
+_MIN_CORRECTION_NS: Final = 20_000  # smallest correction in nanoseconds
 
-_SLEW_NS: Final = 500_000_000
-"""Nanoseconds over which a correction is spread."""
+_SLEW_NS: Final = 500_000_000  # nanoseconds over which a correction is spread
 
 
 class ClockOffset:
@@ -38,10 +35,8 @@ class ClockOffset:
     def __init__(self) -> None:
         self._samples: deque[tuple[int, int, int]] = deque(maxlen=_MAX_SAMPLES)
         self._knots: list[tuple[int, int]] = []
-        self._latest: int | None = None
-        """Latest of their times that was converted."""
-        self.heard_at = 0
-        """Arrival of the last answer, by our clock."""
+        self._latest: int | None = None  # latest of their times that was converted
+        self.heard_at = 0  # arrival of the last answer, by our clock
 
     def __repr__(self) -> str:
         return f"<ClockOffset [{len(self._samples)} samples, {len(self._knots)} knots]>"
@@ -51,7 +46,6 @@ class ClockOffset:
         return bool(self._samples)
 
     def add_sample(self, asked: int, theirs: int, heard: int) -> None:
-        """Add the times of one request and its answer."""
         if heard < asked:
             raise ValueError(f"an answer that came at {heard}, before it was asked for at {asked}")
         self._samples.append((theirs, (asked + heard) // 2 - theirs, heard - asked))

@@ -20,13 +20,11 @@ from typing import Any, Final
 from rlinf_async._trace.state.clocks import ClockOffset
 from rlinf_async._trace.state.tracks import DrawnSpan
 
-MAX_OPEN_ARROWS: Final = 1 << 14
-"""Number of calls whose other end is awaited; the oldest beyond it get no arrow."""
+MAX_OPEN_ARROWS: Final = 1 << 14  # number of calls whose other end is awaited; the oldest beyond it get no arrow
 
 _END: Final = b"\n]}\n"
 
-Caller = tuple[int, int]
-"""Endpoint of a caller, and its number of the call."""
+Caller = tuple[int, int]  # endpoint of a caller, and its number of the call
 
 
 @dataclass(frozen=True)

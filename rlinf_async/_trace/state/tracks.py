@@ -12,14 +12,12 @@ from __future__ import annotations
 import heapq
 from typing import Any, Final
 
-MAX_OPEN: Final = 1 << 16
-"""Limit on the open operations of a process; beyond it the oldest are not drawn."""
+MAX_OPEN: Final = 1 << 16  # limit on the open operations of a process; beyond it the oldest are not drawn
 
-MAIN: Final = 0
-"""Main thread, whose track is permanent; other threads have negative numbers, tasks positive ones."""
+MAIN: Final = 0  # main thread, whose track is permanent; other threads have negative numbers, tasks positive ones
 
+# Track, begin and end in nanoseconds of the process's monotonic clock, name, category, arguments, flow; plain data.
 DrawnSpan = tuple[int, int, int, str, str, dict[str, Any] | None, Any]
-"""Track, begin and end in nanoseconds of the process's monotonic clock, name, category, arguments, flow; plain data."""
 
 
 class _Track:
@@ -114,7 +112,6 @@ class Tracks:
         self._close(span)
 
     def end_innermost(self, time: int, who: int, name: str, category: str) -> None:
-        """End the latest open span of that name and category in this task or thread."""
         track = self._tracks.get(who)
         for span in reversed(track.open if track is not None else ()):
             if (span.name, span.category) == (name, category):
