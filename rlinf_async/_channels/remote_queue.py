@@ -33,6 +33,7 @@ _LAST_WORD_S: Final = 1.0
 """Seconds for which a queue may take to say whether a put was withdrawn in time."""
 
 
+# More than 30 methods: a put, a get and a query each start, get their answers, are withdrawn and end, in one order.
 class RemoteQueue(QueueDestination):
     """Proxy of one queue, shared by all ``Channel`` objects of this process for the same channel.
 

@@ -49,6 +49,8 @@ codec.extend("torch", "rlinf_async._transports.tensors")
 _TOLD_BY_DAEMONS: Final = frozenset({int(Status.DIED), int(Status.UNKNOWN), int(Status.LOST)})
 
 
+# More than 30 methods: the façade of a process's connection. Requests, tasks, events and direct calls have classes of
+# their own; the open calls stay here, because every kind of frame may end one.
 class NodeClient:
     """Client of one node daemon.
 

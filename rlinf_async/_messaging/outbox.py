@@ -87,6 +87,7 @@ class SendStream:
         self.open: dict[int, InFlight] = {}
 
 
+# More than 30 methods: each fact that a receiver sends, and each transport, has one; all change one table of streams.
 class Outbox:
     """Sending ends of this worker's streams. ``send`` is for any thread; ``on_…`` run where frames are read."""
 
@@ -136,8 +137,9 @@ class Outbox:
             sending.forget()
             if sending.has_failed:  # abandoned while it left
                 self._rollback(stream, in_flight, ClosedError(f"{sending._describe()} was given up"))
+        # A peer may have ended after the check above and before this message was in the table: ``fail`` has missed it.
         for peer in receivers:
-            if peer.error is not None:  # it ended meanwhile
+            if peer.error is not None:
                 self._fail(stream)
                 return
 

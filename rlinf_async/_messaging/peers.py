@@ -115,6 +115,7 @@ class Peers:
             return
         (peer,) = peers
         if peer.endpoint == self._client.endpoint:
+            # By way of the loop, as for other peers: the caller may hold a lock that the handler takes.
             self._client.loop.call_soon_threadsafe(self._on_facts, self.me, facts, body, list(fds))
             return
         if not peer.is_met:

@@ -129,6 +129,7 @@ class _Callback(Generic[_Argument]):
             asyncio.get_running_loop().call_soon(link._notify_end)
 
 
+# More than 30 methods: both streams, heartbeats, reconnection and the end share the flags that say how far the link is.
 class PeerLink:
     """Link to another node's daemon, the same on both ends. Made by `dial` and `PeerServer`.
 
@@ -428,6 +429,8 @@ class PeerLink:
         """
         if (wire := self._present) is not None:
             self._interrupt(Broken("the other side has made another connection"))
+            # The numbers must not change any more when the peer gets them: a message counted afterwards would be sent
+            # again, and arrive twice.
             await wire.over.wait()
         if self._ending or self._verdict:
             raise LinkEnded(self._reason or self._verdict or "it is being closed")

@@ -120,6 +120,7 @@ class PeerServer:
         with self._counted():
             stream = grpc.accepted(context)
             theirs = await self._greet(stream, context)
+            # The entry reserves the node's place until the link is up: a second new link would be refused meanwhile.
             peer, (_, link) = theirs.node, self._peers.setdefault(theirs.node, (theirs.incarnation, None))
             wire: Wire | None = None
             try:

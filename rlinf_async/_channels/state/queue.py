@@ -32,6 +32,7 @@ from rlinf_async._channels.state.queue_client import Demand, Item, QueueClient
 from rlinf_async._channels.state.queue_counts import DISCARDED, NODE_LOST, TOO_LATE, QueueCounts
 
 
+# More than 30 methods: each message of a client has one, and each may let other clients' requests go on.
 class Queue:
     """Items of one channel on one node.
 
@@ -173,6 +174,7 @@ class Queue:
             if get.delivered and get.lease_s is None:
                 self._lose(get)
         self._withdraw([item for item in client.puts.values() if not item.sent], client.gets.values(), steps)
+        # A gap in the numbers is a message that never left the dead process: sent items behind it still come in.
         for _, early in sorted(client.early.items()):
             if type(early) is Item and early.sent:
                 self._put(client, early, steps)

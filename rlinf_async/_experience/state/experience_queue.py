@@ -59,6 +59,7 @@ def _is_key(key: Any) -> bool:
     return key is None or type(key) is bytes
 
 
+# More than 30 methods: a channel's queue to its owner, so it has the methods of one, and those of the trainer.
 class ExperienceQueue(Queue):
     """Samples of one experience, and the processes that use it.
 

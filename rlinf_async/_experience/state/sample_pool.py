@@ -73,6 +73,7 @@ class SampleGroup:
 Removal = tuple[list[int], str]
 
 
+# More than 30 methods: every stage of a group changes the same counts of samples, bytes and the ledger.
 class SamplePool:
     """Samples of one experience.
 

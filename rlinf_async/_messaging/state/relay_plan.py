@@ -192,6 +192,7 @@ class RelayActions(RelaySource, Protocol):
     def warn(self, text: str) -> None: ...
 
 
+# More than 30 methods: each event may change a transfer, its machine and the chain together.
 class RelayPlan:
     """Distributions of one source, one after the other.
 
