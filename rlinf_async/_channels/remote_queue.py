@@ -95,7 +95,7 @@ class RemoteQueue(QueueDestination):
             self._withdraw_forgotten()  # dropped items must be back before the next request
         over = self._over
         if over is not None or self._lost:
-            request.refuse(over or self._tell_loss())
+            request.refuse(over or self._loss_error())
             return
         # Not isinstance(): for an abstract base class it takes a microsecond.
         kind = type(request)
@@ -424,7 +424,7 @@ class RemoteQueue(QueueDestination):
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def _tell_loss(self) -> QueueEnd:
+    def _loss_error(self) -> QueueEnd:
         lost, self._lost = self._lost, 0
         return QueueEnd.of_lost(ClosedError(_lost_items(lost, self.name)))
 

@@ -286,7 +286,7 @@ class NodeClient:
     def cancel(self, call: int, targets: Sequence[int]) -> None:
         self._signal(frames.CANCEL, targets, call)
 
-    def tell_failure(self, call: int, targets: Sequence[int], facts: dict[str, Any]) -> None:
+    def send_failure(self, call: int, targets: Sequence[int], facts: dict[str, Any]) -> None:
         """Tell these targets of an open call that another rank of their group has failed."""
         self._signal(frames.FAILED, targets, call, facts)
 

@@ -323,14 +323,14 @@ class Outbox:
         if near:
             self._by_frame(stream, near, in_flight, start, *self._pack(stream, in_flight))
 
-        def told(peers: Sequence[Peer], place: Any, error: Exception | None) -> None:
+        def on_landed(peers: Sequence[Peer], place: Any, error: Exception | None) -> None:
             if error is None:
                 self._peers.post(peers, (*start, [RELAY, place, [buffer.nbytes for buffer in buffers]]), head)
             else:
                 self._retry(stream, in_flight, peers, error)
 
         carriers = [Carrier(self._peers, self, None, peer, stream.id, in_flight.number) for peer in far]
-        in_flight.relay = RelayedBroadcast(carriers, told)
+        in_flight.relay = RelayedBroadcast(carriers, on_landed)
         in_flight.relay.start(memory)
         if in_flight.number not in stream.open:  # withdrawn meanwhile by a thread that did not see the relay
             in_flight.end_relay()

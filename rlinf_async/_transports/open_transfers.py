@@ -67,7 +67,7 @@ class OpenTransfers(Generic[Buffer]):
         """Note that a transfer will not be sent; the peer may request it until it is told."""
         self._abandoned.add(number)
 
-    def ask(self, receiving: ReceiveTransfer[Buffer]) -> TransferFailed | None:
+    def request(self, receiving: ReceiveTransfer[Buffer]) -> TransferFailed | None:
         """Add a transfer to receive. Return the peer's earlier withdrawal.
 
         Raises:
