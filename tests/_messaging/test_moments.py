@@ -380,7 +380,7 @@ def test_a_broadcast_that_ends_while_its_relay_begins_again_leaves_no_host_behin
     carriers = [Carrier(number) for number in (1, 2, 3)]
     broadcast = RelayedBroadcast(carriers, lambda peers, memory, error: broadcast.close())  # type: ignore[arg-type]
     broadcast.start(memoryview(bytearray(3 << 20)))
-    line = broadcast._relay.plan._machines[1].line
+    line = broadcast._relay.plan._machines[1].stream_id
     broadcast.on_message(carriers[0].peer, ROOM, 1, line)
     broadcast.on_message(carriers[0].peer, LANDED, 1, pack_error(MemoryError("none")), None, line)
     for carrier in carriers:
