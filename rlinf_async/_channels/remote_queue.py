@@ -262,7 +262,7 @@ class RemoteQueue(QueueDestination):
 
     # -- as a destination ---------------------------------------------------------------------------------------
 
-    def far_side(self, request: QueueRequest[Any]) -> Work[str]:
+    def peer_activity(self, request: QueueRequest[Any]) -> Work[str]:
         return peer_activity.queue(self._client, self.node, self.channel, request.key)
 
     @property
@@ -334,7 +334,7 @@ class RemoteQueue(QueueDestination):
         self._batching.taken.append((number, had))
         self._client.takings.note(self, self._daemon, self.channel, number, had)
 
-    def say_taken(self) -> None:
+    def send_taken(self) -> None:
         taken = emptied(self._batching.taken)
         if taken:
             self.tell("taken", taken, now=True)

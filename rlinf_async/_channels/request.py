@@ -39,7 +39,7 @@ class QueueDestination:
     channel = 0
     has_told_of_loss = False
 
-    def far_side(self, request: QueueRequest[Any]) -> slow_waits.FarSide | None:
+    def peer_activity(self, request: QueueRequest[Any]) -> slow_waits.PeerActivity | None:
         """Describe how much is queued and how many requests wait."""
         return None
 
@@ -111,10 +111,10 @@ class QueueRequest(Work[T]):
     def _whom(self) -> str:
         return f"{self.noun} '{self._said[1]}'"
 
-    def _far_side(self) -> slow_waits.FarSide | None:
+    def _peer_activity(self) -> slow_waits.PeerActivity | None:
         if self.destination is not None:
-            return self.destination.far_side(self)
-        return None if self.opening is None else self.opening._far_side()
+            return self.destination.peer_activity(self)
+        return None if self.opening is None else self.opening._peer_activity()
 
     def _needs(self) -> slow_waits.Needs:
         destination = self.destination

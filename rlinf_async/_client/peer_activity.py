@@ -73,7 +73,7 @@ def queue(client: RequestSender, node: int, number: int, key: bytes) -> Work[str
 
 def through(inner: Sequence[slow_waits.Waitable]) -> Work[str]:
     """Describe the works that a wait needs in turn, each with its own description."""
-    descriptions = [(work, work._far_side()) for work in inner]
+    descriptions = [(work, work._peer_activity()) for work in inner]
 
     def describe() -> str:
         parts = []
@@ -96,7 +96,7 @@ def _one(client: RequestSender, operation: Operation[str], node: int) -> Work[st
 
 
 def _when_all(
-    asked: Sequence[slow_waits.FarSide], describe: Callable[[], str], client: RequestSender | None = None
+    asked: Sequence[slow_waits.PeerActivity], describe: Callable[[], str], client: RequestSender | None = None
 ) -> Work[str]:
     """Return the text made once all have answered, or after a deadline, which a ``client`` measures."""
     description: Work[str] = Work()
@@ -121,7 +121,7 @@ def _when_all(
     return description
 
 
-def _answer_of(request: slow_waits.FarSide, node: int) -> tuple[Any, str]:
+def _answer_of(request: slow_waits.PeerActivity, node: int) -> tuple[Any, str]:
     """Return the answer of a node's daemon, or the reason why there is none."""
     if not request.done():
         return None, f"the daemon of node {node} has not answered within {settings.WAIT_ANSWER_S():g} s"

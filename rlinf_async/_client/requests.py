@@ -46,7 +46,7 @@ class Request(Work[Answer], Generic[Answer]):
     def _whom(self) -> str:
         return f"the daemon of node {self.node}"
 
-    def _far_side(self) -> Work[str]:
+    def _peer_activity(self) -> Work[str]:
         return peer_activity.request(self._client, self.operation, self.number, self.node)
 
     def _needs(self) -> slow_waits.Needs:

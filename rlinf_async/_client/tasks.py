@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -27,12 +28,13 @@ class Task(Work[Any]):
         self._what = what
         self._abandonable = self._ends_with_others = abandonable
         self._task: asyncio.Task[Any] | None = None
+        self._thread: int | None = None
         self._cancelled = False
 
     def _describe(self) -> str:
         return self._what
 
-    def _far_side(self) -> Work[str] | None:
+    def _peer_activity(self) -> Work[str] | None:
         return None if self._task is None else peer_activity.through(self._awaited())
 
     def _needs(self) -> slow_waits.Needs:
@@ -49,7 +51,8 @@ class Task(Work[Any]):
         return [work for future in futures if (work := slow_waits.work_on(future)) is not None]
 
     def follow(self, task: asyncio.Task[Any]) -> None:
-        self._task = task
+        """The coroutine runs as this task."""
+        self._task, self._thread = task, threading.get_ident()
         task.add_done_callback(self._finished)
         if self._cancelled:
             task.cancel()
@@ -73,6 +76,17 @@ class Task(Work[Any]):
     def _abandon(self) -> None:
         if self._abandonable:
             self.cancel()
+
+    def _wait_for_thread(self, timeout: float | None) -> None:
+        # A worker's ``def`` method runs on the thread of the loop on which an ``async def`` one has begun this.  The
+        # loop stands still meanwhile, and the wait would never end:
+        # tests/weights/waiting/test_bridge.py::test_a_wait_does_not_block_the_loop_that_its_work_needs
+        if self._thread == threading.get_ident():
+            raise RuntimeError(
+                f".wait() would block the event loop of this thread, on which {self._what} goes on: `await` it in an "
+                "`async def` method"
+            )
+        super()._wait_for_thread(timeout)
 
 
 class Tasks:

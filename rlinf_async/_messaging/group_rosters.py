@@ -206,7 +206,7 @@ class GroupSearch(Work[int]):
     def _describe(self) -> str:
         return f"a group named '{self._group}'"
 
-    def _far_side(self) -> Work[str]:
+    def _peer_activity(self) -> Work[str]:
         return peer_activity.name(self._client, self._group)
 
     def _needs(self) -> slow_waits.Needs:

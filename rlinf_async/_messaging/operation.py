@@ -80,7 +80,7 @@ class MessageOperation(Work[T]):
     def _whom(self) -> str:
         return str(self.missing or self.peer)
 
-    def _far_side(self) -> Work[str] | None:
+    def _peer_activity(self) -> Work[str] | None:
         client = registry.first_active()
         if client is None:
             return None

@@ -88,7 +88,7 @@ def test_no_other_version_comes_into_memory_that_is_still_being_passed_on(memory
     for work in link.sent:
         work._settle()
     assert memory._store is not None
-    assert not any(slot.is_held for slot in memory._store._slots)
+    assert not any(slot.is_pinned for slot in memory._store._slots)
 
 
 def test_the_next_version_ends_what_was_passed_on_of_the_last(memory: HostMemory, link: Link) -> None:
