@@ -44,6 +44,7 @@ class WeightedItem:
     item: Any = field(compare=False)
 
 
+# More than 30 methods: the interface of RLinf's channel, with its overloads. The work is done in ``_channels``.
 class Channel:
     """First-in-first-out queue that any process of the run may put into and get from, by name or as an argument.
 

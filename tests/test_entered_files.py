@@ -87,7 +87,7 @@ async def test_a_warm_group_call(parties: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("near", "far", "bound"), [pytest.param("send", "recv", 32, id="tensor"), pytest.param("put", "get", 25, id="item")]
+    ("near", "far", "bound"), [pytest.param("send", "recv", 28, id="tensor"), pytest.param("put", "get", 22, id="item")]
 )
 async def test_what_goes_from_one_worker_to_another(parties: Any, near: str, far: str, bound: int) -> None:
     await parties.meet(Channel.create(f"entered {near}"))

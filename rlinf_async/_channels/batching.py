@@ -116,6 +116,6 @@ def emptied(found: deque[T]) -> list[T]:
     while found:
         try:
             things.append(found.popleft())
-        except IndexError:
+        except IndexError:  # another thread has taken the last one
             break
     return things

@@ -125,16 +125,16 @@ class LocalQueue(QueueDestination):
         self._follow(steps)
 
     def _follow(self, steps: list[Step]) -> None:
-        for act, what in steps:
-            request = self._requests.pop(what.number, None)
+        for action, subject in steps:
+            request = self._requests.pop(subject.number, None)
             if request is None:
                 continue
-            if act == ACCEPTED:
+            if action == ACCEPTED:
                 request._settle()
-            elif act == DELIVER:
+            elif action == DELIVER:
                 assert isinstance(request, Get)
-                for item in what.items:
-                    request.deliver(item.body, [], item is not what.items[-1], item.redelivered)
+                for item in subject.items:
+                    request.deliver(item.body, [], item is not subject.items[-1], item.redelivered)
             else:
-                request.reject(error_of(*refusal(act, what, self.name, self.max_bytes)))
+                request.reject(error_of(*refusal(action, subject, self.name, self.max_bytes)))
         self._withdraw_forgotten()

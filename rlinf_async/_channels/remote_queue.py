@@ -33,6 +33,7 @@ _LAST_WORD_S: Final = 1.0
 """Seconds for which a queue may take to say whether a put was withdrawn in time."""
 
 
+# More than 30 methods: a put, a get and a query each start, get their answers, are withdrawn and end, in one order.
 class RemoteQueue(QueueDestination):
     """Proxy of one queue, shared by all ``Channel`` objects of this process for the same channel.
 
@@ -94,7 +95,7 @@ class RemoteQueue(QueueDestination):
             self._withdraw_forgotten()  # dropped items must be back before the next request
         over = self._over
         if over is not None or self._lost:
-            request.refuse(over or self._tell_loss())
+            request.refuse(over or self._loss_error())
             return
         # Not isinstance(): for an abstract base class it takes a microsecond.
         kind = type(request)
@@ -423,7 +424,7 @@ class RemoteQueue(QueueDestination):
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def _tell_loss(self) -> QueueEnd:
+    def _loss_error(self) -> QueueEnd:
         lost, self._lost = self._lost, 0
         return QueueEnd.of_lost(ClosedError(_lost_items(lost, self.name)))
 

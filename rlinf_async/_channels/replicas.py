@@ -106,21 +106,21 @@ class Replicas:
         self._pins: dict[bytes, RemoteQueue] = {}
         self._pinning: dict[bytes, Work[None]] = {}
         self._queues: dict[int, RemoteQueue] = {}
-        self._held: dict[bytes, list[QueueRequest[Any]]] = {}
+        self._waiting: dict[bytes, list[QueueRequest[Any]]] = {}
         self._end: QueueEnd | None = None
         self._lock = threading.RLock()
 
     def open(self, roster: dict[str, Any]) -> None:
         with self._lock:
             self._roster = roster
-            for key in list(self._held):
+            for key in list(self._waiting):
                 self._find(key)
 
     def end(self, end: QueueEnd) -> None:
         with self._lock:
             self._end = end
-            held, self._held = self._held, {}
-        for requests in held.values():
+            waiting, self._waiting = self._waiting, {}
+        for requests in waiting.values():
             for request in requests:
                 request.refuse(end)
 
@@ -141,12 +141,12 @@ class Replicas:
                 queue.start(request)
             elif self._end is not None:
                 request.refuse(self._end)
-            elif request.key in self._held:
+            elif request.key in self._waiting:
                 request.opening = self.opening
-                self._held[request.key].append(request)
+                self._waiting[request.key].append(request)
             else:
                 request.opening = self.opening
-                self._held[request.key] = [request]
+                self._waiting[request.key] = [request]
                 if self._roster:
                     self._find(request.key)
 
@@ -162,15 +162,15 @@ class Replicas:
         """Send the waiting requests of a key, after asking for its node if there are several."""
         nodes = self._roster["nodes"]
         if len(nodes) > 1:
-            here = self._client.node
-            operation = operations.PinKey(self._roster["number"], key, here if here in nodes else nodes[0])
+            own_node = self._client.node
+            operation = operations.PinKey(self._roster["number"], key, own_node if own_node in nodes else nodes[0])
             self._pinning[key] = Work()
             answer = self._client.request(operation, node=0, what="the node of a key")
             answer._follow(functools.partial(self._pin, key, answer))
             return
         only = self._queue(nodes[0])
         self._send_held(key, only)
-        if not self._held:
+        if not self._waiting:
             self._only = only  # last: no request may overtake the waiting ones
 
     def _pin(self, key: bytes, answer: Work[int | None]) -> None:
@@ -186,14 +186,14 @@ class Replicas:
                 self._send_held(key, queue)
                 self._pins[key] = queue  # last: no request may overtake the waiting ones
             self._pinning.pop(key)._settle()
-            for request in self._held.pop(key, ()):
+            for request in self._waiting.pop(key, ()):
                 request.refuse(end)
 
     def _send_held(self, key: bytes, queue: RemoteQueue) -> None:
-        held = self._held[key]
-        while held:  # a request done at once may start another, which queues last
-            queue.start(held.pop(0))
-        del self._held[key]
+        waiting = self._waiting[key]
+        while waiting:  # a request done at once may start another, which queues last
+            queue.start(waiting.pop(0))
+        del self._waiting[key]
 
     def _queue(self, node: int) -> RemoteQueue:
         queue = self._queues.get(node)

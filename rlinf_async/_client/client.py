@@ -49,6 +49,8 @@ codec.extend("torch", "rlinf_async._transports.tensors")
 _TOLD_BY_DAEMONS: Final = frozenset({int(Status.DIED), int(Status.UNKNOWN), int(Status.LOST)})
 
 
+# More than 30 methods: the façade of a process's connection. Requests, tasks, events and direct calls have classes of
+# their own; the open calls stay here, because every kind of frame may end one.
 class NodeClient:
     """Client of one node daemon.
 
@@ -284,7 +286,7 @@ class NodeClient:
     def cancel(self, call: int, targets: Sequence[int]) -> None:
         self._signal(frames.CANCEL, targets, call)
 
-    def tell_failure(self, call: int, targets: Sequence[int], facts: dict[str, Any]) -> None:
+    def send_failure(self, call: int, targets: Sequence[int], facts: dict[str, Any]) -> None:
         """Tell these targets of an open call that another rank of their group has failed."""
         self._signal(frames.FAILED, targets, call, facts)
 

@@ -33,25 +33,25 @@ class Events:
         self._while_alive: dict[str, dict[int, weakref.WeakMethod[Listener]]] = {}
         self._numbers = itertools.count()
 
-    def on(self, what: str, listener: Listener) -> None:
-        self._always.setdefault(what, []).append(listener)
+    def on(self, kind: str, listener: Listener) -> None:
+        self._always.setdefault(kind, []).append(listener)
 
-    def listen(self, what: str, listener: Listener) -> None:
+    def listen(self, kind: str, listener: Listener) -> None:
         """Call a bound method for every event of a kind, as long as its object lives."""
-        number, listening = next(self._numbers), self._while_alive.setdefault(what, {})
+        number, listening = next(self._numbers), self._while_alive.setdefault(kind, {})
         # By number: removal from a list would search it, while other threads may add and remove entries.
         listening[number] = weakref.WeakMethod(listener, lambda _: listening.pop(number, None))
 
-    def announce(self, what: str, facts: dict[str, Any]) -> None:
-        if what == "rank_returned" and facts["entry"] is not None:
+    def announce(self, kind: str, facts: dict[str, Any]) -> None:
+        if kind == "rank_returned" and facts["entry"] is not None:
             self.returned[facts["was"]] = facts
             if len(self.returned) > _MAX_RETURNED:
                 del self.returned[next(iter(self.returned))]
-        elif what == "debugger":
+        elif kind == "debugger":
             self._note_stop(facts["endpoint"], stands=bool(facts["where"]))
-        for listener in list(self._always.get(what, ())):
+        for listener in list(self._always.get(kind, ())):
             listener(facts)
-        for reference in list(self._while_alive.get(what, {}).values()):
+        for reference in list(self._while_alive.get(kind, {}).values()):
             if (method := reference()) is not None:
                 method(facts)
 

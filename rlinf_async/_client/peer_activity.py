@@ -34,26 +34,28 @@ class RequestSender(Protocol):
     def later(self, seconds: float, callback: Callable[[], None]) -> None: ...
 
 
-def workers(client: RequestSender, who: Mapping[int, Member]) -> Work[str]:
+def workers(client: RequestSender, members: Mapping[int, Member]) -> Work[str]:
     """Describe workers, given by endpoint: unusual states of their processes, and calls that are open there."""
     by_node: dict[int, list[int]] = {}
-    for endpoint in who:
+    for endpoint in members:
         by_node.setdefault(frames.node_of(endpoint), []).append(frames.number_of(endpoint))
     requests = {
         node: client.request(operations.Inspect(numbers, ["oldest"]), node=node) for node, numbers in by_node.items()
     }
 
-    def tell() -> str:
-        told: dict[Member, ProcessReport | None] = {}
+    def describe() -> str:
+        reports_of: dict[Member, ProcessReport | None] = {}
         missing = []
         for node, request in requests.items():
             answer, excuse = _answer_of(request, node)
             reports = {each["endpoint"]: from_data(ProcessReport, each) for each in (answer or {}).get("processes", ())}
-            told |= {who[each]: reports.get(each) for each in who if answer and frames.node_of(each) == node}
+            reports_of |= {
+                members[each]: reports.get(each) for each in members if answer and frames.node_of(each) == node
+            }
             missing += [excuse] if excuse else []
-        return "; ".join([*_fold(told), *missing])
+        return "; ".join([*_fold(reports_of), *missing])
 
-    return _when_all(list(requests.values()), tell, client)
+    return _when_all(list(requests.values()), describe, client)
 
 
 def request(client: RequestSender, operation: Operation[Any], number: int, node: int) -> Work[str]:
@@ -71,40 +73,40 @@ def queue(client: RequestSender, node: int, number: int, key: bytes) -> Work[str
 
 def through(inner: Sequence[slow_waits.Waitable]) -> Work[str]:
     """Describe the works that a wait needs in turn, each with its own description."""
-    activities = [(work, work._peer_activity()) for work in inner]
+    descriptions = [(work, work._peer_activity()) for work in inner]
 
-    def tell() -> str:
-        words = []
-        for work, peer_activity in activities:
-            said = peer_activity._result() if peer_activity is not None and peer_activity.done() else ""
-            words.append(f"it needs {work._describe()}{f': {said}' if said else ''}")
-        return "; ".join(words)
+    def describe() -> str:
+        parts = []
+        for work, description in descriptions:
+            text = description._result() if description is not None and description.done() else ""
+            parts.append(f"it needs {work._describe()}{f': {text}' if text else ''}")
+        return "; ".join(parts)
 
-    return _when_all([peer_activity for _, peer_activity in activities if peer_activity is not None], tell)
+    return _when_all([description for _, description in descriptions if description is not None], describe)
 
 
 def _one(client: RequestSender, operation: Operation[str], node: int) -> Work[str]:
     request = client.request(operation, node=node)
 
-    def tell() -> str:
+    def describe() -> str:
         answer, excuse = _answer_of(request, node)
         return excuse or str(answer)
 
-    return _when_all([request], tell, client)
+    return _when_all([request], describe, client)
 
 
 def _when_all(
-    asked: Sequence[slow_waits.PeerActivity], tell: Callable[[], str], client: RequestSender | None = None
+    asked: Sequence[slow_waits.PeerActivity], describe: Callable[[], str], client: RequestSender | None = None
 ) -> Work[str]:
     """Return the text made once all have answered, or after a deadline, which a ``client`` measures."""
-    peer_activity: Work[str] = Work()
+    description: Work[str] = Work()
 
     def finish() -> None:
-        if not peer_activity.done():
+        if not description.done():
             try:
-                peer_activity._settle(tell())
+                description._settle(describe())
             except Exception as error:
-                peer_activity._settle(error=error)
+                description._settle(error=error)
 
     def one_has_answered() -> None:
         if all(work.done() for work in asked):
@@ -114,9 +116,9 @@ def _when_all(
         work._follow(one_has_answered)
     if not asked:
         finish()
-    if client is not None and not peer_activity.done():
+    if client is not None and not description.done():
         client.later(settings.WAIT_ANSWER_S(), finish)
-    return peer_activity
+    return description
 
 
 def _answer_of(request: slow_waits.PeerActivity, node: int) -> tuple[Any, str]:

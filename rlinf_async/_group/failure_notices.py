@@ -133,4 +133,4 @@ class FailureNotices:
         }
         targets = (handler._targets[slot] for slot in handler._unanswered())
         told = [target for target in targets if target not in (failure.endpoint, NOWHERE)]
-        self._client.tell_failure(handler._call, told, facts)
+        self._client.send_failure(handler._call, told, facts)

@@ -175,6 +175,8 @@ class GroupRosters:
             if lookup.is_answered:
                 return
             lookup.is_answered = True
+        # One by one, and the lookup goes last: a caller that joins meanwhile queues behind those that wait, instead of
+        # finding the roster and overtaking them.
         while True:
             with self._lock:
                 if not lookup.waiting:

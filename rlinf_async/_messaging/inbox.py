@@ -93,6 +93,7 @@ class Inbox:
         if receiving.done():  # abandoned before it was posted
             self._act(stream, arrivals.cancel, receiving)
             receiving.withdraw = None
+        # Checked after posting: a peer that ended before the receive was in the table has been handled without it.
         gone = next((peer for peer in stream.others if peer.error is not None), None) if stream.others else None
         if source.error is not None:
             gone = source

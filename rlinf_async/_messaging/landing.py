@@ -61,15 +61,15 @@ class RelayHost:
         self._landing: _Landing | None = None
         self._end: Exception | None = None
 
-    def on_message(self, what: str, *facts: Any) -> None:
+    def on_message(self, kind: str, *facts: Any) -> None:
         landing = self._landing
-        if what == BRING:
+        if kind == BRING:
             self._bring(*facts)
         elif landing is None:
-            logger.warning("%r is said of a payload, and none comes", what)
-        elif what == WHOLE:
+            logger.warning("%r is said of a payload, and none comes", kind)
+        elif kind == WHOLE:
             landing.publish(facts[1:])
-        elif what == PASS:
+        elif kind == PASS:
             number, receiver, stream_id = facts
             if number == landing.number:
                 landing.pass_on(receiver, stream_id)

@@ -55,41 +55,41 @@ class Mailbox:
 
     def _on_facts(self, source: int, facts: Any, body: Any, fds: list[int]) -> None:
         peer = self.peers.at(source)
-        what, *rest = facts
-        if what == message_facts.DATA:
+        kind, *rest = facts
+        if kind == message_facts.DATA:
             self.inbox.on_data(peer, body, fds, *rest)
-        elif what == message_facts.CONTENT:
+        elif kind == message_facts.CONTENT:
             self.inbox.on_content(peer, body, fds, *rest)
         else:
             close_fds(fds)
-            self._dispatch(peer, what, rest)
+            self._dispatch(peer, kind, rest)
 
-    def _dispatch(self, peer: Peer, what: int, facts: list[Any]) -> None:
-        if what == message_facts.LINK:
+    def _dispatch(self, peer: Peer, kind: int, facts: list[Any]) -> None:
+        if kind == message_facts.LINK:
             name, message = facts
             self.peers.link(peer, name).on_control(message)
-        elif what == message_facts.GPU:
+        elif kind == message_facts.GPU:
             self.peers.devices.on_gpu(peer, *facts)
-        elif what == message_facts.INTRODUCE:
+        elif kind == message_facts.INTRODUCE:
             self.peers.on_introduction(peer.endpoint, *facts)
-        elif what == message_facts.ANNOUNCE:
+        elif kind == message_facts.ANNOUNCE:
             self.inbox.on_announce(peer, *facts)
-        elif what == message_facts.WITHDRAW:
+        elif kind == message_facts.WITHDRAW:
             self.inbox.on_withdraw(peer, *facts)
-        elif what == message_facts.GRANT:
+        elif kind == message_facts.GRANT:
             self.outbox.on_grant(peer, *facts)
-        elif what == message_facts.ROOM:
+        elif kind == message_facts.ROOM:
             self.outbox.on_room(peer, *facts)
-        elif what == message_facts.TAKEN:
+        elif kind == message_facts.TAKEN:
             self.outbox.on_taken(peer, *facts)
-        elif what == message_facts.LOST:
+        elif kind == message_facts.LOST:
             self.outbox.on_lost(peer, *facts)
-        elif what == message_facts.REFUSED:
+        elif kind == message_facts.REFUSED:
             self.outbox.on_refused(peer, *facts)
-        elif what == message_facts.RELAY:
+        elif kind == message_facts.RELAY:
             (self.outbox.on_relay if facts[2] in FROM_HOSTS else self.broadcast_hosts.on_message)(peer, *facts)
         else:
-            logger.error("%s has sent a message of a kind %r that is not known here", peer.label, what)
+            logger.error("%s has sent a message of a kind %r that is not known here", peer.label, kind)
 
     def _on_end(self, peer: Peer) -> None:
         self.names.forget(peer.group)

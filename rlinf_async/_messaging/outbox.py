@@ -87,6 +87,7 @@ class SendStream:
         self.open: dict[int, InFlight] = {}
 
 
+# More than 30 methods: each fact that a receiver sends, and each transport, has one; all change one table of streams.
 class Outbox:
     """Sending ends of this worker's streams. ``send`` is for any thread; ``on_…`` run where frames are read."""
 
@@ -136,8 +137,9 @@ class Outbox:
             sending.forget()
             if sending.has_failed:  # abandoned while it left
                 self._rollback(stream, in_flight, ClosedError(f"{sending._describe()} was given up"))
+        # A peer may have ended after the check above and before this message was in the table: ``fail`` has missed it.
         for peer in receivers:
-            if peer.error is not None:  # it ended meanwhile
+            if peer.error is not None:
                 self._fail(stream)
                 return
 
@@ -321,14 +323,14 @@ class Outbox:
         if near:
             self._by_frame(stream, near, in_flight, start, *self._pack(stream, in_flight))
 
-        def told(peers: Sequence[Peer], place: Any, error: Exception | None) -> None:
+        def on_landed(peers: Sequence[Peer], place: Any, error: Exception | None) -> None:
             if error is None:
                 self._peers.post(peers, (*start, [RELAY, place, [buffer.nbytes for buffer in buffers]]), head)
             else:
                 self._retry(stream, in_flight, peers, error)
 
         carriers = [Carrier(self._peers, self, None, peer, stream.id, in_flight.number) for peer in far]
-        in_flight.relay = RelayedBroadcast(carriers, told)
+        in_flight.relay = RelayedBroadcast(carriers, on_landed)
         in_flight.relay.start(memory)
         if in_flight.number not in stream.open:  # withdrawn meanwhile by a thread that did not see the relay
             in_flight.end_relay()

@@ -115,6 +115,7 @@ class Peers:
             return
         (peer,) = peers
         if peer.endpoint == self._client.endpoint:
+            # By way of the loop, as for other peers: the caller may hold a lock that the handler takes.
             self._client.loop.call_soon_threadsafe(self._on_facts, self.me, facts, body, list(fds))
             return
         if not peer.is_met:
@@ -133,8 +134,8 @@ class Peers:
 
     def _send_to(self, peer: Peer, facts: Sequence[Any], body: Any = b"", fds: Sequence[int] = ()) -> None:
         # All frames to one peer take the same connection, so that none overtakes another.
-        way = self._client.direct_connection(peer.endpoint) or self._client
-        way.send((frames.MESSAGE, len(fds), self._client.endpoint, peer.route, facts, body), fds)
+        connection = self._client.direct_connection(peer.endpoint) or self._client
+        connection.send((frames.MESSAGE, len(fds), self._client.endpoint, peer.route, facts, body), fds)
 
     def _send_to_all(self, peers: Sequence[Peer], facts: Sequence[Any], body: Any, fds: Sequence[int]) -> None:
         near = [peer for peer in peers if self._client.direct_connection(peer.endpoint) is not None]
@@ -345,10 +346,10 @@ class Devices:
 
 
 def _is_switched_off() -> bool:
-    said = os.environ.get(SWITCH) or "1"
-    if said not in ("0", "1"):
-        raise ConfigError(f"{SWITCH}={said!r} in a worker's environment: 0 switches links between GPUs off, 1 is on")
-    return said == "0"
+    switch = os.environ.get(SWITCH) or "1"
+    if switch not in ("0", "1"):
+        raise ConfigError(f"{SWITCH}={switch!r} in a worker's environment: 0 switches links between GPUs off, 1 is on")
+    return switch == "0"
 
 
 def _find_own_gpu() -> OwnGpu | None:

@@ -53,10 +53,10 @@ class Relay:
                     self._is_acting = False
             return result
 
-    def on_message(self, receiver: Any, what: str, *facts: Any) -> None:
-        if what == ROOM:
+    def on_message(self, receiver: Any, kind: str, *facts: Any) -> None:
+        if kind == ROOM:
             self.act(self.plan.room, receiver, *facts)
-        elif what == LANDED:
+        elif kind == LANDED:
             number, failure, memory, stream_id = facts
             error = None if failure is None else unpack_error(failure)
             self.act(self.plan.landed, receiver, number, error, memory, stream_id)

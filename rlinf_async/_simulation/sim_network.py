@@ -139,7 +139,7 @@ class SimPeerLink(PeerLink):
     def wake_up(self) -> None:
         if self._sleeps and not self._has_ended:
             self._sleeps = False
-            self._heard = self._last_beat = clock.monotonic()
+            self._last_arrival = self._last_beat = clock.monotonic()
             super()._on_beat()
 
     @property

@@ -119,7 +119,7 @@ class GlooPair(Pair):
         self._device: GlooDevice | None = None
         self._connection: TcpConnection | None = None
         self._group: Any = None
-        self._asked: deque[ReceiveTransfer[Any]] = deque()
+        self._requested: deque[ReceiveTransfer[Any]] = deque()
         self._coming: set[int] = set()
         self._unsent: list[tuple[SendTransfer, int, int]] = []
         self._sent: dict[int, tuple[SendTransfer, list[Any]]] = {}
@@ -140,7 +140,7 @@ class GlooPair(Pair):
 
     def receive(self, receiving: ReceiveTransfer[Any]) -> None:
         with self._changed:
-            self._asked.append(receiving)
+            self._requested.append(receiving)
             self._changed.notify_all()
 
     def send(self, sending: SendTransfer, tag: int, start: int) -> None:
@@ -223,16 +223,16 @@ class GlooPair(Pair):
     def _advance(self, taken: deque[_GlooReceive]) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._error or self._may_take(taken) or self._is_coming(taken))
-            asked = self._asked.popleft() if self._may_take(taken) else None
-        if asked is not None:
-            self._take(asked, taken)
+            requested = self._requested.popleft() if self._may_take(taken) else None
+        if requested is not None:
+            self._take(requested, taken)
         elif self._error is None:
             self._receive_oldest(taken)
 
     def _may_take(self, taken: deque[_GlooReceive]) -> bool:
-        if not self._asked or len(taken) < 2:
-            return bool(self._asked)
-        return sum(each.receiving.nbytes for each in taken) + self._asked[0].nbytes <= _WINDOW_BYTES
+        if not self._requested or len(taken) < 2:
+            return bool(self._requested)
+        return sum(each.receiving.nbytes for each in taken) + self._requested[0].nbytes <= _WINDOW_BYTES
 
     def _is_coming(self, taken: deque[_GlooReceive]) -> bool:
         return bool(taken) and taken[0].receiving.number in self._coming

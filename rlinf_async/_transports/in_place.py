@@ -28,10 +28,12 @@ def difference(sent: TensorFacts, wanted: TensorFacts) -> str | None:
 
     The type of device must match too: a receiver on another type of device has to agree with its sender explicitly.
     """
-    for name, theirs, ours in zip(("dtype", "shape", "device"), sent, wanted, strict=True):
-        if theirs != ours:
-            theirs, ours = (tuple(value) if isinstance(value, list) else value for value in (theirs, ours))
-            return f"its {name} is {theirs}, and the tensor to receive it has {ours}"
+    for name, sent_value, own_value in zip(("dtype", "shape", "device"), sent, wanted, strict=True):
+        if sent_value != own_value:
+            sent_value, own_value = (
+                tuple(value) if isinstance(value, list) else value for value in (sent_value, own_value)
+            )
+            return f"its {name} is {sent_value}, and the tensor to receive it has {own_value}"
     return None
 
 

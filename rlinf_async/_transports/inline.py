@@ -75,7 +75,7 @@ class InlineLink(Link):
         self._lock = threading.Lock()
         self._sendings: dict[int, _InlineSend] = {}
         self._receivings: dict[int, _InlineReceive] = {}
-        self._asked: set[int] = set()
+        self._requested: set[int] = set()
 
     def __repr__(self) -> str:
         return f"<InlineLink [{len(self._sendings)} to send, {len(self._receivings)} to receive]>"
@@ -87,9 +87,9 @@ class InlineLink(Link):
             return sending
         with self._lock:
             self._sendings[transfer] = sending
-            asked = transfer in self._asked
-            self._asked.discard(transfer)
-        if asked:
+            is_requested = transfer in self._requested
+            self._requested.discard(transfer)
+        if is_requested:
             self._begin(transfer)
         return sending
 
@@ -109,24 +109,24 @@ class InlineLink(Link):
         return receiving
 
     def on_control(self, facts: Any) -> None:
-        what, *rest = facts
-        if what == "begin":
+        kind, *rest = facts
+        if kind == "begin":
             with self._lock:
                 known = rest[0] in self._sendings
                 if not known:
-                    self._asked.add(rest[0])
+                    self._requested.add(rest[0])
             if known:
                 self._begin(rest[0])
-        elif what == "more":
+        elif kind == "more":
             self._send_piece(rest[0])
-        elif what == "piece":
+        elif kind == "piece":
             self._take(*rest)
-        elif what == "end":
+        elif kind == "end":
             with self._lock:
                 sending = self._sendings.pop(rest[0], None)
             if sending is not None:
                 sending._settle()
-        elif what == "broken":
+        elif kind == "broken":
             sent, received, why = rest
             self._fail(received, sent, TransferFailed(f"the other worker gave it up: {why}"))
 
@@ -166,7 +166,7 @@ class InlineLink(Link):
     def _fail(self, sent: Sequence[int], received: Sequence[int], error: Exception) -> None:
         works: list[Work[Any] | None] = []
         with self._lock:
-            self._asked -= set(sent)
+            self._requested -= set(sent)
             works += [self._sendings.pop(number, None) for number in sent]
             works += [self._receivings.pop(number, None) for number in received]
         for work in works:

@@ -82,8 +82,11 @@ class LazyThread(_JobQueue):
             threading.Thread(target=self._run, name=self._name, daemon=True).start()
         except RuntimeError:
             with self._condition:
-                self._is_busy = False
                 self._jobs.remove(job)
+            # Another thread may have added a job meanwhile and left it to this thread's start. Nothing else would do it
+            # before the next ``submit``, so it is done here.
+            # tests/_transports/test_lazy_thread.py::test_a_job_that_was_added_while_no_thread_could_start_is_done
+            self._do_all()
             raise
 
     def _run(self) -> None:

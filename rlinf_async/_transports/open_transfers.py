@@ -67,7 +67,7 @@ class OpenTransfers(Generic[Buffer]):
         """Note that a transfer will not be sent; the peer may request it until it is told."""
         self._abandoned.add(number)
 
-    def ask(self, receiving: ReceiveTransfer[Buffer]) -> TransferFailed | None:
+    def request(self, receiving: ReceiveTransfer[Buffer]) -> TransferFailed | None:
         """Add a transfer to receive. Return the peer's earlier withdrawal.
 
         Raises:
@@ -112,7 +112,7 @@ class OpenTransfers(Generic[Buffer]):
         """Note that the peer has abandoned transfers that it was receiving and sending.
 
         Returns:
-            Those of the latter that have not been requested here: only numbers above the newest one are certain.
+            Transfers among the latter that have not been requested here, which is certain only above the newest number.
         """
         for number in received:
             if number not in self.sendings and number not in self._abandoned:

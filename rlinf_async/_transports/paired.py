@@ -108,7 +108,7 @@ class PairedLink(ABC, Generic[Buffer]):
             receiving.complete()
             return receiving
         with self._deferred.locked():
-            error = self._open_transfers.ask(receiving)
+            error = self._open_transfers.request(receiving)
             if error is not None:
                 self._deferred.add(functools.partial(receiving.fail, error))
             elif self._pair is None:
@@ -163,8 +163,8 @@ class PairedLink(ABC, Generic[Buffer]):
         pair = self._pair
         assert pair is not None
         if request.nbytes != sending.nbytes:
-            here, there = sending.nbytes, request.nbytes
-            text = f"transfer {sending.number} has {here} bytes here and {there} where it is received"
+            own_bytes, peer_bytes = sending.nbytes, request.nbytes
+            text = f"transfer {sending.number} has {own_bytes} bytes here and {peer_bytes} where it is received"
             self._break(TransferFailed(text), sendings=[sending.number])
             return
         sending.tries = 1 if request.start > sending.start else sending.tries + 1

@@ -11,7 +11,7 @@ from rlinf_async._transports.link import Link, Post
 from rlinf_async._transports.shared_memory import fits
 
 IN_FRAME: Final = ""
-"""In the frame itself: small messages inline, others as attached memory, or in pieces between two daemons."""
+"""Transport within the frame: small messages inline, others as attached memory, or in pieces between two daemons."""
 
 PIECES: Final = "pieces"
 

@@ -129,6 +129,7 @@ class _Callback(Generic[_Argument]):
             asyncio.get_running_loop().call_soon(link._notify_end)
 
 
+# More than 30 methods: both streams, heartbeats, reconnection and the end share the flags that say how far the link is.
 class PeerLink:
     """Link to another node's daemon, the same on both ends. Made by `dial` and `PeerServer`.
 
@@ -199,7 +200,7 @@ class PeerLink:
         self._present: Wire | None = wire
         self._interruption: asyncio.Future[Broken] = self._loop.create_future()
         self._resumption: asyncio.Future[Wire] = self._loop.create_future()
-        self._heard = self._last_beat = clock.monotonic()
+        self._last_arrival = self._last_beat = clock.monotonic()
         self._is_silent = asyncio.Event()
         self._is_deaf = False  # nothing has arrived for a while
         self._is_unheard = False  # the other side reports that nothing arrives there
@@ -209,7 +210,7 @@ class PeerLink:
     @property
     def seconds_down(self) -> float:
         """Return the seconds without a message from a peer whose messages are overdue; 0 for a link that is up."""
-        silent = clock.monotonic() - self._heard
+        silent = clock.monotonic() - self._last_arrival
         return silent if self._present is None or silent > _SILENT_BEATS * self._beat_s else 0.0
 
     def send(self, data: bytes) -> None:
@@ -344,18 +345,18 @@ class PeerLink:
         """
         while True:
             await self._is_silent.wait()
-            heard = self._heard
+            arrival = self._last_arrival
             reached = await self._accepts(self._address, _PROBE_S)
             if self._is_unheard and reached is not None:  # queued messages may just have arrived: wait for one more
                 await asyncio.wait([self._interruption], timeout=self._beat_s)
-            if self._heard != heard and not self._is_unheard:
+            if self._last_arrival != arrival and not self._is_unheard:
                 self._is_silent.clear()
             elif reached is None:
                 await asyncio.wait([self._interruption], timeout=_FIRST_PAUSE_S)
-            elif self._heard != heard:
+            elif self._last_arrival != arrival:
                 raise Broken("what is sent does not arrive")
             else:
-                raise Broken(f"nothing came for {clock.monotonic() - heard:.1f} s")
+                raise Broken(f"nothing came for {clock.monotonic() - arrival:.1f} s")
 
     def _interrupt(self, error: Broken) -> None:
         if not self._interruption.done():
@@ -369,7 +370,7 @@ class PeerLink:
         """
         self._resumption = self._loop.create_future()
         wire.over.set()
-        left = self._heard + self.lease + self._beat_s - clock.monotonic()
+        left = self._last_arrival + self.lease + self._beat_s - clock.monotonic()
         try:
             async with asyncio.timeout(max(0.0, left)):
                 return await (self._await_resumption(why) if self._redial is None else self._dial_again(why))
@@ -428,10 +429,12 @@ class PeerLink:
         """
         if (wire := self._present) is not None:
             self._interrupt(Broken("the other side has made another connection"))
+            # The numbers must not change any more when the peer gets them: a message counted afterwards would be sent
+            # again, and arrive twice.
             await wire.over.wait()
         if self._ending or self._verdict:
             raise LinkEnded(self._reason or self._verdict or "it is being closed")
-        self._heard = clock.monotonic()
+        self._last_arrival = clock.monotonic()
         return self._received
 
     def resume(self, wire: Wire, received: Received) -> None:
@@ -459,7 +462,7 @@ class PeerLink:
         return self._control_received.received, self._bulk_received.received
 
     def _resume(self, received: Received) -> None:
-        self._heard = clock.monotonic()
+        self._last_arrival = clock.monotonic()
         try:
             self._control.resume(received[0])
             self._bulk.resume(received[1])
@@ -477,8 +480,8 @@ class PeerLink:
         # If this process itself was stopped, messages that arrived meanwhile are read before the peer is judged.
         stood_still, self._last_beat = now - self._last_beat > 2 * beat, now
         if not self._listening.is_set():
-            self._heard = now
-        silent = now - self._heard
+            self._last_arrival = now
+        silent = now - self._last_arrival
         if self._present is not None and not stood_still:
             if silent >= self.lease + beat:
                 self._abandon(self._silence())
@@ -493,10 +496,10 @@ class PeerLink:
         self._send_acknowledgement()
 
     def _note_arrival(self) -> None:
-        self._heard, self._is_deaf = clock.monotonic(), False
+        self._last_arrival, self._is_deaf = clock.monotonic(), False
 
     def _silence(self) -> str:
-        silent = clock.monotonic() - self._heard
+        silent = clock.monotonic() - self._last_arrival
         return f"no sign of life for {silent:.1f} s, and its lease is {self.lease:g} s ({settings.LEASE_S.variable})"
 
     def _send_acknowledgement(self) -> None:

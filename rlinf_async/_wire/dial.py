@@ -91,7 +91,7 @@ class _DialParameters:
         own = Hello.own(self.run, self.node, address=self.own_address, received=received)
         try:
             async with asyncio.timeout(timeout):
-                control, bulk, theirs = await _shake_hands(channels[0], channels[1], own, name)
+                control, bulk, peer_hello = await _shake_hands(channels[0], channels[1], own, name)
         except BaseException as error:
             await _close(channels)
             if isinstance(error, TimeoutError):
@@ -109,7 +109,7 @@ class _DialParameters:
             finally:
                 await _close(channels)
 
-        return Wire(grpc.dialled(control), grpc.dialled(bulk), hang_up), theirs
+        return Wire(grpc.dialled(control), grpc.dialled(bulk), hang_up), peer_hello
 
 
 async def _close(channels: tuple[Any, ...]) -> None:
@@ -125,8 +125,8 @@ async def _shake_hands(control_channel: Any, bulk_channel: Any, own: Hello, name
         data = await stream.read()
     except Broken:
         raise await grpc.refusal(control) from None
-    theirs = own.check(data, [name])
-    bulk = bulk_channel.stream_stream("/rlinf.Node/Bulk")(metadata=((grpc.BULK_KEY, theirs.bulk),))
+    peer_hello = own.check(data, [name])
+    bulk = bulk_channel.stream_stream("/rlinf.Node/Bulk")(metadata=((grpc.BULK_KEY, peer_hello.bulk),))
     if not grpc.is_up(await bulk.initial_metadata()):
         raise await grpc.refusal(bulk)
-    return control, bulk, theirs
+    return control, bulk, peer_hello

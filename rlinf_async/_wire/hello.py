@@ -97,25 +97,25 @@ class Hello:
         received = fields["received"]
         if len(received) not in (0, 2) or any(type(number) is not int or number < 0 for number in received):
             raise AuthError(f"node {self.node} of run {self.run} got a Hello whose received is no two numbers")
-        theirs = Hello(**{field: fields[field] for field in _FIELDS})
-        if theirs.run != self.run:
-            raise AuthError(f"node {theirs.node} is of run {theirs.run!a}, node {self.node} is of run {self.run!r}")
-        if theirs.node < 0 or identities != [node_name(self.run, theirs.node)]:
+        peer = Hello(**{field: fields[field] for field in _FIELDS})
+        if peer.run != self.run:
+            raise AuthError(f"node {peer.node} is of run {peer.run!a}, node {self.node} is of run {self.run!r}")
+        if peer.node < 0 or identities != [node_name(self.run, peer.node)]:
             raise AuthError(
-                f"the peer of node {self.node} calls itself node {theirs.node}, "
+                f"the peer of node {self.node} calls itself node {peer.node}, "
                 f"but its certificate names {', '.join(identities) or 'nobody'}"
             )
-        if theirs.python != self.python:
+        if peer.python != self.python:
             raise VersionMismatch(
-                f"node {theirs.node} runs Python {_shown(fields, 'python')} (rlinf_async {_shown(fields, 'version')}), "
+                f"node {peer.node} runs Python {_shown(fields, 'python')} (rlinf_async {_shown(fields, 'version')}), "
                 f"node {self.node} runs Python {self.python} (rlinf_async {self.version}): what is pickled on one "
                 "cannot be trusted to load on the other; use the same minor version on all nodes"
             )
-        if abs(theirs.time - self.time) > _WARN_CLOCK_SKEW_S:
+        if abs(peer.time - self.time) > _WARN_CLOCK_SKEW_S:
             _log.warning(
-                "the clocks of node %d and node %d differ by %.0f s", theirs.node, self.node, theirs.time - self.time
+                "the clocks of node %d and node %d differ by %.0f s", peer.node, self.node, peer.time - self.time
             )
-        return theirs
+        return peer
 
 
 _FIELDS: dict[str, type] = {

@@ -83,8 +83,8 @@ def _exhausted(address: str, ports: Sequence[int], what: str) -> str:
     if not ports:
         return f"no port is free on {address} for {what}"
     named = [f"{port} {holder}" for port, holder in sorted(_holders(ports).items())]
-    told = named[:_MAX_NAMED] + ([f"and {len(named) - _MAX_NAMED} more"] if len(named) > _MAX_NAMED else [])
-    held = f"\n  held: {', '.join(told)}" if told else ""
+    shown = named[:_MAX_NAMED] + ([f"and {len(named) - _MAX_NAMED} more"] if len(named) > _MAX_NAMED else [])
+    held = f"\n  held: {', '.join(shown)}" if shown else ""
     return (
         f"no port of {ports[0]}-{ports[-1]} (--port-range) is free on {address} for {what}{held}\n"
         "  fix: a wider --port-range: each node needs a port where there are others, each group of workers one"

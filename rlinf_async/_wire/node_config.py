@@ -70,11 +70,11 @@ class NodeConfig:
             VersionMismatch: the launcher speaks another protocol.
             TypeError: a field is missing, or unknown.
         """
-        told: dict[str, Any] = json.loads(line)
-        if (protocol := told.pop("protocol", None)) != PROTOCOL:
+        fields: dict[str, Any] = json.loads(line)
+        if (protocol := fields.pop("protocol", None)) != PROTOCOL:
             raise VersionMismatch(
                 f"the launcher speaks protocol {protocol}, the rlinf_async of this node protocol {PROTOCOL}"
             )
-        if told["credentials"] is not None:
-            told["credentials"] = NodeCredentials(**told["credentials"])
-        return cls(**told)
+        if fields["credentials"] is not None:
+            fields["credentials"] = NodeCredentials(**fields["credentials"])
+        return cls(**fields)

@@ -36,8 +36,8 @@ class OwnedSocket:
         self._inode = os.fstat(sock.fileno()).st_ino
         self._on_number_taken = WeakMethod(on_number_taken)
         # Detached, not closed: the number is the successor's by now.
-        if predecessor is not None and predecessor.sock.detach() >= 0 and (told := predecessor._on_number_taken()):
-            told()
+        if predecessor is not None and predecessor.sock.detach() >= 0 and (callback := predecessor._on_number_taken()):
+            callback()
 
     def fileno(self) -> int:
         return self.sock.fileno()

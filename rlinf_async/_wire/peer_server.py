@@ -119,16 +119,17 @@ class PeerServer:
     async def _serve_control(self, _requests: Any, context: Any) -> None:
         with self._counted():
             stream = grpc.accepted(context)
-            theirs = await self._greet(stream, context)
-            peer, (_, link) = theirs.node, self._peers.setdefault(theirs.node, (theirs.incarnation, None))
+            hello = await self._greet(stream, context)
+            # The entry reserves the node's place until the link is up: a second new link would be refused meanwhile.
+            peer, (_, link) = hello.node, self._peers.setdefault(hello.node, (hello.incarnation, None))
             wire: Wire | None = None
             try:
                 received = await link.suspend() if link is not None else ()
-                wire = await self._attach_bulk(theirs, stream, context, received)
+                wire = await self._attach_bulk(hello, stream, context, received)
                 if link is not None:
-                    link.resume(wire, theirs.received)
+                    link.resume(wire, hello.received)
                 else:
-                    await self._open(theirs, wire)
+                    await self._open(hello, wire)
             except LinkEnded as error:
                 await grpc.refuse(context, AuthError(f"node {self._node} has no link to node {peer} any more: {error}"))
             finally:
@@ -136,14 +137,14 @@ class PeerServer:
                     del self._peers[peer]
             await _serve_until(wire.over)
 
-    async def _open(self, theirs: Hello, wire: Wire) -> None:
-        peer = theirs.node
+    async def _open(self, hello: Hello, wire: Wire) -> None:
+        peer = hello.node
 
         def forget() -> None:
             del self._peers[peer]
 
-        link = PeerLink(peer, wire, lease=self._lease, address=theirs.address, on_end=forget)
-        self._peers[peer] = theirs.incarnation, link
+        link = PeerLink(peer, wire, lease=self._lease, address=hello.address, on_end=forget)
+        self._peers[peer] = hello.incarnation, link
         try:
             self._on_link(link)
         except Exception as error:
@@ -171,34 +172,34 @@ class PeerServer:
         except Broken:
             await grpc.refuse(context, AuthError(f"node {self._node} got no Hello"))
         try:
-            theirs = Hello.own(self._run, self._node).check(data, grpc.identities(context))
-            self._check_link(theirs)
+            hello = Hello.own(self._run, self._node).check(data, grpc.identities(context))
+            self._check_link(hello)
             if self._stopping:
                 raise ClosedError(f"node {self._node} is shutting down")
         except RLinfAsyncError as error:
             await grpc.refuse(context, error)
-        return theirs
+        return hello
 
-    def _check_link(self, theirs: Hello) -> None:
+    def _check_link(self, hello: Hello) -> None:
         """Check that the Hello is for a new link to a node without one, or continues the link to the same daemon.
 
         Raises:
             AuthError: it is neither.
         """
-        incarnation, link = self._peers.get(theirs.node, ("", None))
-        if incarnation and incarnation != theirs.incarnation:
+        incarnation, link = self._peers.get(hello.node, ("", None))
+        if incarnation and incarnation != hello.incarnation:
             if link is not None:
                 link.end_as("its daemon was started again")
             raise AuthError(
-                f"node {theirs.node} was started again: node {self._node} had a link to its daemon of before"
+                f"node {hello.node} was started again: node {self._node} had a link to its daemon of before"
             )
-        if theirs.received and link is None:
-            raise AuthError(f"node {self._node} has no link to node {theirs.node} any more: it has given it up")
-        if incarnation and not theirs.received:
-            raise AuthError(f"node {theirs.node} has a link to node {self._node} already")
+        if hello.received and link is None:
+            raise AuthError(f"node {self._node} has no link to node {hello.node} any more: it has given it up")
+        if incarnation and not hello.received:
+            raise AuthError(f"node {hello.node} has a link to node {self._node} already")
 
-    async def _attach_bulk(self, theirs: Hello, control: MessageStream, context: Any, received: Received) -> Wire:
-        handshake = _Handshake(theirs.node)
+    async def _attach_bulk(self, hello: Hello, control: MessageStream, context: Any, received: Received) -> Wire:
+        handshake = _Handshake(hello.node)
         key = secrets.token_hex(16)
         self._awaiting_bulk[key] = handshake
         own = Hello.own(self._run, self._node, received=received, bulk=key)

@@ -233,16 +233,16 @@ class Connection:
             # Reading until it is empty would take too long: a sender that never pauses would hold this thread for ever.
             # The bytes that are there at the call are the ones that were sent before.
             # tests/_wire/test_unix.py::test_what_had_been_said_is_read_at_once_and_no_more_is_waited_for
-            there = array.array("i", [0])
+            available = array.array("i", [0])
             try:
-                fcntl.ioctl(self.fileno(), termios.FIONREAD, there)
+                fcntl.ioctl(self.fileno(), termios.FIONREAD, available)
             except OSError as error:  # user code has closed it
                 self._fail(f"{type(error).__name__}: {error}")
                 return
-            if there[0] and not self._socket.is_intact():  # the bytes belong to another file
+            if available[0] and not self._socket.is_intact():  # the bytes belong to another file
                 self._fail("its descriptor was closed")
                 return
-            until = self._incoming.read_bytes + there[0]
+            until = self._incoming.read_bytes + available[0]
             while self._incoming.read_bytes < until and self._read():
                 pass
 

@@ -27,7 +27,7 @@ class Client:
     def later(self, seconds: float, callback: Any) -> None:
         self.timers.append((self.now + seconds, callback))
 
-    def tell_failure(self, call: int, targets: list[int], facts: dict[str, Any]) -> None:
+    def send_failure(self, call: int, targets: list[int], facts: dict[str, Any]) -> None:
         self.told.append((self.now, call, targets))
         self.ages.append(facts["seconds_ago"])
 

@@ -290,10 +290,10 @@ def test_a_word_of_a_host_whose_relay_ends_at_that_moment_is_heard_by_nobody(net
     class Relay:
         heard: list[Any] = []  # noqa: RUF012
 
-        def hear(self, *words: Any) -> None:
+        def on_message(self, *words: Any) -> None:
             self.heard.append(words)
 
-        give_up = hear
+        abandon = on_message
 
     network.a.send("hello", "b", 0, None, None, None)
     outbox, peer = network.a._mailbox.outbox, network.a._mailbox.peers.at(network.endpoints["b"])
@@ -367,7 +367,7 @@ def test_a_broadcast_that_ends_while_its_relay_begins_again_leaves_no_host_behin
             self.label, self.link, self.peer = f"host {number}", self, Peer(number)
             self.said: list[Any] = []
 
-        def say(self, *words: Any) -> None:
+        def send_message(self, *words: Any) -> None:
             self.said.append(words[0])
 
         def send_tensor(self, piece: memoryview, line: int) -> Work[None]:
@@ -380,7 +380,7 @@ def test_a_broadcast_that_ends_while_its_relay_begins_again_leaves_no_host_behin
     carriers = [Carrier(number) for number in (1, 2, 3)]
     broadcast = RelayedBroadcast(carriers, lambda peers, memory, error: broadcast.close())  # type: ignore[arg-type]
     broadcast.start(memoryview(bytearray(3 << 20)))
-    line = broadcast._relay.plan._machines[1].line
+    line = broadcast._relay.plan._machines[1].stream_id
     broadcast.on_message(carriers[0].peer, ROOM, 1, line)
     broadcast.on_message(carriers[0].peer, LANDED, 1, pack_error(MemoryError("none")), None, line)
     for carrier in carriers:

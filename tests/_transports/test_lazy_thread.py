@@ -121,3 +121,15 @@ def test_a_lane_that_could_not_get_a_thread_or_whose_job_has_raised_takes_the_ne
     lane.submit(lambda: ran.append(1 / 0))
     assert lane.call(lambda: ran).result(5) == []
     assert "division by zero" in caplog.text
+
+
+def test_a_job_that_was_added_while_no_thread_could_start_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        lane.submit(lambda: ran.append("of another thread"))
+        raise RuntimeError("can't start new thread")
+
+    lane, ran = LazyThread("test-lane"), list[str]()
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        lane.submit(lambda: ran.append("refused"))
+    assert ran == ["of another thread"]

@@ -92,7 +92,7 @@ UNREACHED: Final[tuple[tuple[str, str], ...]] = (
     (r"^def _on_error\(", "no method of a random program breaks out of its loop"),
     (r"if len\(self\._closed\) > MAX_CLOSED_NAMES:", "a run of a simulation closes fewer names"),
     (r"\bif .*(in GPU_LINKS|\bby_gpu\b|\bis_on_gpu\b|, DevicePayload\)).*:", "a simulation has no GPU"),
-    (r"def _give_up_gpu_link\(|== message_facts\.GPU:", "the same"),
+    (r"def _abandon_gpu_link\(|== message_facts\.GPU:", "the same"),
     (
         r"raise process\.forked\(|if self\._?pid != process\.pid:|def leave_to_parent\(|def _leave_all_to_parent\(",
         "simulated processes do not fork",
@@ -137,7 +137,7 @@ UNREACHED: Final[tuple[tuple[str, str], ...]] = (
     ),
     (r"def end_as\(", "simulated daemons that have ended do not start again"),
     (
-        r"in_flight\.relay is not None:  # the others|if waited and len\(stream\.receivers\) > 1:",
+        r"if relay is not None:  # the other receivers|if waited and len\(stream\.receivers\) > 1:",
         "no receiver refuses an object: the memory of the machine does not run out",
     ),
     (r"> MAX_FRAME_BYTES:", "frames of 4 GiB do not fit into the memory of a test"),
@@ -148,10 +148,11 @@ UNREACHED: Final[tuple[tuple[str, str], ...]] = (
     ),
     (r"if placement\.hardware_type|if not placement\.local_hardware_ranks:", "simulated nodes have no accelerators"),
     (
-        r"# given up while it left$|:  # meanwhile$|# withdrawn meanwhile|if in_flight\.number not in stream\.open:  #",
+        r"# abandoned while it left$|\.error is not None:\n(?=\s+self\._fail\(stream\))"
+        r"|# withdrawn meanwhile|if in_flight\.number not in stream\.open:  #",
         "threads of a simulation take turns where they wait, and nothing else happens in between",
     ),
-    (r"if in_flight\.number in stream\.open:\n(?=\s+self\._take_back)", "the same"),
+    (r"if in_flight\.number in stream\.open:\n(?=\s+self\._rollback)", "the same"),
     (r"# it has come since, and|if self\.withdraw\(call\):|# else it has been answered meanwhile", "the same"),
     (r"if self\._told is None:$", "the same"),
     (
@@ -159,10 +160,10 @@ UNREACHED: Final[tuple[tuple[str, str], ...]] = (
         "the memory of the machine does not run out",
     ),
     (
-        r"behind, tried = self\._chain|if way\.machine\.receivers\[0\] not in tried:|if carrier in self\._hosts:",
+        r"failed_hosts = \[\*transfer|\[0\] not in failed_hosts:|if carrier in self\._hosts:",
         "what has left for a process that lives has come: no link fails for good",
     ),
-    (r"if way\.has_room:$", "the same"),
+    (r"if transfer\.has_room:$", "the same"),
     (r"if broadcast is not None:$", "the garbage of a simulation is collected at its end"),
     (r"the memory that was announced", "a host keeps its descriptor for as long as others may be told of it"),
     (
@@ -171,7 +172,7 @@ UNREACHED: Final[tuple[tuple[str, str], ...]] = (
         "a link has one end, unless its own frames make no sense",
     ),
     (r"if op\.epoch <= self\.epoch:", "node 0's words come once, and in their order"),
-    (r"# else it was lost before its link was up", "faults of a simulation begin once all links are up"),
+    (r"# None: lost before its link was up", "faults of a simulation begin once all links are up"),
     (r"was closed, or has left", "subprocesses of workers, which join a group, are no simulated processes"),
     (
         r"isinstance\(content, str\)|if isinstance\(segment, Segment\):|if not self\._send\(stream, in_flight\):",

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 
 class QueueAction(IntEnum):
-    """Codes of actions for a queue's owner; the comment says with which argument."""
+    """Codes of a queue's actions for its owner; each comment names the argument."""
 
     ACCEPTED = 0  # an item: it is in the queue, tell its producer
     DELIVER = 1  # a get: hand its items to its consumer

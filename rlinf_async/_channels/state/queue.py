@@ -32,6 +32,7 @@ from rlinf_async._channels.state.queue_client import Demand, Item, QueueClient
 from rlinf_async._channels.state.queue_counts import DISCARDED, NODE_LOST, TOO_LATE, QueueCounts
 
 
+# More than 30 methods: each message of a client has one, and each may let other clients' requests go on.
 class Queue:
     """Items of one channel on one node.
 
@@ -89,9 +90,11 @@ class Queue:
         """Request one item, or as the further attributes of ``Demand`` say."""
         return self._in_order(consumer, number, Demand(consumer, number, key, *demand, **attributes))
 
-    def skip(self, who: int, number: int) -> list[Step]:
+    def skip(self, client_id: int, number: int) -> list[Step]:
         """Advance past the number of a request that is invalid or was never sent."""
-        return self.cancel(who, number) + self._in_order(who, number, Item(who, number, b"", 0, 0, None, True))
+        return self.cancel(client_id, number) + self._in_order(
+            client_id, number, Item(client_id, number, b"", 0, 0, None, True)
+        )
 
     def taken(self, consumer: int, taken: Iterable[Sequence[int]]) -> list[Step]:
         """Note that the consumer has the first so many items of these gets; a repeated message has no effect."""
@@ -143,9 +146,9 @@ class Queue:
         self.budget.used -= sum(item.nbytes for item in get.items)
         get.items.clear()
 
-    def cancel(self, who: int, *numbers: int) -> list[Step]:
+    def cancel(self, client_id: int, *numbers: int) -> list[Step]:
         """Cancel requests: waiting ones are dropped, leased items go back to their places."""
-        client = self.client(who)
+        client = self.client(client_id)
         steps: list[Step] = []
         if client is None:
             return steps
@@ -157,7 +160,7 @@ class Queue:
             self._withdraw(puts, gets, steps)
         return steps
 
-    def drop(self, who: int, *, is_lost: bool = False) -> list[Step]:
+    def drop(self, client_id: int, *, is_lost: bool = False) -> list[Step]:
         """Forget a dead client. Its items stay, and so do those that it had sent.
 
         Args:
@@ -165,14 +168,15 @@ class Queue:
                 dropped, unless they are leased.
         """
         steps: list[Step] = []
-        self.consumers.discard(who)
-        client = self.clients.pop(who, None)
+        self.consumers.discard(client_id)
+        client = self.clients.pop(client_id, None)
         if client is None:
             return steps
         for get in client.gets.values() if is_lost else ():
             if get.delivered and get.lease_s is None:
                 self._lose(get)
         self._withdraw([item for item in client.puts.values() if not item.sent], client.gets.values(), steps)
+        # A gap in the numbers is a message that never left the dead process: sent items behind it still come in.
         for _, early in sorted(client.early.items()):
             if type(early) is Item and early.sent:
                 self._put(client, early, steps)
@@ -244,16 +248,16 @@ class Queue:
 
     # -- clients and their order --------------------------------------------------------------------------------
 
-    def client(self, who: int) -> QueueClient | None:
-        client = self.clients.get(who)
-        if client is None and who not in self._gone:
-            client = self.clients[who] = QueueClient()
+    def client(self, client_id: int) -> QueueClient | None:
+        client = self.clients.get(client_id)
+        if client is None and client_id not in self._gone:
+            client = self.clients[client_id] = QueueClient()
         return client
 
-    def _in_order(self, who: int, number: int, request: Item | Demand) -> list[Step]:
+    def _in_order(self, client_id: int, number: int, request: Item | Demand) -> list[Step]:
         """Process each request of a client once, in the order of their numbers."""
         steps: list[Step] = []
-        client = self.clients.get(who) or self.client(who)
+        client = self.clients.get(client_id) or self.client(client_id)
         if client is None:
             return steps
         if number != client.expected:

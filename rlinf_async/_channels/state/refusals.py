@@ -7,35 +7,35 @@ from typing import Any
 from rlinf_async._channels.state.actions import QueueAction
 
 
-def refusal(act: int, what: Any, channel: str, max_bytes: int) -> tuple[str, str]:
+def refusal(action: int, subject: Any, channel: str, max_bytes: int) -> tuple[str, str]:
     """Return the name of an exception, of asyncio, Python or ``errors.py``, and its text.
 
     Args:
-        act, what: the action that the queue returned.
+        action, subject: the action, and its item or get, that the queue returned.
         channel: the channel's name.
         max_bytes: byte bound of the queue.
     """
-    if act == QueueAction.FULL:
+    if action == QueueAction.FULL:
         return "QueueFull", f"channel '{channel}' is full: put() waits for room, with timeout= for so long"
-    if act == QueueAction.EMPTY:
+    if action == QueueAction.EMPTY:
         return "QueueEmpty", f"channel '{channel}' is empty: get() waits for an item, with timeout= for so long"
-    if act == QueueAction.ENDED:
+    if action == QueueAction.ENDED:
         return "EndOfChannel", closed_to_gets(channel)
-    if act == QueueAction.CLOSED:
+    if action == QueueAction.CLOSED:
         return "ClosedError", closed_to_puts(channel)
-    if act == QueueAction.TOO_LARGE:
+    if action == QueueAction.TOO_LARGE:
         return "ValueError", (
-            f"an item of {what.nbytes} bytes can never enter channel '{channel}', whose items may have {max_bytes} "
+            f"an item of {subject.nbytes} bytes can never enter channel '{channel}', whose items may have {max_bytes} "
             "bytes together: give it a larger max_bytes="
         )
-    if act == QueueAction.TOO_HEAVY:
+    if action == QueueAction.TOO_HEAVY:
         return "ValueError", (
-            f"the next item of channel '{channel}' weighs {what.weight}, which is more than get_batch's target_weight "
-            f"{what.target}: it can never be part of such a batch; take it with get()"
+            f"the next item of channel '{channel}' weighs {subject.weight}, which is more than get_batch's "
+            f"target_weight {subject.target}: it can never be part of such a batch; take it with get()"
         )
-    asked, had = f"get_batch of weight {what.target}", f"a weight of {what.weight}"
-    if what.counted:
-        asked, had = f"get_many of {what.target} items", f"{what.weight}"
+    asked, had = f"get_batch of weight {subject.target}", f"a weight of {subject.weight}"
+    if subject.counted:
+        asked, had = f"get_many of {subject.target} items", f"{subject.weight}"
     return "ValueError", (
         f"{asked} on channel '{channel}' had gathered {had} when its items filled max_bytes={max_bytes}: make that "
         "larger, or the batch smaller"

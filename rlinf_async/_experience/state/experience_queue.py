@@ -59,6 +59,7 @@ def _is_key(key: Any) -> bool:
     return key is None or type(key) is bytes
 
 
+# More than 30 methods: a channel's queue to its owner, so it has the methods of one, and those of the trainer.
 class ExperienceQueue(Queue):
     """Samples of one experience, and the processes that use it.
 
@@ -252,8 +253,8 @@ class ExperienceQueue(Queue):
                 text = f"experience '{self._name}' is closed, and no groups are left to take"
                 self._refuse(get, "EndOfChannel", text, steps)
 
-    def _fail(self, who: int, number: int, kind: str, text: str, steps: list[Step]) -> None:
-        steps.append((QueueAction.FAILED, (who, number, kind, text)))
+    def _fail(self, client_id: int, number: int, kind: str, text: str, steps: list[Step]) -> None:
+        steps.append((QueueAction.FAILED, (client_id, number, kind, text)))
 
     def _refuse(self, get: Demand, kind: str, text: str, steps: list[Step]) -> None:
         self._wishes.pop(get, None)
@@ -273,11 +274,11 @@ class ExperienceQueue(Queue):
             self.pool.give_back(self._leases.pop(get, ()))
         self._serve(steps)
 
-    def cancel(self, who: int, *numbers: int) -> list[Step]:
+    def cancel(self, client_id: int, *numbers: int) -> list[Step]:
         for number in numbers:
-            if (insert := self._inserts.get((who, number))) is not None:
+            if (insert := self._inserts.get((client_id, number))) is not None:
                 insert.is_withdrawn = True  # the producer is told so, whatever the disk reports
-        return super().cancel(who, *numbers)
+        return super().cancel(client_id, *numbers)
 
     def confirm(self, consumer: int, number: int, count: int, steps: list[Step]) -> bool:
         return False  # ``settle`` does this, because its answer may wait for a disk
@@ -410,16 +411,16 @@ class ExperienceQueue(Queue):
 
     # -- ends ---------------------------------------------------------------------------------------------------
 
-    def drop(self, who: int, *, is_lost: bool = False) -> list[Step]:
-        self._producers.discard(who)
-        steps = super().drop(who, is_lost=is_lost)
-        if self.setters.pop(who, None) is not None:
+    def drop(self, client_id: int, *, is_lost: bool = False) -> list[Step]:
+        self._producers.discard(client_id)
+        steps = super().drop(client_id, is_lost=is_lost)
+        if self.setters.pop(client_id, None) is not None:
             if self.setters:
                 # The replacement process may have set a lower version before this node was told of the death.
                 # tests/_experience/state/test_experience_queue.py::test_the_version_of_a_dead_process_counts_no_more
                 self._advance(steps)
             else:
-                self._keeper.trainer_gone(who)
+                self._keeper.trainer_gone(client_id)
         return steps
 
     def expire(self) -> list[Step]:
@@ -452,13 +453,13 @@ class ExperienceQueue(Queue):
 
     def peek(self, key: bytes) -> list[Item]:
         """Return the content: an item with counts and names, then the samples, leased ones included."""
-        here = [*self.pool.samples(), *((group, sample) for groups in self._leases.values() for group in groups
+        entries = [*self.pool.samples(), *((group, sample) for groups in self._leases.values() for group in groups
                                        for sample in group.samples)]  # fmt: skip
-        here.sort(key=lambda each: (each[0].serial, each[1].place))
+        entries.sort(key=lambda each: (each[0].serial, each[1].place))
         ledger = self.pool.ledger()
-        facts = [[group.serial, group.key, group.name, sample.weight] for group, sample in here]
+        facts = [[group.serial, group.key, group.name, sample.weight] for group, sample in entries]
         head = plain_body([ledger.version, ledger.taken, ledger.dropped, facts])
-        return [_item(head), *(sample for _, sample in here)]
+        return [_item(head), *(sample for _, sample in entries)]
 
     @property
     def _stale(self) -> int:

@@ -73,6 +73,7 @@ class SampleGroup:
 Removal = tuple[list[int], str]
 
 
+# More than 30 methods: every stage of a group changes the same counts of samples, bytes and the ledger.
 class SamplePool:
     """Samples of one experience.
 
@@ -236,13 +237,13 @@ class SamplePool:
         while self._deadlines and self._deadlines[0][0] <= now:
             group = self._open.get(heapq.heappop(self._deadlines)[2])
             if group is not None and group.deadline is not None and group.deadline <= now:
-                self._give_up(group)
+                self._close_group(group)
 
     def close(self, *, discard: bool) -> None:
         """Begin no more groups and close the incomplete ones; with ``discard``, drop all samples that are not taken."""
         self.is_closed = True
         for group in list(self._open.values()):
-            self._give_up(group)
+            self._close_group(group)
         if discard:
             self.is_discarded = True
             for group in list(self._unsettled):
@@ -251,7 +252,7 @@ class SamplePool:
             for groups in list(self._ready.values()):
                 self._drop_ready(groups, len(groups), DISCARDED)
 
-    def _give_up(self, group: SampleGroup) -> None:
+    def _close_group(self, group: SampleGroup) -> None:
         self._end(group)
         self._settle(group)
 
@@ -421,7 +422,7 @@ class SamplePool:
         for place, serial, key, name, version, nbytes, body in rows:
             earlier = self._open.get((key, name))
             if earlier is not None and earlier.serial != serial:
-                self._give_up(earlier)
+                self._close_group(earlier)
             group, sample = entered = self.enter(key, name, version=version, nbytes=nbytes, body=body, now=now)
             group.serial, sample.place = serial, place
             self.accept(entered)

@@ -22,13 +22,13 @@ DISTRUST_S: Final = 300.0
 _PATIENCE: Final = 0.2
 _MORE_PATIENCE: Final = 0.05
 _MOST_PATIENCE: Final = 0.5
-"""Fractions of the receivers' time for the first machine, for each machine in between, and at most. The rest is left
-for a second attempt."""
+"""Fractions of the receivers' time for which a machine waits for its neighbour: the least, more for each machine in
+between, and the most. The rest is left for a second attempt."""
 
 _MIN_PIECE_BYTES: Final = 8 << 20
 _MAX_PIECE_BYTES: Final = 32 << 20
-"""Each machine in between delays the last one by one piece, so pieces are small. A piece also costs as much time as a
-megabyte or more, so they are not smaller."""
+"""Bounds of a piece. Each machine in between delays the last one by one piece, so pieces are small. A piece also costs
+as much time as a megabyte or more, so they are not smaller."""
 
 
 def chain_sizes(nbytes: int) -> list[int]:

@@ -28,7 +28,7 @@ class Message:
         failure: error in place of the content.
     """
 
-    __slots__ = ("_asked_for", "about", "charge", "content", "failure", "is_announced", "kind", "number")
+    __slots__ = ("_is_requested", "about", "charge", "content", "failure", "is_announced", "kind", "number")
 
     def __init__(self, number: int, kind: int, about: Any) -> None:
         self.number = number
@@ -38,7 +38,7 @@ class Message:
         self.content: Any = _MISSING
         self.failure: Exception | None = None
         self.is_announced = False
-        self._asked_for = False
+        self._is_requested = False
 
     def __repr__(self) -> str:
         return f"<Message {self.number} {'complete' if self.is_complete else 'on its way'}>"
@@ -49,8 +49,8 @@ class Message:
 
     def request_once(self) -> bool:
         """True if the sender has to be asked for the content, which happens once."""
-        first = self.is_announced and not self._asked_for
-        self._asked_for = True
+        first = self.is_announced and not self._is_requested
+        self._is_requested = True
         return first
 
 

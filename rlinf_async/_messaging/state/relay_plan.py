@@ -192,6 +192,7 @@ class RelayActions(RelaySource, Protocol):
     def warn(self, text: str) -> None: ...
 
 
+# More than 30 methods: each event may change a transfer, its machine and the chain together.
 class RelayPlan:
     """Distributions of one source, one after the other.
 
@@ -479,13 +480,12 @@ class RelayPlan:
         transfer.job.unpin()
         if error is None or not transfer.is_wanted:
             return
-        behind, failed_hosts = (
-            self._chain.leave(transfer.machine.node),
-            [*transfer.failed_hosts, transfer.machine.receivers[0]],
-        )
-        self._next_host(transfer.machine)
-        if transfer.machine.receivers[0] not in failed_hosts:
-            self._bring(transfer.machine, transfer.job, transfer.waiting, failed_hosts=failed_hosts)
+        machine = transfer.machine
+        failed_hosts = [*transfer.failed_hosts, machine.receivers[0]]
+        behind = self._chain.leave(machine.node)
+        self._next_host(machine)
+        if machine.receivers[0] not in failed_hosts:
+            self._bring(machine, transfer.job, transfer.waiting, failed_hosts=failed_hosts)
         else:
             self._fail(transfer, error)
         self._restart(behind, transfer.job)

@@ -59,7 +59,7 @@ class CudaIpcLink(DeviceLink):
         self._stream = SideStream(device)
         self._deferred = DeferredActions()
         self._offers: dict[int, _Offer] = {}
-        self._asked: dict[int, Transfer[list[torch.Tensor]]] = {}
+        self._receivings: dict[int, Transfer[list[torch.Tensor]]] = {}
         self._copied: dict[int, list[torch.Tensor]] = {}
         self._newest = -1
         # Messages of the other side about transfers that are not requested here yet.
@@ -68,7 +68,7 @@ class CudaIpcLink(DeviceLink):
         self._unwanted: dict[int, TransferFailed] = {}
 
     def __repr__(self) -> str:
-        return f"<CudaIpcLink [{len(self._offers)} to send, {len(self._asked)} to receive]>"
+        return f"<CudaIpcLink [{len(self._offers)} to send, {len(self._receivings)} to receive]>"
 
     def send(self, transfer: int, buffers: Sequence[torch.Tensor]) -> Work[None]:
         offer = _Offer(transfer, buffers)
@@ -110,24 +110,24 @@ class CudaIpcLink(DeviceLink):
                 self._post_facts("broken", [], [offer.number], f"{type(error).__name__}: {error}")
 
     def receive(self, transfer: int, sizes: Sequence[int]) -> Work[list[torch.Tensor]]:
-        asked: Transfer[list[torch.Tensor]] = Transfer(transfer, sizes)
+        receiving: Transfer[list[torch.Tensor]] = Transfer(transfer, sizes)
         with self._deferred.locked():
             if transfer in self._withdrawn:
-                self._deferred.add(functools.partial(asked.fail, self._withdrawn.pop(transfer)))
-                return asked
+                self._deferred.add(functools.partial(receiving.fail, self._withdrawn.pop(transfer)))
+                return receiving
             self._newest = max(self._newest, transfer)
-            self._asked[transfer] = asked
+            self._receivings[transfer] = receiving
             if transfer in self._offered:
-                self._copy(asked, self._offered.pop(transfer))
-        return asked
+                self._copy(receiving, self._offered.pop(transfer))
+        return receiving
 
     def on_control(self, facts: Any) -> None:
         with self._deferred.locked():
             match facts:
                 case "offer", number, handles:
                     told = [IpcHandle(*handle) for handle in handles]
-                    if number in self._asked:
-                        self._copy(self._asked[number], told)
+                    if number in self._receivings:
+                        self._copy(self._receivings[number], told)
                     else:
                         self._offered[number] = told
                 case "received", number:
@@ -138,7 +138,7 @@ class CudaIpcLink(DeviceLink):
                 case "kept", number:
                     tensors = self._copied.pop(number, None)
                     if tensors is not None:
-                        self._deferred.add(functools.partial(self._asked.pop(number).finish, tensors))
+                        self._deferred.add(functools.partial(self._receivings.pop(number).finish, tensors))
                 case "broken", received, sent, text:
                     self._on_broken(received, sent, text)
                 case _:
@@ -146,7 +146,7 @@ class CudaIpcLink(DeviceLink):
 
     def discard(self, error: Exception, transfer: int | None = None) -> None:
         with self._deferred.locked():
-            received = list(self._asked) if transfer is None else []
+            received = list(self._receivings) if transfer is None else []
             sent = [number for number in self._offers if transfer in (None, number)]
             if received or sent:
                 self._fail(received, sent, error)
@@ -156,7 +156,7 @@ class CudaIpcLink(DeviceLink):
         self._deferred.add(lambda: self._post(facts))
 
     def _fail(self, received: Sequence[int], sent: Sequence[int], error: Exception) -> None:
-        for transfer in [self._asked.pop(number, None) for number in received]:
+        for transfer in [self._receivings.pop(number, None) for number in received]:
             if transfer is not None:
                 self._copied.pop(transfer.number, None)
                 self._deferred.add(functools.partial(transfer.fail, error))
@@ -172,22 +172,22 @@ class CudaIpcLink(DeviceLink):
         self._unwanted.update((number, error) for number in received if number not in self._offers)
         self._fail(sent, received, error)
 
-    def _copy(self, asked: Transfer[list[torch.Tensor]], handles: list[IpcHandle]) -> None:
-        self._copying.submit(lambda: self._copy_now(asked, handles))
+    def _copy(self, receiving: Transfer[list[torch.Tensor]], handles: list[IpcHandle]) -> None:
+        self._copying.submit(lambda: self._copy_now(receiving, handles))
 
-    def _copy_now(self, asked: Transfer[list[torch.Tensor]], handles: list[IpcHandle]) -> None:
-        number = asked.number
+    def _copy_now(self, receiving: Transfer[list[torch.Tensor]], handles: list[IpcHandle]) -> None:
+        number = receiving.number
         try:
-            tensors = self._copies(asked.sizes, handles)
+            tensors = self._copies(receiving.sizes, handles)
         except Exception as error:
             failure = error
             with self._deferred.locked():
-                if self._asked.get(number) is asked:
+                if self._receivings.get(number) is receiving:
                     self._fail([number], [], failure)
                     self._post_facts("broken", [number], [], f"{type(failure).__name__}: {failure}")
             return
         with self._deferred.locked():
-            if self._asked.get(number) is asked:  # it was not abandoned meanwhile
+            if self._receivings.get(number) is receiving:  # it was not abandoned meanwhile
                 self._copied[number] = tensors
                 self._post_facts("received", number)
 

@@ -60,9 +60,9 @@ class NcclPair(Pair):
         self._error: Exception | None = None
         self._incoming: Any = None
         self._outgoing: Any = None
-        self._asked: deque[ReceiveTransfer[Any]] = deque()
+        self._requested: deque[ReceiveTransfer[Any]] = deque()
         self._coming: set[int] = set()
-        self._wanted: deque[tuple[SendTransfer, int]] = deque()
+        self._unsent: deque[tuple[SendTransfer, int]] = deque()
         for name, run in (("receive", self._receive), ("send", self._send)):
             threading.Thread(target=self._run, args=(run,), name=f"rlinf-nccl-{name}", daemon=True).start()
 
@@ -78,7 +78,7 @@ class NcclPair(Pair):
 
     def receive(self, receiving: ReceiveTransfer[Any]) -> None:
         with self._changed:
-            self._asked.append(receiving)
+            self._requested.append(receiving)
             self._changed.notify_all()
 
     def expect(self, number: int) -> None:
@@ -88,7 +88,7 @@ class NcclPair(Pair):
 
     def send(self, sending: SendTransfer, tag: int, start: int) -> None:
         with self._changed:
-            self._wanted.append((sending, start))
+            self._unsent.append((sending, start))
             self._changed.notify_all()
 
     def forget(self, number: int) -> None:
@@ -131,10 +131,10 @@ class NcclPair(Pair):
 
     def _receive_next(self, group: Any) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._error or self._asked)
+            self._changed.wait_for(lambda: self._error or self._requested)
             if self._error is not None:
                 return
-            receiving = self._asked.popleft()
+            receiving = self._requested.popleft()
         try:
             start = self._owner.begins(self, receiving)
         except MemoryError as error:
@@ -163,10 +163,10 @@ class NcclPair(Pair):
 
     def _send_next(self, group: Any) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._error or self._wanted)
+            self._changed.wait_for(lambda: self._error or self._unsent)
             if self._error is not None:
                 return
-            sending, start = self._wanted.popleft()
+            sending, start = self._unsent.popleft()
         chunks = sending.chunks()[start:]
         self._owner.sends(self, sending)
         for chunk in chunks:

@@ -255,7 +255,7 @@ class Side:
         self.had: list[tuple[int, Wanting]] = []
         self.posted = 0
         self.is_disordered = False
-        """A message has been withdrawn or given back."""
+        """A message has been withdrawn or given back, or its receive cancelled after a later one was delivered to."""
 
 
 class Exchange(RuleBasedStateMachine):
@@ -396,6 +396,8 @@ class Exchange(RuleBasedStateMachine):
         side, wanting = receive
         if wanting.state == "posted":
             wanting.state = "cancelled"
+            # Its message, still under way, goes to a later receive, behind those that have been delivered to already.
+            side.is_disordered |= any(had.order > wanting.order for _, had in side.had)
             self.do(side, side.line.cancel(wanting))
 
     @rule(receive=consumes(receives))
