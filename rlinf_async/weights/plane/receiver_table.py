@@ -364,8 +364,8 @@ class ReceiverTable:
 
     # -- answers ------------------------------------------------------------------------------------------------
 
-    def on_message(self, receiver: ReceiverState, words: LinkMessage) -> None:
-        what, *facts = words
+    def on_message(self, receiver: ReceiverState, message: LinkMessage) -> None:
+        what, *facts = message
         with self._settling():
             if self._receivers.get(receiver.name) is not receiver:
                 return
