@@ -43,7 +43,7 @@ def iter_named_tensor_buckets(
     bucket_device: str | torch.device,
     dtype_resolver: Callable[[str, torch.dtype], torch.dtype] | None = None,
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Copies of tensors by name, in buckets that are made when they are asked for.
+    """Yield copies of tensors by name, in buckets that are made when they are asked for.
 
     Args:
         items: names and tensors; of DTensors rank 0 gets whole ones, and the other ranks have to iterate as well.
@@ -67,7 +67,7 @@ def buckets_in_call(
     bucket_device: str | torch.device,
     dtype_resolver: Callable[[str, torch.dtype], torch.dtype] | None,
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """The same, in a call of a syncer's by which the ranks know that they are in the same one."""
+    """Yield the same, in a call of a syncer's, by which the ranks know that they are in the same one."""
     plan: list[list[tuple[str, torch.Tensor, torch.dtype]]] = []
     filled, device = bucket_size, device_of(bucket_device)
     for name, tensor in items:
@@ -124,7 +124,7 @@ class IncomingBuckets:
         return 0 < self._total == self.count
 
     def take(self, message: Any) -> dict[str, Any]:
-        """The next message.
+        """Take the next message.
 
         Returns:
             The tensors of a bucket that belongs to the sending; none of one that is passed over.
@@ -164,13 +164,13 @@ class IncomingBuckets:
         return tensors
 
     def finish(self) -> tuple[int, dict[str, torch.Tensor]]:
-        """The version that is whole, and its weights, if they were held."""
+        """Return the version that is whole, and its weights, if they were held."""
         found = self.version, self.weights
         self.drop()
         return found
 
     def drop(self) -> None:
-        """Forgets what has come of a sending; what is still to come of it is passed over."""
+        """Forget the received part of a sending; the rest of it is passed over."""
         self._sending = None
         self.count = self._total = 0
         self.weights, self._names = {}, set()

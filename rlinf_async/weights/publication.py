@@ -30,7 +30,7 @@ _BEHIND: Final = 2
 
 
 def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **options: Any) -> Publication:
-    """Publishes a trainer's weights to the workers of other groups that ``follow`` them::
+    """Publish a trainer's weights to the workers of other groups that ``follow`` them::
 
         async with publish(self.model, to="rollout") as weights:       # version 1 is there for those who follow
             for batch in batches:
