@@ -283,6 +283,11 @@ def has_extra_state(module: nn.Module) -> bool:
     return type(module).get_extra_state is not nn.Module.get_extra_state
 
 
+def are_tied(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """True if they are one memory seen in the same way, so that they hold one value."""
+    return one is other or memory_of(one) == memory_of(other)
+
+
 def memory_of(tensor: torch.Tensor) -> Any:
     """Return equal values for tensors of the same memory with the same view, and for no others."""
     local = local_part(tensor)
