@@ -110,7 +110,7 @@ def test_a_version_is_complete_when_all_have_answered_it() -> None:
 def test_an_answer_to_another_version_does_not_count() -> None:
     ledger = two()
     ledger.begin(1, ["a", "b"])
-    ledger.forget(1)
+    ledger.finish(1)
     ledger.begin(2, ["a"])
     assert not ledger.answer("a", 1, "late")
     assert not ledger.answer("b", 2, "was not asked")
@@ -134,7 +134,7 @@ def test_a_version_that_is_forgotten_when_its_last_answer_has_come_is_finished_b
     ledger = two()
     ledger.begin(1, ["a"])
     assert ledger.answer("a", 1, "yes")
-    ledger.forget(1)
+    ledger.finish(1)
     assert ledger.finish(1) is None
 
 
