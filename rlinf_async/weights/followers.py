@@ -137,8 +137,8 @@ class Followers:
             if self._is_closed or self._links.get(link.worker) is not link:
                 return
             del self._links[link.worker]
-        lives = isinstance(error, (ClosedError, PeerLost)) and self._exchange.is_there(link.group, link.rank)
-        returns = self._exchange.comes_back(link.group, link.rank)  # then the next line waits for that
+        lives = isinstance(error, (ClosedError, PeerLost)) and self._exchange.is_alive(link.group, link.rank)
+        returns = self._exchange.is_restarting(link.group, link.rank)  # then the next link waits for that
         counts = link.has_joined or not (lives or self._is_below(link.group))
         if not isinstance(error, ClosedError) and counts and not returns:
             self._failures[link.worker] = error

@@ -28,7 +28,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 
 from rlinf_async._core import clock, failures, frames
 from rlinf_async._core.own_logger import own_logger
-from rlinf_async._transports.tcp_connections import Connection, is_named_in
+from rlinf_async._transports.tcp_connections import TcpConnection, is_named_in
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost, TransferFailed
 
 logger = own_logger(__name__)
@@ -87,7 +87,7 @@ class StoreMail:
         """Guards the attributes that ``interrupt`` reads in another thread."""
         self._stop = threading.Event()
         self._awaited = ""
-        self._connection: Connection | None = None
+        self._connection: TcpConnection | None = None
 
     @property
     def _store(self) -> Any:
@@ -354,11 +354,11 @@ def _make_nccl(store: Any, side: int, timeout: timedelta) -> Any:
     return ProcessGroupNCCL(store, side, 2, options)
 
 
-def _find_connection(store: _Meeting, side: int) -> Connection | None:
+def _find_connection(store: _Meeting, side: int) -> TcpConnection | None:
     """Return Gloo's connection, so that it can be ended; None if it cannot be identified."""
     own, others = (store.get(f"0/{each}") for each in (side, 1 - side))
     try:
-        made_here = Connection.find(lambda near, far: is_named_in(others, far))
-        return made_here or Connection.find(lambda near, far: is_named_in(own, near))
+        made_here = TcpConnection.find(lambda near, far: is_named_in(others, far))
+        return made_here or TcpConnection.find(lambda near, far: is_named_in(own, near))
     except TransferFailed:
         return None

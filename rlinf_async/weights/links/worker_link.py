@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from rlinf_async._core.frames import node_of
-from rlinf_async._messaging.landing import give_up
+from rlinf_async._messaging.landing import abandon_works
 from rlinf_async._worker.context import require_client, require_exchange
 from rlinf_async.errors import ClosedError
 from rlinf_async.weights.links.weight_link import LinkMessage, WeightLink, no_match
@@ -48,7 +48,7 @@ class LinkEnd:
         """Say good-bye, and abandon unfinished works."""
         with contextlib.suppress(Exception):
             self.send(None)
-        give_up(list(self.works))
+        abandon_works(list(self.works))
 
     def drop(self) -> None:
         """Leave on the client's loop: the garbage collector calls this under any lock."""

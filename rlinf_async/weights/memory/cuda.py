@@ -9,8 +9,14 @@ from typing import Any, Final
 
 import torch
 
-from rlinf_async._messaging.peer_devices import SWITCH
-from rlinf_async._transports.devices.device_memory import CudaMemory, DeviceRegion, Handle, cuda_runtime, forget_error
+from rlinf_async._messaging.peers import SWITCH
+from rlinf_async._transports.devices.device_memory import (
+    CudaMemory,
+    DeviceRegion,
+    IpcHandle,
+    cuda_runtime,
+    forget_error,
+)
 from rlinf_async.weights.memory.gpus import Marks
 from rlinf_async.weights.model.copying import as_integers, copy_tensors
 
@@ -142,13 +148,13 @@ class Cuda:
         with torch.cuda.device(device):
             _check(cuda_runtime().cudaFree(ctypes.c_void_p(address)), "cudaFree")
 
-    def export(self, memory: torch.Tensor) -> Handle:
+    def export(self, memory: torch.Tensor) -> IpcHandle:
         handle = CudaMemory().export(memory)
         self._allocated[memory.data_ptr()] = handle.allocation, memory.device
         self._exported[handle.allocation] = memory
         return handle
 
-    def open(self, handle: Handle, device: torch.device) -> torch.Tensor:
+    def open(self, handle: IpcHandle, device: torch.device) -> torch.Tensor:
         if handle.allocation in self._exported:  # CUDA opens no handle in the process that has made it
             region = DeviceRegion(self._exported[handle.allocation].data_ptr(), handle.nbytes)
             return torch.as_tensor(region, device=device)  # a storage of its own, whose users can be counted
@@ -157,7 +163,7 @@ class Cuda:
         self._opened[handle.allocation] = memory, users + 1
         return opened
 
-    def shut(self, handle: Handle, device: torch.device) -> None:
+    def shut(self, handle: IpcHandle, device: torch.device) -> None:
         if handle.allocation not in self._opened:
             return
         memory, users = self._opened.pop(handle.allocation)

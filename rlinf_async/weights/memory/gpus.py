@@ -11,7 +11,7 @@ import torch
 
 from rlinf_async._core.mapping import protect
 from rlinf_async._core.own_logger import own_logger
-from rlinf_async._transports.devices.device_memory import Handle
+from rlinf_async._transports.devices.device_memory import IpcHandle
 
 logger = own_logger(__name__)
 
@@ -67,13 +67,13 @@ class Gpus(Protocol):
 
     def free(self, memory: torch.Tensor) -> None: ...
 
-    def export(self, memory: torch.Tensor) -> Handle:
+    def export(self, memory: torch.Tensor) -> IpcHandle:
         """Return a handle that this and other processes of the machine can ``open``."""
 
-    def open(self, handle: Handle, device: torch.device) -> torch.Tensor:
+    def open(self, handle: IpcHandle, device: torch.device) -> torch.Tensor:
         """Return exported memory as flat bytes, until ``shut``."""
 
-    def shut(self, handle: Handle, device: torch.device) -> None: ...
+    def shut(self, handle: IpcHandle, device: torch.device) -> None: ...
 
 
 def copy_settled(gpus: Gpus, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from rlinf_async._core.own_logger import own_logger
-from rlinf_async._transports.devices.device_memory import Handle
+from rlinf_async._transports.devices.device_memory import IpcHandle
 from rlinf_async.errors import TransferFailed
 from rlinf_async.weights.memory.gpus import Gpus
 from rlinf_async.weights.memory.slot import (
@@ -132,7 +132,7 @@ class SlotReader(Slot):
             Exception: they cannot be opened here.
         """
         _, *facts = on_gpu
-        handle = Handle(*facts)
+        handle = IpcHandle(*facts)
         if handle.nbytes != self.nbytes:
             raise TransferFailed(
                 f"{handle.nbytes} bytes on {device} are not the memory that their sender has announced"

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rlinf_async._core.own_logger import own_logger
-from rlinf_async._messaging.landing import Host
-from rlinf_async._messaging.state.relay_plan import Job
+from rlinf_async._messaging.landing import RelayHost
+from rlinf_async._messaging.state.relay_plan import RelayJob
 from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.weights.links.weight_link import WeightLink
@@ -43,7 +43,7 @@ class HostMemory:
         """Cancels the release of the store when this is dropped."""
         self._thread = LazyThread(f"weights for this machine, {label}")
         self._thread.submit(functools.partial(self._make, manifest, slots, extra, label))
-        self.host = Host(link, line, self._make_room, self._thread.submit)
+        self.host = RelayHost(link, line, self._make_room, self._thread.submit)
 
     def _make(self, manifest: bytes, *facts: Any) -> None:
         try:
@@ -84,7 +84,7 @@ class _SlotRoom:
             self.abandon()
             raise
 
-    def hold(self) -> Callable[[], None]:
+    def pin(self) -> Callable[[], None]:
         self._slot.pin()
         return self._slot.unpin
 
@@ -96,7 +96,7 @@ class _SlotRoom:
         self.memory = None  # an abandoned transfer may refer to this for a while
 
 
-class Outgoing(Job):
+class Outgoing(RelayJob):
     """A version in this machine's memory that is sent to other machines.
 
     Its slot is not used again meanwhile; if the slot is replaced, its memory stays.
@@ -124,10 +124,10 @@ class Outgoing(Job):
         self.facts = (self.writer.extra,)
         return self
 
-    def hold(self) -> None:
+    def pin(self) -> None:
         if self.body is None:  # the slot may be closed later; and there may be no memory for its leaves
             self.body = self.writer.leaves
         self.writer.pin()
 
-    def release(self) -> None:
+    def unpin(self) -> None:
         self.writer.unpin()

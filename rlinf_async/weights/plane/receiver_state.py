@@ -78,5 +78,3 @@ class ReceiverState:
             raise
         except Exception as error:
             self._ended(self, error)
-
-    say = send_message  # as ``Relay`` calls it

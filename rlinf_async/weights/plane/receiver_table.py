@@ -376,7 +376,7 @@ class ReceiverTable:
             elif what == messages.ACK:
                 self._acked(receiver, *facts)
             elif what in FROM_HOSTS:
-                self._relay.hear(receiver, what, *facts)
+                self._relay.on_message(receiver, what, *facts)
 
     def _offer(self, receiver: ReceiverState) -> None:
         """Show the latest version to a receiver that refused it; without one, ask whether the weights fit."""

@@ -209,7 +209,7 @@ class Subscriber(Versioned):
             return
         elif what in TO_HOSTS:
             if self._host is not None:  # or it is the host no more, which the sender may not have known
-                self._host.host.hear(what, *facts)
+                self._host.host.on_message(what, *facts)
             return
         if what in (messages.HELLO, messages.HOST):
             self._host_begins(facts)
