@@ -43,7 +43,7 @@ RATCHETS = {
     SUBJECTLESS: Ratchet(31, goal=20),
     REPEATING: Ratchet(2, goal=0),
     NOUNLESS: Ratchet(26, goal=10),
-    AMBIGUOUS: Ratchet(5, goal=0),
+    AMBIGUOUS: Ratchet(3, goal=0),
     PRIVATE_LINES: Ratchet(8516, goal=6480),
 }
 ALIKE = {

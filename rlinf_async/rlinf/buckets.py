@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from rlinf_async.errors import StaleVersion, WeightMismatch
-from rlinf_async.rlinf.sending import Arrivals, Sending
+from rlinf_async.rlinf.sending import Sending, SendingOrder
 from rlinf_async.rlinf.syncer_options import device_of
 from rlinf_async.weights.model.gather import gather_buckets
 from rlinf_async.weights.model.gather_calls import GatherCall, GatherCalls
@@ -114,7 +114,7 @@ class IncomingBuckets:
         self.version, self.count = -1, 0
         self.weights: dict[str, torch.Tensor] = {}
         self._holds = holds
-        self._arrivals = Arrivals()
+        self._order = SendingOrder()
         self._sending: Sending | None = None  # coming in; None: nothing, or one without a mark
         self._total = 0
         self._names: set[str] = set()
@@ -137,14 +137,14 @@ class IncomingBuckets:
         if total:
             if sending is not None and sending == self._sending:
                 return {}  # doubled
-            latest = self._arrivals.latest
-            if latest is not None and self._arrivals.is_late(sending):
+            latest = self._order.latest
+            if latest is not None and self._order.is_late(sending):
                 raise StaleVersion.of(version, latest.version, "which came before it")
             self.drop()  # abandoned by its sender
-            self._arrivals.add(sending)
+            self._order.add(sending)
             self._sending, self._total, self.version = sending, total, version
         elif sending != self._sending or not self._total:
-            if self._arrivals.is_late(sending):
+            if self._order.is_late(sending):
                 return {}
             which = "a bucket" if number is None else f"bucket {number} of version {version}"
             self._refuse(sending, f"{which} has come, and not the first of its version")
@@ -176,7 +176,7 @@ class IncomingBuckets:
         self.weights, self._names = {}, set()
 
     def _refuse(self, sending: Sending | None, problem: str) -> None:
-        self._arrivals.add(sending)
+        self._order.add(sending)
         if sending is not None or self._sending is None:  # one without a mark is not of the one with it
             self.drop()
         raise WeightMismatch(f"{problem}; nothing of it was kept: sync() once more")

@@ -163,7 +163,7 @@ class LedgerEntry:
 
 
 @dataclass
-class _Pending:
+class _VersionUnderWay:
     waiting: set[Any]
     answers: dict[Any, Any]
 
@@ -178,7 +178,7 @@ class VersionLedger:
     def __init__(self) -> None:
         self.targets: dict[Any, LedgerEntry] = {}
         self.version = 0
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, _VersionUnderWay] = {}
 
     def add(self, target: Any) -> None:
         """Add a receiver without a version."""
@@ -209,7 +209,7 @@ class VersionLedger:
         if unknown := waiting - self.targets.keys():
             raise KeyError(f"nobody is called {unknown.pop()!r}")
         self.version = self.check(version)
-        self._pending[version] = _Pending(waiting, dict(answers))
+        self._pending[version] = _VersionUnderWay(waiting, dict(answers))
         return not waiting
 
     def excess(self, behind: int) -> list[int]:
