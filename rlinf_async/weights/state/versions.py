@@ -186,7 +186,7 @@ class VersionLedger:
 
     def remove(self, target: Any, answer: Any) -> list[int]:
         """Remove a receiver; return the versions that are complete without it."""
-        complete = [version for version in list(self._pending) if self.settle(target, version, answer, "")]
+        complete = self.gone(target, answer, "")
         del self.targets[target]
         return complete
 
@@ -248,6 +248,10 @@ class VersionLedger:
         sending.waiting.discard(target)
         sending.answers[target] = answer
         return not sending.waiting
+
+    def gone(self, target: Any, answer: Any, trouble: Any) -> list[int]:
+        """Note that no more answers will come from a receiver; return the versions that are complete now."""
+        return [version for version in list(self._pending) if self.settle(target, version, answer, trouble)]
 
     def finish(self, version: int) -> Mapping[Any, Any] | None:
         """Return all answers to a version, and forget it; None if it is forgotten already."""

@@ -16,9 +16,9 @@ def test_what_is_being_sent_stays_as_it_is_although_its_slot_is_replaced() -> No
         slot = store.pack(store.take(), version, [torch.full((64,), version, dtype=torch.uint8)])
         if version == 1:
             sent = Outgoing(1, store, slot, 1.0).publish()
-            sent.hold()
+            sent.pin()
     assert sent is not None
-    sent.hold()
+    sent.pin()
     assert set(sent.body[:64].tolist()) == {1}
     assert not sent.is_current
     store.close()
