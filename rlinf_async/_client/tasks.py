@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -81,7 +82,7 @@ class Task(Work[Any]):
         # A worker's ``def`` method runs on the thread of the loop on which an ``async def`` one has begun this.  The
         # loop stands still meanwhile, and the wait would never end:
         # tests/weights/waiting/test_bridge.py::test_a_wait_does_not_block_the_loop_that_its_work_needs
-        if self._thread == threading.get_ident():
+        if running_loop() is None and self._thread == threading.get_ident():
             raise RuntimeError(
                 f".wait() would block the event loop of this thread, on which {self._what} goes on: `await` it in an "
                 "`async def` method"

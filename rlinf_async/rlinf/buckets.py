@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from rlinf_async.errors import StaleVersion, WeightMismatch
-from rlinf_async.rlinf.sending import Arrivals, Sending
+from rlinf_async.rlinf.sending import Sending, SendingOrder
 from rlinf_async.rlinf.syncer_options import device_of
 from rlinf_async.weights.model.gather import gather_buckets
 from rlinf_async.weights.model.gather_calls import GatherCall, GatherCalls
@@ -43,7 +43,7 @@ def iter_named_tensor_buckets(
     bucket_device: str | torch.device,
     dtype_resolver: Callable[[str, torch.dtype], torch.dtype] | None = None,
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Copies of tensors by name, in buckets that are made when they are asked for.
+    """Yield copies of tensors by name, in buckets that are made when they are asked for.
 
     Args:
         items: names and tensors; of DTensors rank 0 gets whole ones, and the other ranks have to iterate as well.
@@ -67,7 +67,7 @@ def buckets_in_call(
     bucket_device: str | torch.device,
     dtype_resolver: Callable[[str, torch.dtype], torch.dtype] | None,
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """The same, in a call of a syncer's by which the ranks know that they are in the same one."""
+    """Yield the same, in a call of a syncer's, by which the ranks know that they are in the same one."""
     plan: list[list[tuple[str, torch.Tensor, torch.dtype]]] = []
     filled, device = bucket_size, device_of(bucket_device)
     for name, tensor in items:
@@ -114,7 +114,7 @@ class IncomingBuckets:
         self.version, self.count = -1, 0
         self.weights: dict[str, torch.Tensor] = {}
         self._holds = holds
-        self._arrivals = Arrivals()
+        self._order = SendingOrder()
         self._sending: Sending | None = None  # coming in; None: nothing, or one without a mark
         self._total = 0
         self._names: set[str] = set()
@@ -124,7 +124,7 @@ class IncomingBuckets:
         return 0 < self._total == self.count
 
     def take(self, message: Any) -> dict[str, Any]:
-        """The next message.
+        """Take the next message.
 
         Returns:
             The tensors of a bucket that belongs to the sending; none of one that is passed over.
@@ -137,14 +137,14 @@ class IncomingBuckets:
         if total:
             if sending is not None and sending == self._sending:
                 return {}  # doubled
-            latest = self._arrivals.latest
-            if latest is not None and self._arrivals.is_late(sending):
+            latest = self._order.latest
+            if latest is not None and self._order.is_late(sending):
                 raise StaleVersion.of(version, latest.version, "which came before it")
             self.drop()  # abandoned by its sender
-            self._arrivals.add(sending)
+            self._order.add(sending)
             self._sending, self._total, self.version = sending, total, version
         elif sending != self._sending or not self._total:
-            if self._arrivals.is_late(sending):
+            if self._order.is_late(sending):
                 return {}
             which = "a bucket" if number is None else f"bucket {number} of version {version}"
             self._refuse(sending, f"{which} has come, and not the first of its version")
@@ -164,19 +164,19 @@ class IncomingBuckets:
         return tensors
 
     def finish(self) -> tuple[int, dict[str, torch.Tensor]]:
-        """The version that is whole, and its weights, if they were held."""
+        """Return the version that is whole, and its weights, if they were held."""
         found = self.version, self.weights
         self.drop()
         return found
 
     def drop(self) -> None:
-        """Forgets what has come of a sending; what is still to come of it is passed over."""
+        """Forget the received part of a sending; the rest of it is passed over."""
         self._sending = None
         self.count = self._total = 0
         self.weights, self._names = {}, set()
 
     def _refuse(self, sending: Sending | None, problem: str) -> None:
-        self._arrivals.add(sending)
+        self._order.add(sending)
         if sending is not None or self._sending is None:  # one without a mark is not of the one with it
             self.drop()
         raise WeightMismatch(f"{problem}; nothing of it was kept: sync() once more")

@@ -54,9 +54,11 @@ class CompressedWeightPatch:
     compressed: bytes
 
     def decompressed(self) -> WeightPatch:
-        """
+        """Return the patch.
+
         Raises:
-            WeightMismatch: it is damaged."""
+            WeightMismatch: it is damaged.
+        """
         try:
             body = torch.frombuffer(bytearray(zlib.decompress(self.compressed)), dtype=torch.uint8)
         except (zlib.error, ValueError) as error:
@@ -65,7 +67,7 @@ class CompressedWeightPatch:
 
 
 def checksums(manifest: Manifest, tensors: Mapping[Path, torch.Tensor]) -> dict[str, int]:
-    """Checksums of the leaves' bytes by name; tied leaves have one under each of their names."""
+    """Return checksums of the leaves' bytes by name; tied leaves have one under each of their names."""
     sums = {}
     for leaf in manifest.leaves:
         flat = tensors[leaf.path].detach().cpu().contiguous().view(-1).view(torch.uint8)

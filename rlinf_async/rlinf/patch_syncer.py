@@ -135,7 +135,7 @@ class PatchWeightSyncer(WeightSyncer):
         return {name: named[name] for names in below.values() for name in names}
 
     def request_full(self) -> None:
-        """The next version is sent whole: a receiver does not have the one before.
+        """Send the next version whole, for a receiver that does not have the one before.
 
         That is the one after a version that is on its way, or staged.
         """

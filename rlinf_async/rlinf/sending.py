@@ -68,7 +68,7 @@ class Sending(NamedTuple):
             raise StaleVersion.of(self.version, latest.version, what + anew)
 
 
-class Arrivals:
+class SendingOrder:
     """Order in which sendings arrive at a receiver of buckets.
 
     Attributes:

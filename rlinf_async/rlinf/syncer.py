@@ -59,7 +59,7 @@ class WeightSyncer:
 
     @staticmethod
     def create(config: Any) -> WeightSyncer:
-        """From a configuration.
+        """Return a syncer from a configuration.
 
         Args:
             config: a mapping or OmegaConf's: ``type: bucket`` or ``patch``, the arguments of that class, flat or in a
@@ -86,7 +86,8 @@ class WeightSyncer:
         recv: Recv | None = None,
         is_sender: bool | None = None,
     ) -> None:
-        """Begins anew: the next version may have any number.  A patch syncer hears of the receivers' weights.
+        """Begin anew: the next version may have any number. A patch syncer receives the receivers' description of their
+        weights.
 
         Args:
             state_dict: the trainer's; DTensors are gathered, for which every rank of the trainer calls these methods.
@@ -254,7 +255,7 @@ class WeightSyncer:
     # -- the receiver ---------------------------------------------------------------------------------------------
 
     async def init_receiver(self, state_dict: Mapping[str, Any] | None, recv: Recv, send: Send | None = None) -> None:
-        """Begins anew: the next version may have any number.  A patch syncer tells the sender of its weights.
+        """Begin anew: the next version may have any number. A patch syncer describes its weights to the sender.
 
         Args:
             state_dict: the receiver's.
@@ -265,7 +266,7 @@ class WeightSyncer:
         self.version, self._receiver_initialized = -1, True
 
     async def apply(self, model: Any, recv: Recv) -> int:
-        """Receives a version into a module, or a state dict, and returns its number, which is not lower than the last.
+        """Receive a version into a module, or a state dict, and return its number, which is not lower than the last.
 
         The model is written once, when all of the version is here, in a thread; until this returns, it should not be
         read.  Whatever this raises, the model has a whole version, the old one or, if it was cancelled while it wrote,
@@ -304,7 +305,7 @@ class StagedWeights:
         self._messages: list[Any] | None = messages
 
     async def deliver(self, send: Send) -> None:
-        """Sends it, once.  If ``send`` raises, the next ``sync`` sends everything.
+        """Send it, once. If ``send`` raises, the next ``sync`` sends everything.
 
         Raises:
             RuntimeError: it has been delivered, or given up.
@@ -321,11 +322,11 @@ class StagedWeights:
 
 
 def collect_param_names_need_sync(module: nn.Module) -> list[str]:
-    """The names of what training changes: parameters that require a gradient, and persistent buffers."""
+    """Return the names of weights that training changes: parameters that require a gradient, and persistent buffers."""
     trainable = ParamTree.of(module, "trainable")
     return [name_of(path) for path, _ in sorted(trainable.items())]
 
 
 async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a function in a thread of the loop's; it has ended when this ends, also if this is cancelled."""
+    """Call a function in a thread of the loop's; it has ended when this ends, even if this is cancelled."""
     return await outlast(asyncio.get_running_loop().run_in_executor(None, function, *arguments))

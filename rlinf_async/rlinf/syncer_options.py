@@ -27,7 +27,7 @@ _PRECISIONS: Final = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", 
 
 
 def read_syncer(cfg: Any) -> tuple[Any, dict[str, Any], CollectiveGroupOptions | None]:
-    """The class of a configuration's syncer, its arguments, and its options of communication, if it has any.
+    """Return the class of a configuration's syncer, its arguments, and its options of communication, if it has any.
 
     Raises:
         ValueError: there is no such type.
@@ -59,13 +59,13 @@ def read_syncer(cfg: Any) -> tuple[Any, dict[str, Any], CollectiveGroupOptions |
 
 
 def device_of(name: str | torch.device) -> torch.device:
-    """That device; the CPU where there is no GPU, so that a configuration need not be changed to run there."""
+    """Return that device; the CPU where there is no GPU, so that a configuration need not be changed to run there."""
     device = torch.device(name)
     return torch.device("cpu") if device.type == "cuda" and not torch.cuda.is_available() else device
 
 
 def precision_of(name: str | torch.dtype | None) -> torch.dtype | None:
-    """``"bf16"`` or ``"bfloat16"`` → ``torch.bfloat16``.
+    """Return ``torch.bfloat16`` for ``"bf16"`` or ``"bfloat16"``.
 
     Raises:
         ConfigError: there is none of that name, or it is no floating-point dtype.

@@ -99,7 +99,7 @@ class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # 
         self._is_staged = True
 
     def send(self, weights: Any = None, worker_ids: Any = None) -> Any:
-        """``WeightSender.send``, which blocks."""
+        """Send weights, as ``WeightSender.send``, which blocks."""
         if not self.synchronized_on_sender:
             raise RuntimeError("connect() comes before send(), and after the workers have been started")
         sender = self._sender()
@@ -167,15 +167,15 @@ class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # 
         self._serving = self.scheme.get_receiver().serve()
 
     def apply_weights(self, weights: Any, **_: Any) -> None:
-        """``WeightReceiver.apply_weights``"""
+        """Apply weights, as ``WeightReceiver.apply_weights``."""
         self.scheme.get_receiver().apply_weights(weights)
 
     def create_transport(self, **kwargs: Any) -> Any:
-        """The scheme's; no collector asks for one."""
+        """Return the scheme's transport; no collector asks for one."""
         return self.scheme.create_transport(kwargs.get("pipe"))
 
     def shutdown(self) -> None:
-        """Closes this process's end; a second time is nothing."""
+        """Close this process's end. Idempotent."""
         if sys.is_finalizing() or self._pid != process.pid:  # its threads stand still, or are not there
             return
         thread, self._thread, self._receiver, self._pid = self._thread, None, None, 0

@@ -33,8 +33,8 @@ class _FollowerLink(WorkerLink):
         self._followers = followers
         super().__init__(group, rank, name)
 
-    def on_message(self, words: LinkMessage) -> None:
-        if words == [messages.JOIN]:
+    def on_message(self, message: LinkMessage) -> None:
+        if message == [messages.JOIN]:
             self._followers._joined(self)
 
     def on_end(self, error: Exception) -> None:
@@ -62,7 +62,7 @@ class Followers:
         self._patience = patience
         self._exchange = require_exchange()
         self._lock = threading.Lock()
-        self._lines: dict[str, _FollowerLink | None] = {}
+        self._links: dict[str, _FollowerLink | None] = {}
         """Links by worker name; None while a link is being made."""
         self._sizes: dict[str, int | None] = dict.fromkeys(groups)
         self._met: set[str] = set()
@@ -105,59 +105,59 @@ class Followers:
     def _open(self, group: str, rank: int) -> None:
         worker = f"{group}:{rank}"
         with self._lock:
-            if self._is_closed or worker in self._lines:
+            if self._is_closed or worker in self._links:
                 return
-            self._lines[worker] = None
+            self._links[worker] = None
         # Not under the lock: a word that has come is heard by now in the thread that reads it, and asks for the lock.
-        line = _FollowerLink(self, group, rank, self._name)
+        link = _FollowerLink(self, group, rank, self._name)
         with self._lock:
-            self._lines[worker] = line
+            self._links[worker] = link
             is_closed = self._is_closed
         if is_closed:
-            line.close()
-        elif line.error is not None:  # ended before the table had it
-            self._ended(line, line.error)
+            link.close()
+        elif link.error is not None:  # ended before the table had it
+            self._ended(link, link.error)
         else:
-            line.listen(line)
+            link.listen(link)
 
-    def _joined(self, line: _FollowerLink) -> None:
-        line.has_joined = True
+    def _joined(self, link: _FollowerLink) -> None:
+        link.has_joined = True
         try:
-            self._publisher.add(line.worker, line)
+            self._publisher.add(link.worker, link)
         except ClosedError:
-            line.close()
-        self._met.add(line.worker)  # only now: whoever waits for it goes on with the publisher's receivers
-        if self._failures.pop(line.group, None) is not None:  # the group has come after the deadline of names
-            self._find(line.group)
+            link.close()
+        self._met.add(link.worker)  # only now: whoever waits for it goes on with the publisher's receivers
+        if self._failures.pop(link.group, None) is not None:  # the group has come after the deadline of names
+            self._find(link.group)
         self._changes.notify()
 
-    def _ended(self, line: _FollowerLink, error: Exception) -> None:
+    def _ended(self, link: _FollowerLink, error: Exception) -> None:
         """Handle the end of a worker's link; a successor of the same name may be there already."""
         with self._lock:
-            if self._is_closed or self._lines.get(line.worker) is not line:
+            if self._is_closed or self._links.get(link.worker) is not link:
                 return
-            del self._lines[line.worker]
-        lives = isinstance(error, (ClosedError, PeerLost)) and self._exchange.is_alive(line.group, line.rank)
-        returns = self._exchange.is_restarting(line.group, line.rank)  # then the next line waits for that
-        counts = line.has_joined or not (lives or self._is_below(line.group))
+            del self._links[link.worker]
+        lives = isinstance(error, (ClosedError, PeerLost)) and self._exchange.is_alive(link.group, link.rank)
+        returns = self._exchange.is_restarting(link.group, link.rank)  # then the next link waits for that
+        counts = link.has_joined or not (lives or self._is_below(link.group))
         if not isinstance(error, ClosedError) and counts and not returns:
-            self._failures[line.worker] = error
-        if line.has_joined:  # if not, another thread may have the next line of that name, and its JOIN
+            self._failures[link.worker] = error
+        if link.has_joined:  # if not, another thread may have the next line of that name, and its JOIN
             with contextlib.suppress(ValueError):  # the publisher is closed
-                self._publisher.remove(line.worker)
+                self._publisher.remove(link.worker)
         if lives or returns:
-            self._open(line.group, line.rank)
+            self._open(link.group, link.rank)
         self._changes.notify()
 
     def close(self) -> None:
         """Accept no more followers; links of present followers belong to the publisher."""
         with self._lock:
             self._is_closed = True
-            lines, self._lines = list(self._lines.values()), {}
+            links, self._links = list(self._links.values()), {}
         self._forget_introductions()
-        for line in lines:
-            if line is not None and not line.has_joined:
-                line.close()
+        for link in links:
+            if link is not None and not link.has_joined:
+                link.close()
         self._changes.notify()
 
     # -- what the trainer hears of it ---------------------------------------------------------------------------
@@ -206,8 +206,8 @@ class Followers:
             raise ClosedError(f"the publication of '{self._name}' is closed")
         self.check()
         if missing := self._missing():
-            lines = {name: self._lines.get(name) for name in missing}
-            who = ", ".join(name if line is None else name + line.mismatch for name, line in lines.items())
+            links = {name: self._links.get(name) for name in missing}
+            who = ", ".join(name if link is None else name + link.mismatch for name, link in links.items())
             raise DeadlineExceeded(
                 f"{who} did not follow '{self._name}' within {clock.monotonic() - begun:.3g} s: each "
                 f"rank of the groups enters follow(model, of=..., name='{self._name}')"

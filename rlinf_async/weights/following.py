@@ -23,7 +23,7 @@ from rlinf_async.work import blocking
 def follow(
     model: Any, of: str | tuple[str, int], *, name: str = "policy", timeout: float | None = 60.0, **options: Any
 ) -> Following:
-    """Follows the weights that a worker of another group publishes, in whole versions::
+    """Follow the weights that a worker of another group publishes, in whole versions::
 
         async with follow(self.policy, of="trainer") as weights:       # version 1 is in the model
             async with weights.reading() as version:                   # nothing is applied meanwhile

@@ -22,7 +22,7 @@ from rlinf_async.weights.schemes.sharded import are_sharded
 from rlinf_async.weights.schemes.sync_options import SyncOptions
 from rlinf_async.weights.scope import Scope
 from rlinf_async.weights.state.sync_report import SyncReport
-from rlinf_async.weights.state.versions import next_version
+from rlinf_async.weights.state.versions import number_of
 from rlinf_async.weights.waiting.execution import check_seconds
 
 _BEHIND: Final = 2
@@ -30,7 +30,7 @@ _BEHIND: Final = 2
 
 
 def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **options: Any) -> Publication:
-    """Publishes a trainer's weights to the workers of other groups that ``follow`` them::
+    """Publish a trainer's weights to the workers of other groups that ``follow`` them::
 
         async with publish(self.model, to="rollout") as weights:       # version 1 is there for those who follow
             for batch in batches:
@@ -153,7 +153,7 @@ class Publication(Scope):
         if self._followers is not None:
             self._followers.check()
         if self._followers is None and not self._is_sharded:
-            number = next_version(self._counted, version)
+            number = number_of(self._counted + 1 if version is None else version)
             if self._streamed is not None and weights is None:
                 # Rank 0 iterates twice for the first version: to learn what there is, and to pack it.
                 await self._sending.publisher.worker_thread.do(

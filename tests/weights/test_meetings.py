@@ -74,7 +74,7 @@ def stop_at(step: str, do: Callable[[], None], patch: pytest.MonkeyPatch) -> lis
             found_it[0].start()
             found_it[0].join(0.2)  # it may wait for the one that is held up here
 
-    tell, post = socket_link.SocketLink._say, PipeMail.post
+    tell, post = socket_link.SocketLink._send_parts, PipeMail.post
 
     def tell_later(link: Any, words: Any, kind: int) -> None:
         pause({socket_link._JOIN: "join", socket_link._BYE: "bye"}.get(kind) or words[0])
@@ -84,7 +84,7 @@ def stop_at(step: str, do: Callable[[], None], patch: pytest.MonkeyPatch) -> lis
         pause("notice")
         return post(mail, *message)
 
-    patch.setattr(socket_link.SocketLink, "_say", tell_later)
+    patch.setattr(socket_link.SocketLink, "_send_parts", tell_later)
     patch.setattr(PipeMail, "post", post_later)
     return found_it
 

@@ -23,11 +23,11 @@ class LocalLink(WeightLink):
         to_receiver._other, to_sender._other = to_sender, to_receiver
         return to_receiver, to_sender
 
-    def _send(self, words: LinkMessage) -> None:
+    def _send(self, message: LinkMessage) -> None:
         other = self._other
         if other is None:  # another thread has closed this one since it was seen to be whole
             raise self._told()
-        other._arrive(list(words))
+        other._arrive(list(message))
 
     def _close(self) -> None:
         other, self._other = self._other, None

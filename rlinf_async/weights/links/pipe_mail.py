@@ -61,9 +61,11 @@ class PipeMail:
 
     @classmethod
     def of(cls, pipe: Connection[Any, Any]) -> PipeMail:
-        """
+        """Return the instance for one end of a pipe.
+
         Raises:
-            ConfigError: the pipe goes one way only."""
+            ConfigError: the pipe goes one way only.
+        """
         if not (pipe.readable and pipe.writable):
             raise ConfigError("the pipe goes one way only, and acknowledgements go the other: multiprocessing.Pipe()")
         with cls._finding:

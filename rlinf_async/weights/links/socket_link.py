@@ -41,7 +41,7 @@ _PART_BYTES: Final = 4 << 20
 _EXIT_STATUS_S: Final = 0.5
 """Time between the end of a socket and the end of its process, within which one explains the other."""
 
-_MORE, _WORDS, _JOIN, _BYE = range(4)
+_MORE, _LAST, _JOIN, _BYE = range(4)
 """Kinds of frames: a part of a message, its last part, the receiver's model and mode, the end of the link."""
 
 OWN: Final = "own"
@@ -92,7 +92,7 @@ class SocketLink(WeightLink):
         self._address = b""
         self._sockets: _Sockets | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
-        self._whole_words = threading.Lock()
+        self._sending = threading.Lock()
         """Held while a message is sent, so that its parts stay together."""
 
     @classmethod
@@ -133,7 +133,7 @@ class SocketLink(WeightLink):
                 is_read.set()
             if self.mode not in (mode, LOOP):
                 self.mode = mode
-                self._say([self.name, mode], _JOIN)
+                self._send_parts([self.name, mode], _JOIN)
         is_read.wait()  # all that is said from here on leaves at once, even if this process ends
 
     @property
@@ -146,19 +146,19 @@ class SocketLink(WeightLink):
         self._finalizer.atexit = False
         return sockets
 
-    def _send(self, words: LinkMessage) -> None:
+    def _send(self, message: LinkMessage) -> None:
         if not self.is_joined:
             raise TransferFailed(f"{self.label} has not joined the link")
-        self._say(words, _WORDS)
+        self._send_parts(message, _LAST)
 
-    def _say(self, words: LinkMessage, kind: int) -> None:
+    def _send_parts(self, message: LinkMessage, kind: int) -> None:
         connection = None if self._sockets is None else self._sockets.connection
         assert connection is not None
-        if connection.queued_bytes > MAX_WAITING_BYTES and kind == _WORDS:
+        if connection.queued_bytes > MAX_WAITING_BYTES and kind == _LAST:
             mib = MAX_WAITING_BYTES >> 20
             raise TransferFailed(f"{self.label} does not read what it is sent: {mib} MiB wait for it")
-        data = frames.pack(words)
-        with self._whole_words:
+        data = frames.pack(message)
+        with self._sending:
             for start in range(0, len(data), _PART_BYTES):
                 is_last = start + _PART_BYTES >= len(data)
                 part = data[start : start + _PART_BYTES]
@@ -167,7 +167,7 @@ class SocketLink(WeightLink):
     def _close(self) -> None:
         if self._finalizer is not None and self._finalizer.alive:
             if self.is_joined:
-                self._say([], _BYE)
+                self._send_parts([], _BYE)
             self._finalizer()
 
 
@@ -270,7 +270,7 @@ class _Sockets:
         self.connection = connection = Connection(
             sock,
             self.hub.loop,
-            on_frame=lambda frame, fds: self._hear(pid, *frame[2:]),
+            on_frame=lambda frame, fds: self._on_frame(pid, *frame[2:]),
             on_closed=lambda reason: self._ended(f"is gone: its socket has ended ({reason})"),
         )
         return connection
@@ -292,7 +292,7 @@ class _Sockets:
             else:
                 self.hub.loop.add_reader(self._process, self._exited)
 
-    def _hear(self, pid: int, kind: int, part: bytes) -> None:
+    def _on_frame(self, pid: int, kind: int, part: bytes) -> None:
         link = self._link()
         if link is None:
             return  # and it will be closed in a moment
@@ -309,10 +309,10 @@ class _Sockets:
             self._lose("has closed its end of the link")
         else:
             self._parts.append(part)
-            if kind == _WORDS:
-                words = frames.unpack(b"".join(self._parts))
+            if kind == _LAST:
+                message = frames.unpack(b"".join(self._parts))
                 self._parts.clear()
-                link._arrive(words)
+                link._arrive(message)
 
     # -- the end ----------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ def no_match(what: str, names: Iterable[str], own: str) -> str:
 class LinkListener(Protocol):
     """Listener of a link, called for one message at a time in the thread that reads it. An error would end the link."""
 
-    def on_message(self, words: LinkMessage) -> None: ...
+    def on_message(self, message: LinkMessage) -> None: ...
 
     def on_end(self, error: Exception) -> None:
         """Handle the end of the link."""
@@ -80,7 +80,7 @@ class WeightLink:
         if not is_heard:
             self._close()
 
-    def send(self, words: LinkMessage) -> None:
+    def send(self, message: LinkMessage) -> None:
         """Send a message, without a confirmation.
 
         Raises:
@@ -89,7 +89,7 @@ class WeightLink:
         """
         if self.error is not None:
             raise self._told()
-        self._send(words)
+        self._send(message)
 
     def send_tensor(self, tensor: Any, line: int, receiver: Any = None) -> Work[None]:
         """Send the memory of a tensor to another machine; done when it has arrived. It must not change until then.
@@ -112,27 +112,27 @@ class WeightLink:
 
     # -- what each kind of link does ----------------------------------------------------------------------------
 
-    def _send(self, words: LinkMessage) -> None:
+    def _send(self, message: LinkMessage) -> None:
         raise NotImplementedError
 
     def _close(self) -> None:
         raise NotImplementedError
 
-    def _arrive(self, words: LinkMessage) -> None:
+    def _arrive(self, message: LinkMessage) -> None:
         with self._order:
             if self.error is not None:
                 return
             if self._listener is None:
-                self._kept.append(words)
+                self._kept.append(message)
                 return
-            is_heard = self._deliver(self._listener, words)
+            is_heard = self._deliver(self._listener, message)
         if not is_heard:
             self._close()
 
-    def _deliver(self, listener: LinkListener, words: LinkMessage) -> bool:
+    def _deliver(self, listener: LinkListener, message: LinkMessage) -> bool:
         """Deliver one message to the listener. Return False if it raised, which closes the link."""
         try:
-            listener.on_message(words)
+            listener.on_message(message)
         except Exception as error:
             logger.exception("what %s says could not be heard, and the link is given up", self.label)
             self._kept.clear()

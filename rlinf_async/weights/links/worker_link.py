@@ -41,13 +41,13 @@ class LinkEnd:
         self.process = OwnerProcess()
         self._loop = require_client().loop
 
-    def say(self, words: LinkMessage | None) -> None:
-        self.exchange.send((*self.ids, words), *self.member, None, None, None, self.line)
+    def send(self, message: LinkMessage | None) -> None:
+        self.exchange.send((*self.ids, message), *self.member, None, None, None, self.line)
 
     def leave(self) -> None:
         """Say good-bye, and abandon unfinished works."""
         with contextlib.suppress(Exception):
-            self.say(None)
+            self.send(None)
         abandon_works(list(self.works))
 
     def drop(self) -> None:
@@ -110,8 +110,8 @@ class WorkerLink(WeightLink):
         self.node = None if node == node_of(require_client().endpoint) else node
         self.opened._settle()
 
-    def _send(self, words: LinkMessage) -> None:
-        self._here.say(words)
+    def _send(self, message: LinkMessage) -> None:
+        self._here.send(message)
 
     def send_tensor(self, tensor: Any, line: int, receiver: Any = None) -> Work[None]:
         return self._begin(self._here.exchange.send_tensor(tensor, *self._bulk_line(line, receiver)))
@@ -155,7 +155,7 @@ class WorkerLink(WeightLink):
 
     def _take(self, work: Work[Any]) -> bool:
         try:
-            source, target, words = work._result()
+            source, target, message = work._result()
         except Exception as error:
             _names.pop(self._here.member, None)
             self._end(error)
@@ -163,13 +163,13 @@ class WorkerLink(WeightLink):
         mine, other = self._here.ids
         if target not in (None, mine):
             return True
-        if words is None:
+        if message is None:
             if target is None and source != other:  # a good-bye of an unknown end that knows no link here
                 return True
             self._end(ClosedError(f"{self.label} has closed its end of the link"))
             return False
         self._here.ids[1] = source
-        self._arrive(words)
+        self._arrive(message)
         return True
 
     def _end(self, error: Exception) -> None:

@@ -21,6 +21,7 @@ from rlinf_async.weights.model.param_tree import (
     EXTRA_STATE,
     ParamTree,
     Path,
+    are_tied,
     local_part,
     memory_of,
     name_of,
@@ -312,7 +313,7 @@ def _can_copy(there: torch.dtype, here: torch.dtype, to: str = "cpu", of: str = 
 
 def _differ(target: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> bool:
     """True if two values for one tensor differ there, bit by bit except for NaNs that a cast makes."""
-    if memory_of(one) == memory_of(other):
+    if are_tied(one, other):
         return False
     both = [local_part(part) for part in (one, other)]
     where = both[0].device if both[0].device == both[1].device else target.device

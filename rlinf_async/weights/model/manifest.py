@@ -88,7 +88,7 @@ class Manifest:
 
     @cached_property
     def indices(self) -> Mapping[Path, int]:
-        """The index of every leaf by its path; of tied ones under each of theirs."""
+        """Index of every leaf by its path, and by the paths that are tied to it."""
         found = {leaf.path: index for index, leaf in enumerate(self.leaves)}
         return found | {path: found[owner] for path, owner in self.aliases.items()}
 
@@ -98,12 +98,12 @@ class Manifest:
         return {path: self.leaves[index] for path, index in self.indices.items()}
 
     def to_bytes(self) -> bytes:
-        """A form for other processes, the same for equal manifests."""
+        """Return a form for other processes, the same for equal manifests."""
         return _encode(self.leaves, self.aliases)
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Manifest:
-        """The manifest that ``to_bytes`` has written.
+        """Return the manifest that ``to_bytes`` has written.
 
         Raises:
             WeightMismatch: this is no manifest, or one of another version of the framework.
@@ -119,7 +119,7 @@ class Manifest:
         return manifest
 
     def check(self, other: Manifest) -> None:
-        """Compares this side's manifest with the other side's.
+        """Compare this side's manifest with the other side's.
 
         Raises:
             WeightMismatch: they differ; names the first keys that do, and how.
@@ -141,7 +141,7 @@ class Manifest:
         raise WeightMismatch(f"the two sides have different weights: {'; '.join(differences[:_NAMED])}{more}")
 
     def views(self, memory: Any) -> dict[Path, torch.Tensor]:
-        """The leaves as tensors in a stretch of memory, without copying; tied ones once.
+        """Return the leaves as tensors in a stretch of memory, without copying; tied ones once.
 
         Args:
             memory: at least ``nbytes`` bytes, whose start is a multiple of 16 and that can be written to: a
@@ -170,13 +170,13 @@ class Manifest:
 
 @functools.cache  # asked for each leaf, several times, of which a model may have fifty thousand
 def dtype_name(dtype: torch.dtype) -> str:
-    """``torch.float32`` → ``"float32"``."""
+    """Return ``"float32"`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
 
 
 @functools.cache
 def dtype_of(name: str) -> torch.dtype:
-    """``"float32"`` → ``torch.float32``.
+    """Return ``torch.float32`` for ``"float32"``.
 
     Raises:
         ValueError: torch has none of that name.

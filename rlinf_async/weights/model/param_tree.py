@@ -110,7 +110,7 @@ class ParamTree:
         return self.tensors[self.aliases.get(path, path)]
 
     def items(self) -> Iterator[tuple[Path, torch.Tensor]]:
-        """Every path with its tensor, tied ones too."""
+        """Yield every path with its tensor, tied ones too."""
         yield from self.tensors.items()
         for path, owner in self.aliases.items():
             yield path, self.tensors[owner]
@@ -121,15 +121,15 @@ class ParamTree:
         return sum(tensor.nbytes for tensor in self.tensors.values() if tensor.layout is torch.strided)
 
     def to_state_dict(self) -> dict[str, Any]:
-        """Dotted name → tensor (or other value), sorted, tied tensors under each of their names."""
+        """Return the values by dotted name, sorted, tied tensors under each of their names."""
         return {name_of(path): value for path, value in self._everything()}
 
     def to_nested(self) -> dict[str, Any]:
-        """The same as dicts in dicts."""
+        """Return the same as dicts in dicts."""
         return _nested(self._everything())
 
     def to_tensordict(self) -> Any:
-        """The same as a TensorDict without batch dimensions, which shares the tensors.
+        """Return the same as a TensorDict without batch dimensions, which shares the tensors.
 
         Raises:
             ImportError: tensordict is not installed.
@@ -154,17 +154,17 @@ def _nested(items: Iterable[tuple[Path, Any]]) -> dict[str, Any]:
 
 
 def name_of(path: Path) -> str:
-    """``("layers", "0", "weight")`` → ``"layers.0.weight"``."""
+    """Return ``"layers.0.weight"`` for ``("layers", "0", "weight")``."""
     return ".".join(path)
 
 
 def path_of(name: str) -> Path:
-    """``"layers.0.weight"`` → ``("layers", "0", "weight")``."""
+    """Return ``("layers", "0", "weight")`` for ``"layers.0.weight"``."""
     return tuple(name.split("."))
 
 
 def key_path(key: Any, above: Path = ()) -> Path:
-    """The path of a mapping's key, which is a string or a tuple of strings, below another path.
+    """Return the path of a mapping's key, which is a string or a tuple of strings, below another path.
 
     Raises:
         WeightMismatch: (a KeyError) it is neither.
@@ -177,7 +177,7 @@ def key_path(key: Any, above: Path = ()) -> Path:
 
 
 def is_tensordict(value: Any) -> bool:
-    """Whether it is a TensorDict; does not import the library, without which there is none."""
+    """True if it is a TensorDict; does not import the library, without which there is none."""
     library = sys.modules.get("tensordict")
     return library is not None and isinstance(value, library.TensorDictBase)
 
@@ -250,7 +250,7 @@ def _is_frozen(value: Any) -> bool:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Itself; of a DTensor what this rank has of it."""
+    """Return the tensor itself, or this rank's part of a DTensor."""
     part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part
 
@@ -283,8 +283,13 @@ def has_extra_state(module: nn.Module) -> bool:
     return type(module).get_extra_state is not nn.Module.get_extra_state
 
 
+def are_tied(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """True if they are one memory seen in the same way, so that they hold one value."""
+    return one is other or memory_of(one) == memory_of(other)
+
+
 def memory_of(tensor: torch.Tensor) -> Any:
-    """The same for two tensors that are one memory seen in the same way, and for no others."""
+    """Return equal values for tensors of the same memory with the same view, and for no others."""
     local = local_part(tensor)
     if local.is_nested or not local.numel() or local.is_meta or local.layout is not torch.strided:
         return id(tensor)

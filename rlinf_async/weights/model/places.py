@@ -15,11 +15,11 @@ from rlinf_async.weights.model.naming import Naming
 from rlinf_async.weights.model.param_tree import (
     EXTRA_STATE,
     Path,
+    are_tied,
     has_extra_state,
     is_non_tensor,
     is_tensordict,
     key_path,
-    memory_of,
     name_of,
 )
 from rlinf_async.weights.model.shards import ShardOption, Slice, Spec, is_sharded, slices_of
@@ -239,7 +239,7 @@ class Places:
             elif not isinstance(value, torch.Tensor):
                 self._add_value(path, holder, key, parts)
             # A second look: what gives another tensor each time (h5, views of a TensorDict) would be written in vain.
-            elif keeps or (again := holder.get(key)) is value or memory_of(again) == memory_of(value):
+            elif keeps or are_tied(holder.get(key), value):
                 self._add(TensorPlace(path, holder, key, value, parts))
             else:
                 self.refused[path] = f"is made anew by {type(holder).__name__} at every look: it has no memory there"

@@ -23,8 +23,8 @@ from rlinf_async.weights.model.param_tree import (
     ParamTree,
     Path,
     Select,
+    are_tied,
     is_chosen,
-    memory_of,
     name_of,
     path_of,
     why_without_values,
@@ -139,7 +139,7 @@ class WeightSource:
             raise WeightMismatch(f"the weights lack {name_of(owner)!r}, of which the receivers were told")
         first, *others = (tree[path] for path in there)
         for path, other in zip(there[1:], others, strict=True):
-            if memory_of(other) != memory_of(first) and (is_sharded(other) or not are_equal(other, first)):
+            if not are_tied(other, first) and (is_sharded(other) or not are_equal(other, first)):
                 raise WeightMismatch(
                     f"{name_of(path)!r} was tied to {name_of(there[0])!r} when the receivers were told of it, and has "
                     "a value of its own now: tie them again, or close both sides and connect again"
@@ -165,7 +165,7 @@ class WeightSource:
             return None
         for name, owner in self._ties:
             tied, tensor = source.get(name), source[owner]
-            if not isinstance(tied, torch.Tensor) or (tied is not tensor and memory_of(tied) != memory_of(tensor)):
+            if not isinstance(tied, torch.Tensor) or not are_tied(tied, tensor):
                 return None
         return found
 

@@ -15,7 +15,7 @@ from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights.model.copying import Copy, as_integers, copy_tensors
 from rlinf_async.weights.model.fit import Fit
 from rlinf_async.weights.model.overlap import meeting_in_memory
-from rlinf_async.weights.model.param_tree import ParamTree, Path, is_tensordict, local_part, memory_of
+from rlinf_async.weights.model.param_tree import ParamTree, Path, are_tied, is_tensordict, local_part
 from rlinf_async.weights.model.places import ValuePlace
 from rlinf_async.weights.model.shards import is_sharded
 
@@ -108,9 +108,7 @@ def plan_update(destination: Any, weights: Any, *, strict_dtype: bool = False) -
     pairs = zip(update.targets, update.sources, strict=True)
     # Tensors that are the destination's own need no writing.
     others = [
-        (to, of)
-        for to, of in pairs
-        if local_part(to).data_ptr() != local_part(of).data_ptr() or memory_of(to) != memory_of(of)
+        (to, of) for to, of in pairs if local_part(to).data_ptr() != local_part(of).data_ptr() or not are_tied(to, of)
     ]
     update.targets, update.sources = [target for target, _ in others], [source for _, source in others]
     _clone_aliases(update)

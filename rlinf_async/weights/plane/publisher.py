@@ -325,7 +325,7 @@ class Publisher:
         store = self._store
         if store is not None and version > self.version:
             store.withdraw(version)
-        self._receivers.forget(version)
+        self._receivers.finish(version)
         self._receivers.abandon(version)
 
     async def catch_up(self, worker_ids: Sequence[Hashable], timeout: float | None) -> dict[Hashable, Ack]:
@@ -374,7 +374,7 @@ class Publisher:
 
     def _forget_version(self, version: int) -> None:
         self._handles.pop(version, None)
-        self._receivers.forget(version)
+        self._receivers.finish(version)
 
     async def _stage(
         self,
@@ -479,7 +479,7 @@ class Publisher:
         )
 
     def _complete(self, version: int) -> None:
-        answers = self._receivers.answers(version)
+        answers = self._receivers.finish(version)
         handle = self._handles.pop(version, None)
         if answers is not None and handle is not None:
             handle.finish(self._report(handle, answers))

@@ -60,23 +60,21 @@ class ReceiverState:
         """Note that it takes the announced weights, or why it refuses them."""
         self.state, self.refusal = Agreement.FITTING if refusal is None else Agreement.REFUSED, refusal
 
-    def on_message(self, words: LinkMessage) -> None:
-        self._heard(self, words)
+    def on_message(self, message: LinkMessage) -> None:
+        self._heard(self, message)
 
     def on_end(self, error: Exception) -> None:
         self._ended(self, error)
 
-    def send_message(self, *words: Any) -> None:
+    def send_message(self, *message: Any) -> None:
         """Send a message. If the link has ended, ``ended`` is called instead.
 
         Raises:
             TransferFailed: the other side does not read at the moment.
         """
         try:
-            self.link.send(list(words))
+            self.link.send(list(message))
         except TransferFailed:
             raise
         except Exception as error:
             self._ended(self, error)
-
-    say = send_message  # as ``Relay`` calls it

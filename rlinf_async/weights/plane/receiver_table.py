@@ -364,8 +364,8 @@ class ReceiverTable:
 
     # -- answers ------------------------------------------------------------------------------------------------
 
-    def on_message(self, receiver: ReceiverState, words: LinkMessage) -> None:
-        what, *facts = words
+    def on_message(self, receiver: ReceiverState, message: LinkMessage) -> None:
+        what, *facts = message
         with self._settling():
             if self._receivers.get(receiver.name) is not receiver:
                 return
@@ -473,12 +473,8 @@ class ReceiverTable:
         with self._settling():
             self._failed_alone(name, version, error)
 
-    def forget(self, version: int) -> None:
-        with self._lock:
-            self.ledger.forget(version)
-
-    def answers(self, version: int) -> Mapping[Any, Ack] | None:
-        """Return the answers to a complete version; None if it has been forgotten."""
+    def finish(self, version: int) -> Mapping[Any, Ack] | None:
+        """Forget a version; return its answers, or None if it was forgotten already."""
         with self._lock:
             return self.ledger.finish(version)
 

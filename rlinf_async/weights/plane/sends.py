@@ -59,7 +59,7 @@ class Sends:
         return last is None or last.version != self.version or (last.done() and last.report is None)
 
     async def publish(self, *args: Any, **options: Any) -> SyncHandle:
-        """``Publisher.publish``"""
+        """Publish a version, as ``Publisher.publish``."""
         self.last = handle = await self.publisher.publish(*args, **options)
         return handle
 

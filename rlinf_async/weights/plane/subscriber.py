@@ -112,7 +112,7 @@ class Subscriber(Versioned):
         self.gate = self._applying.gate
         self.pause_s = 0.0
         self._changes = ConditionVar(model_id)
-        self._news: deque[LinkMessage] = deque()
+        self._inbox: deque[LinkMessage] = deque()
         """Received messages not yet processed."""
         self._owed: list[int] = []
         """Versions without an acknowledgement."""
@@ -201,9 +201,9 @@ class Subscriber(Versioned):
 
     # -- receiving ----------------------------------------------------------------------------------------------
 
-    def on_message(self, words: LinkMessage) -> None:
+    def on_message(self, message: LinkMessage) -> None:
         """Queue a message, in any thread, for whoever receives."""
-        what, *facts = words
+        what, *facts = message
         if what == messages.PUBLISH:
             self._reception.heard(facts[0])
         elif what == messages.LEAVE:
@@ -215,7 +215,7 @@ class Subscriber(Versioned):
             return
         if what in (messages.HELLO, messages.HOST):
             self._host_begins(facts)
-        self._news.append(words)
+        self._inbox.append(message)
         self._changes.notify()
 
     def on_end(self, error: Exception) -> None:
@@ -291,23 +291,23 @@ class Subscriber(Versioned):
         """Process received messages; ``enough`` also ends the wait, as another task may receive meanwhile."""
 
         def is_there() -> bool:
-            return enough() or (not self._is_taking and bool(self._news or self._end or self._is_closed))
+            return enough() or (not self._is_taking and bool(self._inbox or self._end or self._is_closed))
 
         if not await self._changes.wait_until(is_there, timeout, what) or enough():
             return
-        if not self._news:
+        if not self._inbox:
             self._check_open()
             assert self._end is not None
             await self._applying.move_out()
             raise self._end.with_traceback(None)
         self._is_taking = True
         try:
-            while self._news:
-                words = self._next()
+            while self._inbox:
+                batch = self._next()
                 try:
-                    await self._act(words)
+                    await self._act(batch)
                 except asyncio.CancelledError:
-                    self._news.extendleft(reversed(words))  # for who receives next
+                    self._inbox.extendleft(reversed(batch))  # for the next caller
                     raise
         finally:
             self._is_taking = False
@@ -318,21 +318,21 @@ class Subscriber(Versioned):
 
         A question without memory is taken alone: on another machine, an earlier version may land after it.
         """
-        news = self._news
-        words = [news.popleft()]
-        while _is_there(words[-1]) and news and _is_there(news[0]):
-            words.append(news.popleft())
-        return words
+        inbox = self._inbox
+        batch = [inbox.popleft()]
+        while _is_there(batch[-1]) and inbox and _is_there(inbox[0]):
+            batch.append(inbox.popleft())
+        return batch
 
-    async def _act(self, words: list[LinkMessage]) -> None:
-        what, *facts = words[-1]
+    async def _act(self, batch: list[LinkMessage]) -> None:
+        what, *facts = batch[-1]
         if what == messages.PUBLISH:
             _, memory, sent = facts
             if memory is not None:
-                await self._apply([each[1] for each in words], memory, sent)
+                await self._apply([each[1] for each in batch], memory, sent)
             else:
                 await self._agree()
-                self._say_ack(0, None)
+                self._send_ack(0, None)
         elif what in (messages.HELLO, messages.HOST):
             await self._meet(*facts[:5])
         else:
@@ -349,9 +349,9 @@ class Subscriber(Versioned):
             await self._agree((manifest, extra, slots))
         except Exception as error:
             if version:
-                self._say_ack(version, pack_error(error))
+                self._send_ack(version, pack_error(error))
             raise
-        self._say_ack(0, None)
+        self._send_ack(0, None)
         if version:
             await self._apply([version], memory, None)
 
@@ -368,7 +368,7 @@ class Subscriber(Versioned):
         try:
             await applying.agree(offer)
         except Exception as error:
-            self._say_ack(0, pack_error(error))
+            self._send_ack(0, pack_error(error))
             raise
         self._is_refused = False
 
@@ -392,7 +392,7 @@ class Subscriber(Versioned):
             is_published = leased.header.places & PUBLISHED
             if leased.views is None:
                 if is_published:
-                    self._say(messages.NEED, leased.header.version, None)
+                    self._send(messages.NEED, leased.header.version, None)
                 return
             try:
                 # The slot has a newer version, which may be withdrawn before it is published.
@@ -415,21 +415,21 @@ class Subscriber(Versioned):
         self._lacked = [*(each for each in self._lacked if each == version), version]
         if len(self._lacked) > _TRIES:
             return False
-        self._say(messages.NEED, version, memory)
+        self._send(messages.NEED, version, memory)
         return True
 
     def _acknowledge(self, failure: Any, *facts: Any) -> None:
         owed, self._owed = dict.fromkeys(self._owed), []
         for version in owed:
-            self._say_ack(version, failure, *facts)
+            self._send_ack(version, failure, *facts)
 
-    def _say_ack(self, version: int, failure: Any, *facts: Any) -> None:
-        self._say(messages.ACK, version, failure, self._applying.leases.gpu, *(facts or (0.0, 0.0, 0.0, None)))
+    def _send_ack(self, version: int, failure: Any, *facts: Any) -> None:
+        self._send(messages.ACK, version, failure, self._applying.leases.gpu, *(facts or (0.0, 0.0, 0.0, None)))
 
-    def _say(self, *words: Any) -> None:
+    def _send(self, *message: Any) -> None:
         assert self.link is not None
         try:
-            self.link.send(list(words))
+            self.link.send(list(message))
         except (PeerLost, ClosedError, TransferFailed) as error:
             logger.info("%r could not answer: %s", self, error)
 
@@ -550,6 +550,6 @@ class Subscriber(Versioned):
         await self.close()
 
 
-def _is_there(words: LinkMessage) -> bool:
+def _is_there(message: LinkMessage) -> bool:
     """True if the message names the memory of a version."""
-    return bool(words[0] == messages.PUBLISH and words[2] is not None)
+    return bool(message[0] == messages.PUBLISH and message[2] is not None)

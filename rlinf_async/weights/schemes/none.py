@@ -47,7 +47,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
         return NoTransport()
 
     def prepare_weights(self, weights: Any, model_id: str, strategy: WeightStrategy, context: Any = None) -> Any:
-        """As they are: nobody looks at them."""
+        """Return the weights unchanged."""
         return weights
 
 

@@ -109,7 +109,7 @@ class WeightReceiver(Versioned):
     # -- receiving ----------------------------------------------------------------------------------------------
 
     def receive(self, timeout: float = 0.001) -> Any:
-        """Applies the weights that have come, if there are any, and tells the sender.
+        """Apply received weights, if there are any, and tell the sender.
 
         The version that the model has is acknowledged, and not applied for a second time.
 
@@ -182,7 +182,7 @@ class WeightReceiver(Versioned):
             await finish(answer(what), None, f"the answer to {self._transport!r}")
 
     def apply_weights(self, weights: Any, version: int | None = None) -> Any:
-        """Applies weights that have come by another way, and acknowledges them (TorchRL's older name).
+        """Apply weights that have come another way, and acknowledge them (TorchRL's older name).
 
         Args:
             weights: or the notice of some, which a sender has put into a pipe for them: then that version is applied,
@@ -257,7 +257,7 @@ class WeightReceiver(Versioned):
     # -- versions -----------------------------------------------------------------------------------------------
 
     def reading(self, timeout: float | None = None) -> Reading:
-        """``async with`` it around a use of the model: no update is applied meanwhile.
+        """Return an ``async with`` block around a use of the model: no update is applied meanwhile.
 
         It gives the model's version, to be kept with what is made of it.
 
@@ -268,7 +268,8 @@ class WeightReceiver(Versioned):
         return self._standing.reading(timeout)
 
     def wait_version(self, version: int, timeout: float | None = None) -> Any:
-        """Waits until the model has this version or a later one; somebody must ``receive`` or ``serve`` meanwhile.
+        """Wait until the model has this version or a later one; another task or thread must ``receive`` or ``serve``
+        meanwhile.
 
         In blocking code that may be another thread.
 
@@ -278,7 +279,7 @@ class WeightReceiver(Versioned):
         return self._wait(self._standing.wait_version(version, timeout), f"version {version}")
 
     def wait_fresh(self, max_lag: int, timeout: float | None = None) -> Any:
-        """Waits until the model is at most ``max_lag`` versions behind what was published.
+        """Wait until the model is at most ``max_lag`` versions behind the published one.
 
         Raises:
             DeadlineExceeded: that was not so within ``timeout`` seconds.
@@ -292,7 +293,7 @@ class WeightReceiver(Versioned):
     # -- life ---------------------------------------------------------------------------------------------------
 
     def connect(self, timeout: float | None = 60.0) -> Any:
-        """Meets the sender; ends when the model has the weights that it starts with, or is at the latest version.
+        """Connect to the sender; return when the model has the weights that it starts with, or the latest version.
 
         Where weights come by calls there is nobody to be met, and it ends at once.
 
@@ -317,7 +318,7 @@ class WeightReceiver(Versioned):
             yield
 
     def serve(self) -> asyncio.Task[None]:
-        """Receives in the background of the loop that runs here, until the task is cancelled.
+        """Receive in the background of the running loop, until the task is cancelled.
 
         An update that does not fit is told to the sender, and logged here.  The task ends with a ``ConfigError`` if the
         transport, one of a user's own, cannot be waited for: its ``receive_weights`` is plain code, which would hold up
@@ -377,7 +378,7 @@ class WeightReceiver(Versioned):
         return work
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the context."""
+        """Return the state without the context."""
         own = ("_adapter", "_heard", "_subscriber", "_is_closed")
         return {name: value for name, value in self.__dict__.items() if name not in own} | {"_context_ref": None}
 

@@ -66,9 +66,9 @@ class WeightSyncScheme(Configuration):
 
     @staticmethod
     def from_backend(name: str, **arguments: Any) -> WeightSyncScheme:
-        """A scheme by its name: ``none``, ``shared`` (or ``direct``, ``thread``), ``process`` (or
-        ``multiprocessing``), ``worker`` (or ``ray``), ``module_transform``, ``rpc``, ``distributed``, or one that was
-        registered.
+        """Return a scheme by its name: ``none``, ``shared`` (or ``direct``, ``thread``), ``process`` (or
+        ``multiprocessing``), ``worker`` (or ``ray``), ``module_transform``, ``rpc``, ``distributed``, or one that
+        was registered.
 
         Raises:
             ValueError: there is none of that name.
@@ -88,7 +88,7 @@ class WeightSyncScheme(Configuration):
     """Error text for missing workers."""
 
     def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """Makes this the trainer's end.
+        """Make this the trainer's end.
 
         Args:
             model_id: what the model is called: a path to it from the context, such as ``"policy"``.
@@ -108,7 +108,7 @@ class WeightSyncScheme(Configuration):
         self._become_sender(sender, model_id, context, kwargs.get("source_model", kwargs.get("model")))
 
     def init_on_worker(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """Makes this a worker's end.
+        """Make this a worker's end.
 
         Args:
             model_id: as at the sender; the worker's model is looked for under that path when weights are applied,
@@ -137,11 +137,11 @@ class WeightSyncScheme(Configuration):
         return model_id if found is None else found
 
     def init_on_receiver(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """Newer TorchRL's name of ``init_on_worker``."""
+        """Make this a worker's end (newer TorchRL's name of ``init_on_worker``)."""
         self.init_on_worker(model_id, context, **kwargs)
 
     def get_sender(self) -> WeightSender:
-        """The trainer's end of this scheme.
+        """Return the trainer's end of this scheme.
 
         Raises:
             RuntimeError: ``init_on_sender`` has not been called.
@@ -151,7 +151,7 @@ class WeightSyncScheme(Configuration):
         return self._sender
 
     def get_receiver(self) -> WeightReceiver:
-        """The worker's end of this scheme.
+        """Return the worker's end of this scheme.
 
         Raises:
             RuntimeError: ``init_on_worker`` has not been called.
@@ -182,7 +182,7 @@ class WeightSyncScheme(Configuration):
     # -- life ---------------------------------------------------------------------------------------------------
 
     def connect(self, *, weights: Any = None, timeout: float | None = 60.0) -> Any:
-        """Meets the other side, and has the workers start with the trainer's weights: who is connected has them.
+        """Connect to the other side; the workers start with the trainer's weights.
 
         The other side must do the same; a worker may as well ``receive`` or ``serve``.
 
@@ -203,7 +203,7 @@ class WeightSyncScheme(Configuration):
         return self.get_receiver().connect(timeout=timeout)
 
     def close(self) -> Any:
-        """Gives back everything that both ends hold; in a coroutine a ``Work``.  A second time is nothing."""
+        """Release the resources of both ends; in a coroutine a ``Work``. Idempotent."""
         ends: list[WeightSender | WeightReceiver] = [end for end in (self._sender, self._receiver) if end is not None]
         self._sender = self._receiver = None
         self._initialized_on_sender = self._initialized_on_worker = False
@@ -229,7 +229,7 @@ class WeightSyncScheme(Configuration):
     # -- pickling -----------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """The configuration; the copy is initialised anew."""
+        """Return the configuration; the copy is initialised anew."""
         return {
             **self.__dict__,
             "_sender": None,
@@ -244,11 +244,11 @@ class WeightSyncScheme(Configuration):
     # -- what schemes differ in ---------------------------------------------------------------------------------
 
     def create_sender(self) -> WeightSender:
-        """A new trainer's end; ``init_on_sender`` makes its own."""
+        """Return a new trainer's end; ``init_on_sender`` makes its own."""
         return WeightSender(self)
 
     def create_receiver(self) -> WeightReceiver:
-        """A new worker's end; ``init_on_worker`` makes its own."""
+        """Return a new worker's end; ``init_on_worker`` makes its own."""
         return WeightReceiver(self)
 
 
@@ -270,7 +270,8 @@ def register_weight_sync_backend(name: str) -> Callable[[S], S]:
 
 
 def from_either(context: Any, kwargs: dict[str, Any], *names: str) -> Any:
-    """The first of these that the context has, or without a context the arguments; None if there is none."""
+    """Return the first of these attributes of the context, or without a context of these arguments; None if there is
+    none."""
     for name in names:
         found = kwargs.get(name) if context is None else getattr(context, name, None)
         if found is not None:

@@ -108,7 +108,7 @@ class WeightSender(WorkerRoster):
         version: int | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """Sends, and waits until the workers have applied it.
+        """Send weights, and wait until the workers have applied them.
 
         Args:
             weights: a module, a dict, a TensorDict, or the path of a module in the context; by default the scheme's
@@ -156,7 +156,7 @@ class WeightSender(WorkerRoster):
         version: int | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """Sends; finished when the weights may change.  ``wait_async`` must follow.
+        """Send weights; return when they may change. ``wait_async`` must follow.
 
         The arguments and errors are those of ``send``; what goes wrong at a worker is told by ``wait_async``.
 
@@ -170,7 +170,7 @@ class WeightSender(WorkerRoster):
         return self._begin("send_async() again while a previous send", self._send_async, wanted)
 
     def wait_async(self, timeout: float | None = None) -> Any:
-        """Waits until the workers have applied what ``send_async`` has sent.
+        """Wait until the workers have applied the weights of ``send_async``.
 
         Args:
             timeout: seconds of this wait; when they are over, the send is still pending.
@@ -190,7 +190,7 @@ class WeightSender(WorkerRoster):
         return self._adapter.run(self._wait_async(self._pending, timeout), f"an async send of '{self._model_id}'")
 
     def update_weights(self, weights: Any) -> Any:
-        """``send(weights)`` (TorchRL's older name)."""
+        """Send weights (TorchRL's older name of ``send``)."""
         return self.send(weights=weights)
 
     def _check_open(self) -> None:
@@ -306,7 +306,7 @@ class WeightSender(WorkerRoster):
     # -- life ---------------------------------------------------------------------------------------------------
 
     def connect(self, weights: Any = None, *, timeout: float | None = 60.0) -> Any:
-        """Meets the workers, each of which must connect, receive or serve, and has them start with the model's weights.
+        """Connect to the workers, each of which must connect, receive or serve; they start with the model's weights.
 
         These are the first version.  If something was sent already, the workers are only met.
 
@@ -339,7 +339,7 @@ class WeightSender(WorkerRoster):
             await self._connect(wanted[-1])
 
     def replace(self, worker_id: int, pipe_or_worker: Any) -> Any:
-        """A worker that has ended is there again, at the other end of this; in a coroutine a ``Work``.
+        """Replace a worker that has ended by its successor; in a coroutine a ``Work``.
 
         Where weights are published, it gets the latest version as soon as it connects, receives or serves.
 
@@ -388,7 +388,7 @@ class WeightSender(WorkerRoster):
                 await finish(connect(timeout=left), left, f"the connection to {each!r}")
 
     def close(self) -> Any:
-        """Gives up what is pending and closes all transports; in a coroutine a ``Work``.
+        """Abandon pending sends and close all transports; in a coroutine a ``Work``.
 
         Later sends raise ``ClosedError``.
         """
@@ -409,7 +409,7 @@ class WeightSender(WorkerRoster):
     # -- pickling -----------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the context, and without what is pending."""
+        """Return the state without the context and pending sends."""
         own = ("_adapter", "_sending", "_is_closed", "_failure")
         state = {name: value for name, value in self.__dict__.items() if name not in own}
         return {**state, "_context_ref": None}

@@ -19,7 +19,7 @@ from rlinf_async.weights.model.shards import is_sharded
 
 
 def are_sharded(weights: Any) -> bool:
-    """Whether this rank has only a part of them; without a process group nobody has."""
+    """True if this rank has only a part of them; never without a process group."""
     return dist.is_available() and dist.is_initialized() and _has_shards(weights)
 
 
@@ -34,12 +34,12 @@ def _has_shards(weights: Any) -> bool:
 
 
 def only_helps(weights: Any) -> bool:
-    """Whether another rank sends them to the workers, and this one only has a part of them."""
+    """True if another rank sends them to the workers, and this one has only a part of them."""
     return are_sharded(weights) and not gathers_here()
 
 
 def gather_whole(weights: Any, call: GatherCall | None) -> Any:
-    """Whole weights in the CPU's memory; None on ranks that only help.
+    """Return whole weights in the CPU's memory; None on ranks that only help.
 
     Collective; a rank that does not take part keeps the others waiting for as long as torch's process group lets them.
 

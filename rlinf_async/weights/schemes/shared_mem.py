@@ -64,7 +64,7 @@ class SharedMemWeightSyncScheme(PipeScheme):
     @property
     def policy_weights(self) -> dict[str, Any]:
         """Weights that were sent last, by model id: views of the memory that workers read, which later versions are
-        written to; do not write to them.  Before the first send, what was registered."""
+        written to; do not write to them. Before the first send, the registered weights."""
         found = dict(self.transport.registered)
         sender = self._sender
         if sender is not None and (shown := sender._shown()) is not None:
@@ -72,7 +72,7 @@ class SharedMemWeightSyncScheme(PipeScheme):
         return found
 
     def register_shared_weights(self, model_id: str, weights: Any) -> None:
-        """The errors are those of ``SharedMemTransport.register_weights``."""
+        """Register weights; the errors are those of ``SharedMemTransport.register_weights``."""
         self.transport.register_weights(model_id, weights)
 
     def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
@@ -96,13 +96,14 @@ class SharedMemWeightSyncScheme(PipeScheme):
         return _SharedSender(self)
 
     def create_transport(self, pipe: Any) -> SharedMemTransport:
-        """The one transport, which is told of the pipe, if that is one."""
+        """Return the one transport, and register the pipe with it."""
         if pipe is not None:
             self.transport.register_pipe(pipe)
         return self.transport
 
     def prepare_weights(self, weights: Any, model_id: str, strategy: WeightStrategy, context: Any = None) -> Any:
-        """As in the base class; for ``"policy"`` the context's ``_policy_weights_dict`` comes first."""
+        """Return the weights to send, as in the base class; for ``"policy"`` the context's ``_policy_weights_dict``
+        comes first."""
         if weights is None and model_id == "policy":
             known = getattr(context, "_policy_weights_dict", None)
             device = getattr(context, "policy_device", None)

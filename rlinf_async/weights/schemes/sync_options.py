@@ -107,9 +107,11 @@ class SyncOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any], owner: str) -> SyncOptions:
-        """
+        """Return the options, checked by name.
+
         Raises:
-            ConfigError: one is not known; proposes the one that may have been meant."""
+            ConfigError: one is not known; proposes the one that may have been meant.
+        """
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
@@ -121,18 +123,22 @@ class SyncOptions:
         return cls(**options)
 
     def refuse_others(self, *honoured: str, owner: str, why: str) -> None:
-        """
+        """Refuse options that would do nothing.
+
         Raises:
-            ConfigError: an option that is not among these has been given; says why it would do nothing."""
+            ConfigError: an option that is not among these has been given; says why it would do nothing.
+        """
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name not in honoured and value != field.default:
                 raise ConfigError(f"{owner} cannot do {field.name}={value!r}: {why}")
 
     def refuse(self, name: str, *, owner: str, why: str) -> None:
-        """
+        """Refuse one option.
+
         Raises:
-            ConfigError: that option has been given; says why it would do nothing."""
+            ConfigError: that option has been given; says why it would do nothing.
+        """
         others = (field.name for field in dataclasses.fields(self) if field.name != name)
         self.refuse_others(*others, owner=owner, why=why)
 

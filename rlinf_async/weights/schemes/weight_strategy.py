@@ -51,7 +51,7 @@ class WeightStrategy:
         return f"WeightStrategy({self.extract_as!r})"
 
     def extract_weights(self, source: Any) -> Any:
-        """The weights of a source, without copying: its tensors are those of the source.
+        """Return the weights of a source, without copying: its tensors are those of the source.
 
         =============  ========================================  =================================================
         source         as ``"tensordict"``                       as ``"state_dict"``
@@ -78,7 +78,7 @@ class WeightStrategy:
         raise ValueError(f"Unsupported source type for state_dict extraction: {type(source)}")
 
     def apply_weights(self, destination: Any, weights: Any) -> None:
-        """Writes weights into a destination in place, or raises and has written nothing.
+        """Write weights into a destination in place, or raise and write nothing.
 
         Dtypes are cast, memory moves between devices, parameters stay the same objects, and tied tensors are written
         once.  Weights for some of the keys leave the others as they are.

@@ -34,17 +34,19 @@ class WorkerLinkTransport(LinkTransport):
         return WorkerLink(*self._member, name)
 
     def check_connection(self) -> bool:
-        """Whether nothing is known that would keep a word from the other worker."""
+        """True unless the link is known to have ended."""
         return self._link is None or self._link.error is None
 
     def send_weights(self, model_id: str, weights: Any) -> Any:
-        """
+        """Refuse a send by itself.
+
         Raises:
-            NotImplementedError: always: a sender publishes to all its workers at once."""
+            NotImplementedError: always: a sender publishes to all its workers at once.
+        """
         raise NotImplementedError(f"{self!r} is a worker's part of a sender: use that one")
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
-        """None: nothing comes past the link."""
+        """Return None: nothing comes past the link."""
         return at_once()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -109,7 +111,7 @@ class WorkerWeightSyncScheme(CallingScheme):
     instead = "leave it out, or have a worker send: init_on_sender(receivers=), init_on_worker(sender=)"
 
     def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """Makes this the trainer's end.
+        """Make this the trainer's end.
 
         Args:
             kwargs: ``receivers``, in a worker: the name of a group, of which all ranks are meant that are there now, or
@@ -140,7 +142,7 @@ class WorkerWeightSyncScheme(CallingScheme):
         return owner._model_of(self, model_id, context, kwargs)
 
     def create_transport(self, pipe_or_context: Any) -> WorkerTransport | WorkerLinkTransport:
-        """The way to one worker.
+        """Return the transport to one worker.
 
         Args:
             pipe_or_context: ``(group, rank)`` of the other worker; or a handle of it, which is called.

@@ -84,7 +84,7 @@ class SyncReport:
 
 
 def _size(nbytes: int) -> str:
-    """``312 B``, ``1.2 KiB``, ``64.0 MiB``, ``1.5 GiB``."""
+    """Return ``312 B``, ``1.2 KiB``, ``64.0 MiB``, ``1.5 GiB``."""
     size, unit = float(nbytes), "B"
     for larger in ("KiB", "MiB", "GiB"):
         if size < 1024:

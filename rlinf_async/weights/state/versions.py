@@ -163,7 +163,7 @@ class LedgerEntry:
 
 
 @dataclass
-class _Pending:
+class _VersionUnderWay:
     waiting: set[Any]
     answers: dict[Any, Any]
 
@@ -178,7 +178,7 @@ class VersionLedger:
     def __init__(self) -> None:
         self.targets: dict[Any, LedgerEntry] = {}
         self.version = 0
-        self._sendings: dict[int, _Pending] = {}
+        self._pending: dict[int, _VersionUnderWay] = {}
 
     def add(self, target: Any) -> None:
         """Add a receiver without a version."""
@@ -197,7 +197,7 @@ class VersionLedger:
     @property
     def pending(self) -> dict[int, list[Any]]:
         """Receivers without an answer, for each version under way."""
-        return {version: list(sending.waiting) for version, sending in self._sendings.items()}
+        return {version: list(sending.waiting) for version, sending in self._pending.items()}
 
     def begin(self, version: int, targets: Iterable[Any], answers: Mapping[Any, Any] = MappingProxyType({})) -> bool:
         """Note that a version is published to these receivers; True if it is complete, because there are none.
@@ -209,12 +209,12 @@ class VersionLedger:
         if unknown := waiting - self.targets.keys():
             raise KeyError(f"nobody is called {unknown.pop()!r}")
         self.version = self.check(version)
-        self._sendings[version] = _Pending(waiting, dict(answers))
+        self._pending[version] = _VersionUnderWay(waiting, dict(answers))
         return not waiting
 
     def excess(self, behind: int) -> list[int]:
         """Return the oldest versions under way, if there are more than the latest and ``behind`` others."""
-        return list(self._sendings)[: -behind - 1]
+        return list(self._pending)[: -behind - 1]
 
     def answer(
         self, target: Any, version: int, answer: Any, trouble: Any = None, *, compared: Collection[int] = ()
@@ -228,7 +228,7 @@ class VersionLedger:
         Returns:
             The versions that are complete now, so that ``finish`` is due.
         """
-        earlier = [each for each in self._sendings if each < version and each not in compared]
+        earlier = [each for each in self._pending if each < version and each not in compared]
         return [each for each in (version, *earlier) if self.settle(target, each, answer, trouble)]
 
     def settle(self, target: Any, version: int, answer: Any, trouble: Any = None) -> bool:
@@ -242,7 +242,7 @@ class VersionLedger:
                 known.trouble = None
         elif version > known.acked:
             known.trouble = trouble
-        sending = self._sendings.get(version)
+        sending = self._pending.get(version)
         if sending is None or target not in sending.waiting:
             return False
         sending.waiting.discard(target)
@@ -251,14 +251,9 @@ class VersionLedger:
 
     def gone(self, target: Any, answer: Any, trouble: Any) -> list[int]:
         """Note that no more answers will come from a receiver; return the versions that are complete now."""
-        return [version for version in list(self._sendings) if self.settle(target, version, answer, trouble)]
+        return [version for version in list(self._pending) if self.settle(target, version, answer, trouble)]
 
     def finish(self, version: int) -> Mapping[Any, Any] | None:
         """Return all answers to a version, and forget it; None if it is forgotten already."""
-        sending = self._sendings.pop(version, None)
+        sending = self._pending.pop(version, None)
         return None if sending is None else sending.answers
-
-    def forget(self, version: int) -> Collection[Any]:
-        """Forget a version; return the receivers that have not answered."""
-        sending = self._sendings.pop(version, None)
-        return sending.waiting if sending is not None else ()

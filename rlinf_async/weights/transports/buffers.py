@@ -39,15 +39,17 @@ class SharedMemTransport(SilentTransport):
         return f"<SharedMemTransport of {', '.join(self.registered) or 'no model'} to {len(self.pipes)} pipes>"
 
     def register_pipe(self, pipe: Connection[Any, Any]) -> None:
-        """A worker's; a second time is nothing."""
+        """Add a worker's pipe. Idempotent."""
         if pipe not in self.pipes:
             self.pipes.append(pipe)
 
     def register_weights(self, model_id: str, weights: Any) -> None:
-        """
+        """Register the weights of a model.
+
         Raises:
             ValueError: they are no TensorDict.
-            RuntimeError: the model is registered already."""
+            RuntimeError: the model is registered already.
+        """
         if not is_tensordict(weights):
             raise ValueError(f"Weights must be a TensorDictBase, got {type(weights)}")
         if model_id in self.registered:
@@ -55,14 +57,16 @@ class SharedMemTransport(SilentTransport):
         self.registered[model_id] = weights
 
     def check_registered(self, model_id: str) -> None:
-        """
+        """Check that a model is registered, or would be by being sent.
+
         Raises:
-            KeyError: the model is not registered, and is not by being sent."""
+            KeyError: the model is not registered, and is not by being sent.
+        """
         if not self._auto_register and model_id not in self.registered:
             raise KeyError(f"Model '{model_id}' not registered, and auto_register is off: register_weights() first")
 
     def send_weights(self, model_id: str, weights: Any) -> Any:
-        """Writes them into what is registered; in a coroutine a ``Work`` that is done.
+        """Write weights into the registered ones; in a coroutine a ``Work`` that is done.
 
         Raises:
             KeyError: the model is not registered, and is not by being sent; or they do not fit: nothing was written.
@@ -80,7 +84,7 @@ class SharedMemTransport(SilentTransport):
         return at_once()
 
     def close(self) -> Any:
-        """Nothing: what is registered stays."""
+        """Do nothing: registered weights stay."""
         return at_once()
 
     def __getstate__(self) -> dict[str, Any]:

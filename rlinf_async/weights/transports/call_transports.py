@@ -91,11 +91,11 @@ class WorkerActorTransport(WorkerTransport):
         return _METHODS[self.how]
 
     def send_ack(self, message: str = "updated") -> Any:
-        """Nothing: the end of the call says it."""
+        """Do nothing: the end of the call is the acknowledgement."""
         return at_once()
 
     def check_ack(self, message: str = "updated") -> Any:
-        """Nothing: the end of the call says it."""
+        """Do nothing: the end of the call is the acknowledgement."""
         return at_once()
 
 
@@ -137,7 +137,7 @@ class RPCTransport(WorkerTransport):
         return _TorchCall(future, self._describe())
 
     def wait_ack(self) -> Any:
-        """Waits for the end of the call; without one it returns at once."""
+        """Wait for the end of the call; without one, return at once."""
         return super().wait_ack() if self.is_pending else at_once()
 
 

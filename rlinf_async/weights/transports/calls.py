@@ -76,7 +76,7 @@ class CallTransport:
     def send_weights(
         self, model_id: str, weights: Any, version: int | None = None, timeout: float | None = None
     ) -> Any:
-        """Calls, and waits for the end of the call.
+        """Call, and wait for the end of the call.
 
         Args:
             version: of the weights; None: the worker is not told, and counts by itself.
@@ -87,7 +87,7 @@ class CallTransport:
     def send_weights_async(
         self, model_id: str, weights: Any, version: int | None = None, timeout: float | None = None
     ) -> Any:
-        """Calls; the weights have been copied when it returns.  ``wait_ack`` waits for the end of the call."""
+        """Call; the weights have been copied when it returns. ``wait_ack`` waits for the end of the call."""
         callee = self.callee  # a group's call copies them itself
         ours = weights if callee is None or isinstance(callee, WorkerGroup) else copied(weights)
         self._pending = self._call(ours, version, timeout)
@@ -99,32 +99,34 @@ class CallTransport:
         return self._pending is not _NONE
 
     def wait_ack(self) -> Any:
-        """
+        """Wait for the end of the call that ``send_weights_async`` has made.
+
         Raises:
             RuntimeError: nothing was sent.
             DeadlineExceeded: the call took too long; it has been cancelled.
-            Exception: what the call raised."""
+            Exception: what the call raised.
+        """
         if not self.is_pending:
             raise RuntimeError("No pending future. Did you call send_weights_async?")
         pending, self._pending = self._pending, _NONE
         return self._adapter.run(self._finish(pending), self._describe())
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
-        """None: the call itself brings the weights."""
+        """Return None: the call itself brings the weights."""
         return at_once()
 
     def check_connection(self) -> bool:
-        """Whether there is somebody to call, who has neither died nor been closed."""
+        """True if there is a callee, which has neither died nor been closed."""
         return is_reachable(self.callee)
 
     def give_up(self) -> None:
-        """Cancels the call that may be open."""
+        """Cancel the open call."""
         self._pending = _NONE
         if self._open is not None:
             cancel(self._open)
 
     def close(self) -> Any:
-        """Gives up the call that may be open; in a coroutine a ``Work``."""
+        """Cancel the open call; in a coroutine a ``Work``."""
         self.give_up()
         self._adapter.release()
         return at_once()

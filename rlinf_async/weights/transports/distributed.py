@@ -108,7 +108,7 @@ class DistributedTransport:
     def send_weights_async(
         self, model_id: str, weights: Any, version: int | None = None, timeout: float | None = None
     ) -> Any:
-        """Sends a copy; ``wait_ack`` waits for the worker."""
+        """Send a copy; ``wait_ack`` waits for the worker."""
         return self._adapter.run(self._send(model_id, weights, version, timeout), f"the sending to {self!r}")
 
     async def _send(self, model_id: str, weights: Any, version: int | None, timeout: float | None) -> None:
@@ -127,7 +127,7 @@ class DistributedTransport:
         self.version, self.nbytes = version, packed.numel()
 
     def wait_ack(self) -> Any:
-        """The errors are those of ``send_weights``."""
+        """Wait for the worker; the errors are those of ``send_weights``."""
         return self._adapter.run(self._wait_ack(), f"the answer of {self!r}")
 
     async def _wait_ack(self) -> None:
@@ -162,7 +162,7 @@ class DistributedTransport:
     # -- the receiver -------------------------------------------------------------------------------------------
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
-        """``(model_id, weights)``: a TensorDict, or a flat dict, as was sent; None if nothing has come.
+        """Return ``(model_id, weights)``, a TensorDict or a flat dict, as it was sent; None if nothing has come.
 
         Raises:
             PeerLost: the store is gone.
@@ -192,11 +192,11 @@ class DistributedTransport:
         return head["model_id"], weights
 
     def send_ack(self, message: str = "updated") -> Any:
-        """Tells the sender that what was received last has been applied."""
+        """Tell the sender that the weights received last have been applied."""
         return self._adapter.run(self._answer(message.encode()), f"the answer to {self!r}")
 
     def send_error(self, error: BaseException) -> Any:
-        """Tells the sender that what was received last could not be applied."""
+        """Tell the sender that the weights received last could not be applied."""
         return self._adapter.run(self._answer(error), f"the answer to {self!r}")
 
     async def _answer(self, answer: bytes | BaseException) -> None:
@@ -207,7 +207,7 @@ class DistributedTransport:
     # -- both ---------------------------------------------------------------------------------------------------
 
     def check_connection(self) -> bool:
-        """Whether there is a store that answers."""
+        """True if there is a store that answers."""
         try:
             return self._store is not None and self._store.check([f"NODE_{self._rank}_count"]) is not None
         except RuntimeError:
@@ -219,7 +219,7 @@ class DistributedTransport:
         return self._mail
 
     def close(self) -> Any:
-        """Ends the connection and the thread; in a coroutine a ``Work``.  A second time is nothing.
+        """End the connection and the thread; in a coroutine a ``Work``. Idempotent.
 
         A thread that has not come back after some seconds, because the store has stopped or its host cannot be reached,
         is left behind, and ends when the store answers or with the process.

@@ -62,7 +62,7 @@ class MPTransport(LinkTransport):
     # -- weights as messages ------------------------------------------------------------------------------------
 
     def send_weights(self, model_id: str, weights: Any) -> Any:
-        """Sends a copy, and waits until the receiver has applied it.
+        """Send a copy, and wait until the receiver has applied it.
 
         Raises:
             DeadlineExceeded: the other side does not read, or does not answer.
@@ -78,15 +78,15 @@ class MPTransport(LinkTransport):
         return self._adapter.run(send(), f"the sending to {self!r}")
 
     def send_weights_async(self, model_id: str, weights: Any) -> Any:
-        """Sends a copy; ``wait_ack`` waits for the receiver."""
+        """Send a copy; ``wait_ack`` waits for the receiver."""
         return self._adapter.run(self._send((model_id, detached(weights)), UPDATE), f"the sending to {self!r}")
 
     def wait_ack(self) -> Any:
-        """``check_ack()``"""
+        """Wait for the receiver, as ``check_ack()``."""
         return self.check_ack()
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
-        """``(model_id, weights)``; None if nothing comes within ``timeout`` seconds.
+        """Return ``(model_id, weights)``; None if nothing comes within ``timeout`` seconds.
 
         Raises:
             ValueError: something else comes.
@@ -104,15 +104,15 @@ class MPTransport(LinkTransport):
         return data
 
     def send_ack(self, message: str = "updated") -> Any:
-        """The receiver's word that it has applied what it has received."""
+        """Tell the sender that the received weights have been applied."""
         return self._adapter.run(self._send(None, message), f"the answer of {self!r}")
 
     def send_error(self, error: BaseException) -> Any:
-        """The receiver's word that it could not."""
+        """Tell the sender that the received weights could not be applied."""
         return self._adapter.run(self._send((type(error).__name__, str(error)), _FAILED), f"the answer of {self!r}")
 
     def check_ack(self, message: str = "updated") -> Any:
-        """Waits for the receiver's word.
+        """Wait for the receiver's acknowledgement.
 
         Raises:
             WrongAcknowledgement: it is another one; that is a ``RuntimeError``.
@@ -149,14 +149,14 @@ class MPTransport(LinkTransport):
         return SocketLink(name)
 
     def register(self, name: str) -> None:
-        """Tell the receiver's loop at once of a model whose buffer was registered, before there is a version."""
+        """Tell the receiver's loop at once of a registered model, before there is a version."""
         link = self.invite(name)
         if name in self._registered and not self._has_posted:
             self._posts = [(link.notice(0), _REGISTER)]
             self._look()
 
     def announce(self, version: int) -> None:
-        """By a notice in the pipe, unless one lies there unread, or the receiver waits at the link by itself."""
+        """Put a notice into the pipe, unless an unread one is there, or the receiver waits at the link by itself."""
         link = self._link
         if link is None or link.error is not None or link.mode == OWN:
             return
@@ -220,7 +220,7 @@ class MPTransport(LinkTransport):
                     other.name_other(link.name)
 
     def close(self) -> Any:
-        """Lets go of the pipe, which stays open; in a coroutine a ``Work``."""
+        """Drop the pipe, which stays open; in a coroutine a ``Work``."""
         self._adapter.release()
         return super().close()
 

@@ -39,10 +39,10 @@ class TransportBackend(Protocol):
     """
 
     def send_weights(self, model_id: str, weights: Any) -> Any:
-        """Delivers weights; finished when the receiver has applied them."""
+        """Deliver weights; return when the receiver has applied them."""
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
-        """``(model_id, weights)``, or None if nothing has arrived within ``timeout`` seconds."""
+        """Return ``(model_id, weights)``, or None if nothing has arrived within ``timeout`` seconds."""
 
 
 class LinkTransport:
@@ -75,7 +75,7 @@ class LinkTransport:
         raise NotImplementedError
 
     def close(self) -> Any:
-        """Closes the link, and nothing that others use too; in a coroutine a ``Work``."""
+        """Close the link, and nothing that others use too; in a coroutine a ``Work``."""
         link, self._link = self._link, None
         if link is not None:
             link.close()
@@ -86,15 +86,15 @@ class SilentTransport:
     """Base of transports over which nothing comes back."""
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
-        """None: weights do not come as a message."""
+        """Return None: weights do not come as a message."""
         return at_once()
 
     def send_ack(self, message: str = "updated") -> Any:
-        """Nothing: the sender hears of it in another way, or does not."""
+        """Do nothing: no acknowledgement goes this way."""
         return at_once()
 
     def check_ack(self, message: str = "updated") -> Any:
-        """Nothing: the sender hears of it in another way, or does not."""
+        """Do nothing: no acknowledgement comes this way."""
         return at_once()
 
     def check_connection(self) -> bool:

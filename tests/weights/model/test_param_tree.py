@@ -10,7 +10,7 @@ import torch
 from tensordict import NonTensorData, TensorDict
 from torch import nn
 
-from rlinf_async.weights.model.param_tree import ParamTree, name_of, path_of
+from rlinf_async.weights.model.param_tree import ParamTree, are_tied, name_of, path_of
 
 
 class Tied(nn.Module):
@@ -128,3 +128,11 @@ def test_a_source_of_another_type_is_refused() -> None:
 
 def test_sparse_tensors_have_no_bytes_that_travel() -> None:
     assert ParamTree.of({"a": torch.ones(2), "b": torch.ones(2).to_sparse()}).nbytes == 8
+
+
+def test_tied_tensors_are_one_memory_seen_in_one_way() -> None:
+    whole = torch.arange(6.0)
+    assert are_tied(whole, whole[:])
+    assert not are_tied(whole, whole.view(2, 3))
+    assert not are_tied(whole, whole.clone())
+    assert are_tied(meta := torch.empty(3, device="meta"), meta)

@@ -81,15 +81,15 @@ async def test_what_is_packed_and_not_published_is_not_applied(monkeypatch: pyte
     async with pair(weights(0.0), destination, behind=2, serves=False) as (publisher, (subscriber,)):
         for number in (1, 2):
             await publish(publisher, float(number))
-        one, two = subscriber._news.popleft(), subscriber._news.popleft()
-        subscriber._news.append(one)
+        one, two = subscriber._inbox.popleft(), subscriber._inbox.popleft()
+        subscriber._inbox.append(one)
         store = publisher._store
         assert store is not None
         store.most = 2
         store.pack(store.take(), 3, list(weights(-1.0).values()))
         assert not await subscriber.receive(0.01), "version 1 was written again"
         store.withdraw(3)
-        subscriber._news.append(two)
+        subscriber._inbox.append(two)
         assert await subscriber.receive(1)
         assert (subscriber.version, set(destination["w"].tolist())) == (2, {2.0})
 
@@ -98,7 +98,7 @@ async def test_a_receiver_that_never_answers_is_told_of_no_more_than_it_can_keep
     async with pair(weights(0.0), weights(0.0), behind=2, serves=False) as (publisher, (stopped,)):
         for number in range(1, 100):
             await publish(publisher, float(number))
-        assert len(stopped._news) == 64
+        assert len(stopped._inbox) == 64
         await stopped.wait_version(99, 5)
         assert stopped.staleness == 0
 

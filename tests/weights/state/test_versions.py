@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rlinf_async.weights.state.versions import Judgement, Reception, VersionLedger
+from rlinf_async.weights.state.versions import Judgement, Reception, VersionLedger, next_version
 
 NUMBERS = st.integers(1, 6)
 
@@ -110,7 +110,7 @@ def test_a_version_is_complete_when_all_have_answered_it() -> None:
 def test_an_answer_to_another_version_does_not_count() -> None:
     ledger = two()
     ledger.begin(1, ["a", "b"])
-    ledger.forget(1)
+    ledger.finish(1)
     ledger.begin(2, ["a"])
     assert not ledger.answer("a", 1, "late")
     assert not ledger.answer("b", 2, "was not asked")
@@ -134,7 +134,7 @@ def test_a_version_that_is_forgotten_when_its_last_answer_has_come_is_finished_b
     ledger = two()
     ledger.begin(1, ["a"])
     assert ledger.answer("a", 1, "yes")
-    ledger.forget(1)
+    ledger.finish(1)
     assert ledger.finish(1) is None
 
 
@@ -292,3 +292,15 @@ class Synchronisation(RuleBasedStateMachine):
 
 TestSynchronisation = Synchronisation.TestCase
 TestSynchronisation.settings = settings(max_examples=150, stateful_step_count=30, deadline=None, derandomize=True)
+
+
+@pytest.mark.parametrize(
+    ("last", "version", "expected"),
+    [(0, None, 1), (7, None, 8), (7, 9, 9), (7, 7, ValueError), (7, 6, ValueError), (7, True, TypeError)],
+)
+def test_the_next_version_is_a_number_after_the_last(last: int, version: Any, expected: Any) -> None:
+    if isinstance(expected, int):
+        assert next_version(last, version) == expected
+    else:
+        with pytest.raises(expected):
+            next_version(last, version)
