@@ -11,7 +11,14 @@ import pytest
 
 from rlinf_async import Cluster, Handle, NodePlacementStrategy
 from rlinf_async._core import operations
-from rlinf_async._inspection.state.run_report import Activity, ProcessReport, State, Target, TargetKind, from_data
+from rlinf_async._inspection.state.run_report import (
+    Activity,
+    ActivityState,
+    ProcessReport,
+    Target,
+    TargetKind,
+    from_data,
+)
 from tests._support.waiting_workers import Waiting
 
 pytestmark = pytest.mark.shared_cluster
@@ -33,7 +40,7 @@ def ask(cluster: Cluster) -> Run:
 
 
 def waits(report: ProcessReport) -> bool:
-    return bool(report.activities) and not any(each.state is State.RUNNING for each in report.activities)
+    return bool(report.activities) and not any(each.state is ActivityState.RUNNING for each in report.activities)
 
 
 @pytest.fixture(scope="module")

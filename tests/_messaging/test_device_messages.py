@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async._messaging import outbox, peer_devices
+from rlinf_async._messaging import outbox, peers
 from rlinf_async._messaging.state import message_facts
 from rlinf_async._transports.devices.gpu_link_choice import CUDA_IPC, NCCL, STAGED
 from rlinf_async.errors import DeadlineExceeded, TransferFailed
@@ -61,7 +61,7 @@ class Gpus:
 def meet(network: Network, way: str, monkeypatch: pytest.MonkeyPatch) -> Gpus:
     """Both workers use a GPU and have heard of the other's."""
     gpus = Gpus(way)
-    monkeypatch.setattr(peer_devices, "_find_own_gpu", gpus.find)
+    monkeypatch.setattr(peers, "_find_own_gpu", gpus.find)
     for _ in range(2):
         send(network, BIG)
         network.deliver()
@@ -98,7 +98,7 @@ def test_two_tell_each_other_of_their_gpus_once_and_large_tensors_take_the_links
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus = Gpus(CUDA_IPC)
-    monkeypatch.setattr(peer_devices, "_find_own_gpu", gpus.find)
+    monkeypatch.setattr(peers, "_find_own_gpu", gpus.find)
     for _ in range(3):
         send(network, BIG)
         network.deliver()
@@ -130,9 +130,9 @@ def test_a_peer_without_a_gpu_gets_all_by_way_of_the_cpu_and_is_told_once(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = Gpu(CUDA_IPC)
-    monkeypatch.setattr(peer_devices, "_find_own_gpu", lambda: gpu)
+    monkeypatch.setattr(peers, "_find_own_gpu", lambda: gpu)
     send(network, BIG)
-    monkeypatch.setattr(peer_devices, "_find_own_gpu", lambda: None)
+    monkeypatch.setattr(peers, "_find_own_gpu", lambda: None)
     for _ in range(3):
         send(network, BIG)
     network.deliver()
@@ -150,7 +150,7 @@ def test_a_gpu_that_cannot_be_described_is_asked_once_and_left_alone(
         asked.append(1)
         raise RuntimeError("the driver is too old")
 
-    monkeypatch.setattr(peer_devices, "_find_own_gpu", find)
+    monkeypatch.setattr(peers, "_find_own_gpu", find)
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             send(network, BIG)

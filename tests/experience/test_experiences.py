@@ -272,7 +272,7 @@ def test_the_ledger_stands_in_the_report_of_the_run_and_in_the_metrics(cluster: 
     with experience.take():
         (report,) = [each for each in _queues(cluster) if each["name"] == "counted"]
     assert report["ledger"] == {"put": 4, "taken": 0, "present": 2, "leased": 2, "dropped": 0}
-    samples = cluster._client.request(operations.NodeMetrics(), node=0).wait()["samples"]["rlinf_experience_samples"]
+    samples = cluster._client.request(operations.ScrapeNode(), node=0).wait()["samples"]["rlinf_experience_samples"]
     assert [value for value in samples if value[0] == "counted"] == [
         ["counted", "put", 4], ["counted", "taken", 2], ["counted", "present", 2], ["counted", "leased", 0],
         ["counted", "dropped", 0],

@@ -1,4 +1,4 @@
-"""``NearSide``, a daemon's side of its lifeline: events on stdout, orders on stdin; its signals, and its timeout."""
+"""``DaemonControl``, a daemon's connection to its launcher: events out, commands in; SIGTERM and the end timeout."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _STDIN: Final = 0
 _STDOUT: Final = 1
 
 
-class NearSide(Protocol):
-    """What a node has to do with the process that started it, and with its own process."""
+class DaemonControl(Protocol):
+    """Interface of a node to the process that started it, and to its own process."""
 
-    def say(self, event: dict[str, Any]) -> None:
-        """Tells the near side; lost where that is gone."""
+    def send(self, event: dict[str, Any]) -> None:
+        """Send an event to the launcher; dropped if the launcher is gone."""
 
-    def orders(self) -> AsyncGenerator[dict[str, Any], None]:
-        """What the near side says, until the lifeline is cut."""
+    def commands(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the launcher's commands until the lifeline is cut."""
 
     def on_sigterm(self, callback: Callable[[], None]) -> None:
-        """Has this called where the process shall end."""
+        """Call back on SIGTERM."""
 
     def end_within(self, seconds: int) -> None:
-        """Has the process end after so many seconds, in order or not."""
+        """End the process after that time, even if its orderly end hangs."""
 
 
-class StandardStreams:
-    """The near side at the other end of stdin and stdout.
+class StdioControl:
+    """Control over stdin (commands) and stdout (events), one JSON object per line.
 
     Args:
-        marker: what a line begins with that is for the near side.
-        rest: what has been read of stdin already.
+        marker: prefix that distinguishes events from other output.
+        rest: bytes of stdin that were read already.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, marker: str, rest: bytes) -> None:
@@ -47,11 +47,11 @@ class StandardStreams:
         self._marker = marker
         self._rest = rest
 
-    def say(self, event: dict[str, Any]) -> None:
+    def send(self, event: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             os.write(_STDOUT, (self._marker + json.dumps(event) + "\n").encode())
 
-    async def orders(self) -> AsyncGenerator[dict[str, Any], None]:
+    async def commands(self) -> AsyncGenerator[dict[str, Any], None]:
         lines = self._rest
         readable = asyncio.Event()
         os.set_blocking(_STDIN, False)

@@ -1,4 +1,4 @@
-"""Answers diagnostic requests about long waits: progress of requests, and content of queues."""
+"""Descriptions of long waits for error texts: progress of requests at this daemon, and content of queues."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from .channels import Channels
 from .device_locks import Locks
 from .endpoint import Endpoint
 from .handlers import Requester
-from .name_service import Names
+from .name_service import NameService
 from .router import Router
 from .templates import Templates
 
 
-class Activity:
-    """Handlers that say for what a wait is here, without waiting for anything.
+class WaitDescriptions:
+    """Handlers that describe in words why a request is waiting; they themselves do not wait.
 
     Args:
-        state: of a process, in words.
+        state: describes the unusual state of a process in words.
     """
 
     def __init__(
         self,
         router: Router,
         templates: Templates,
-        names: Names,
+        names: NameService,
         channels: Channels,
         locks: Locks,
         state: Callable[[Endpoint], str],
@@ -40,21 +40,20 @@ class Activity:
             operations.Find: lambda ticket, op: names.progress(op),
             operations.LockDevices: lambda ticket, op: _holders(locks.in_the_way(ticket)),
             operations.Spawn: lambda ticket, op: templates.describe(),
-            operations.CloseGroup: lambda ticket, op: self._group(op.group),
+            operations.CloseGroup: lambda ticket, op: self._live_workers_of(op.group),
         }
 
     async def request_progress(self, requester: Requester, op: operations.RequestProgress) -> str:
-        """What an open request of this process waits for here, in words."""
+        """Describe why an open request of the requester waits at this daemon; empty if unknown."""
         waiting = operations.read(op.operation, op.fields)
         tell = self._progress.get(type(waiting))
         return "" if tell is None else tell(Ticket(requester.endpoint, op.number), waiting)
 
     async def queue_state(self, requester: Requester, op: operations.QueueState) -> str:
-        """What is in the channel with this ``number``, under a ``key``, and who waits there."""
+        """Describe the items of a channel under a key, and the requests that wait there."""
         return self._channels.describe(op.number, op.key)
 
-    def _group(self, name: str) -> str:
-        """The processes of a group that have not ended."""
+    def _live_workers_of(self, name: str) -> str:
         alive = [
             f"{worker.process.setup.name}{f' ({state})' if (state := self._state(worker)) else ''}"
             for worker in self._router.endpoints.values()

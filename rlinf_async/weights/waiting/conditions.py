@@ -1,7 +1,7 @@
-"""Readers of the weights and whoever applies new ones: never at once.
+"""Waits of any loop and thread: for a condition, and at the gate between readers of the weights and their writer.
 
 reading()  any number at a time, in any task and thread
-writing()  one, alone; whoever comes to read while it waits or writes, reads afterwards
+writing()  one, alone; a reader that comes while it waits or writes reads afterwards
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import contextvars
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from rlinf_async._core import clock
@@ -20,9 +20,73 @@ from rlinf_async.errors import DeadlineExceeded
 from rlinf_async.work import Work
 
 
-class _Pass(Work[None]):
-    """Somebody's turn; settled when it comes."""
+class ConditionVar:
+    """Condition variable for waits in any loop: ``notify`` from any thread has all waits check their conditions.
 
+    Args:
+        model: name of the weights, for reports of the run.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._lock = threading.Lock()
+        self._waits = 0
+        self._awaited: list[str] = []
+        """Awaited events in words."""
+        self._next = _Notification(model, self._awaited)
+
+    def notify(self) -> None:
+        """Have all waits check their conditions."""
+        with self._lock:
+            if not self._waits:
+                return
+            current, self._next = self._next, _Notification(self._model, self._awaited)
+        current._settle()
+
+    async def wait_until(self, condition: Callable[[], bool], timeout: float | None = None, what: str = "") -> bool:
+        """Wait until the condition is true, checked after every change; return False after ``timeout`` seconds.
+
+        Args:
+            what: awaited event in words.
+        """
+        begun = clock.monotonic()
+        with self._lock:  # before the first look: a change that comes after that look is notified
+            self._waits += 1
+        if what:
+            self._awaited.append(what)
+        try:
+            while True:
+                with self._lock:
+                    change = self._next
+                if condition():
+                    return True
+                if (remaining := clock.rest(timeout, begun)) == 0:
+                    return False
+                with contextlib.suppress(DeadlineExceeded):
+                    await change.async_wait(remaining)
+        finally:
+            with self._lock:
+                self._waits -= 1
+            if what:
+                self._awaited.remove(what)
+
+
+class _Notification(Work[None]):
+    _kind = "weights"
+
+    def __init__(self, model: str, awaited: Sequence[str]) -> None:
+        super().__init__()
+        self._model = model
+        self._awaited = awaited
+
+    def _describe(self) -> str:
+        return ", ".join(dict.fromkeys(self._awaited)) or f"news of the weights '{self._model}'"
+
+    def _needs(self) -> slow_waits.Needs:
+        return [Target(TargetKind.WEIGHTS, name=self._model)], True
+
+
+class _Pass(Work[None]):
     def __init__(self, writes: bool) -> None:
         super().__init__()
         self.writes = writes
@@ -35,13 +99,13 @@ class _Pass(Work[None]):
 
 
 class Reading:
-    """One lease of the weights: ``async with`` or ``with``; gives the version that is read.
+    """One block of reading: ``async with`` or ``with``; its value is the version that is read.
 
-    A reader inside a reader's block of the same task passes at once, also while somebody waits to write.
+    A reader inside another block of the same task enters at once, even while a writer waits.
 
     Args:
-        first: is waited for before, and may fail.
-        owner: stays alive until the block is left: once it is dropped, the memory that is read may go.
+        first: awaited before entering; its error is raised.
+        owner: kept alive until the block is left: the memory that is read may go with it.
     """
 
     def __init__(
@@ -107,10 +171,10 @@ class Reading:
 
 
 class ReadingGate:
-    """Between those who use the weights and those who change them.  For any loop and thread.
+    """Gate between readers and writers of the weights, for any loop and thread.
 
     Args:
-        look: called whenever a reader enters; gives the version, or raises what the reader is to get.
+        look: called whenever a reader enters; returns the version, or raises the reader's error.
     """
 
     def __init__(self, look: Callable[[], int]) -> None:
@@ -126,21 +190,21 @@ class ReadingGate:
         return f"<ReadingGate [{state}, {len(self._waiting)} waiting]>"
 
     def reading(self, timeout: float | None = None) -> Reading:
-        """``with`` or ``async with`` it: no update is applied meanwhile.  It gives the version.
+        """Return a ``with`` or ``async with`` block in which no update is applied. Its value is the version.
 
         Raises:
-            DeadlineExceeded: on entering, its turn has not come within ``timeout`` seconds.
+            DeadlineExceeded: on entering: the turn has not come within ``timeout`` seconds.
         """
         return Reading(self, timeout)
 
     def is_read_here(self) -> bool:
-        """True if the caller is inside a reading() block itself, and would wait for its end in vain."""
+        """True if the caller is inside a reading() block itself, so that waiting for its end would not end."""
         outer = self._here.get()
         return outer is not None and outer.is_open
 
     @contextlib.asynccontextmanager
     async def writing(self, timeout: float | None = None) -> AsyncIterator[None]:
-        """``async with`` it: nobody reads meanwhile.
+        """``async with`` block without readers.
 
         Raises:
             DeadlineExceeded: readers have not left within ``timeout`` seconds.
@@ -163,10 +227,10 @@ class ReadingGate:
     # -- whose turn it is ---------------------------------------------------------------------------------------
 
     def _ask(self, *, writes: bool, outer: Reading | None = None) -> _Pass | None:
-        """Takes the turn, or returns what to wait for.
+        """Take the turn, or return a wait for it.
 
         Args:
-            outer: whose block the reader is in; as long as that is open, nobody writes.
+            outer: enclosing block of the reader; while that is open, no writer runs.
         """
         with self._lock:  # another thread may leave that block: it says so first, and takes the lock then
             at_once = outer is not None and outer.is_open
@@ -184,7 +248,7 @@ class ReadingGate:
             self._readers += 1
 
     def _withdraw(self, turn: _Pass) -> None:
-        """Whoever waited does not any more; a turn that has come meanwhile is given back."""
+        """Stop waiting; a turn that has come meanwhile is given up."""
         with self._lock:
             waits = turn in self._waiting
             if waits:
@@ -203,7 +267,7 @@ class ReadingGate:
         self._next()
 
     def _next(self) -> None:
-        """Those at the head of the line whose turn it is now."""
+        """Wake the first waits whose turn it is."""
         coming: list[Any] = []
         with self._lock:
             while self._waiting and not self._writes and not (self._waiting[0].writes and self._readers):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlinf_async._client import far_side
-from rlinf_async._client.far_side import _fold
+from rlinf_async._client import peer_activity
+from rlinf_async._client.peer_activity import _fold
 from rlinf_async._core import frames, operations
 from rlinf_async._inspection.state.run_report import OpenCall, ProcessReport, to_data
 from rlinf_async.work import Work
@@ -17,7 +17,7 @@ def report(rank: int, trouble: str = "", owed: int = 1, **call: Any) -> ProcessR
 
 
 def test_ranks_that_are_at_the_same_share_a_line() -> None:
-    facts: dict[far_side.Member, ProcessReport | None] = {
+    facts: dict[peer_activity.Member, ProcessReport | None] = {
         ("actor", rank): report(rank, method="step", age=rank + 1.0, owed=3) for rank in range(2)
     }
     facts[("actor", 2)] = None
@@ -49,6 +49,6 @@ def test_a_node_that_cannot_be_asked_is_named_beside_what_others_say() -> None:
             raise AssertionError("all have answered")
 
     who = {frames.endpoint(0, 1): ("actor", 0), frames.endpoint(1, 2): ("actor", 1)}
-    words = far_side.workers(Client(), who)
+    words = peer_activity.workers(Client(), who)
     assert words.wait() == "rank 0 of 'actor' is stopped (T), in step (2 s); node 1: the link is down"
     assert len(asked) == 2

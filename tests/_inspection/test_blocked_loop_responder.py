@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlinf_async._inspection.loop_witness import LoopWitness
+from rlinf_async._inspection.blocked_loop_responder import BlockedLoopResponder
 from tests._support.forked_children import exit_code, forked
 
-NAME = "rlinf-witness"
+NAME = "rlinf-responder"
 
 
 @pytest.fixture
@@ -21,10 +21,10 @@ def answers() -> queue.Queue[str]:
 
 
 @pytest.fixture
-def witness(answers: queue.Queue[str]) -> Iterator[LoopWitness]:
-    witness = LoopWitness(lambda: answers.put(threading.current_thread().name))
-    yield witness
-    witness.close()
+def responder(answers: queue.Queue[str]) -> Iterator[BlockedLoopResponder]:
+    responder = BlockedLoopResponder(lambda: answers.put(threading.current_thread().name))
+    yield responder
+    responder.close()
 
 
 def ended() -> bool:
@@ -34,35 +34,35 @@ def ended() -> bool:
     return not any(thread.is_alive() for thread in found)
 
 
-def test_each_byte_is_answered_by_a_thread(witness: LoopWitness, answers: queue.Queue[str]) -> None:
+def test_each_byte_is_answered_by_a_thread(responder: BlockedLoopResponder, answers: queue.Queue[str]) -> None:
     for _ in range(2):
-        os.write(witness.fd, b"x")
+        os.write(responder.fd, b"x")
         assert answers.get(timeout=10) == NAME
 
 
 def test_closed_it_ends_without_an_answer_and_leaves_no_descriptor(
-    witness: LoopWitness, answers: queue.Queue[str]
+    responder: BlockedLoopResponder, answers: queue.Queue[str]
 ) -> None:
-    fds = (witness.fd, witness._read_fd)
-    witness.close()
-    witness.close()
+    fds = (responder.fd, responder._read_fd)
+    responder.close()
+    responder.close()
     assert ended()
     assert answers.empty()
     assert not any(os.path.exists(f"/proc/self/fd/{fd}") for fd in fds)
 
 
 def test_it_ends_though_a_child_has_a_copy_of_its_pipe(answers: queue.Queue[str]) -> None:
-    witness = LoopWitness(lambda: None)
-    copy = os.dup(witness.fd)
+    responder = BlockedLoopResponder(lambda: None)
+    copy = os.dup(responder.fd)
     try:
-        witness.close()
+        responder.close()
         assert ended()
     finally:
         os.close(copy)
 
 
-def test_a_forked_process_has_neither_end(witness: LoopWitness) -> None:
-    fds = (witness.fd, witness._read_fd)
+def test_a_forked_process_has_neither_end(responder: BlockedLoopResponder) -> None:
+    fds = (responder.fd, responder._read_fd)
 
     def look() -> None:
         assert not any(os.path.exists(f"/proc/self/fd/{fd}") for fd in fds)

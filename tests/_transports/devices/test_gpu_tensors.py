@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async._transports.devices.side_stream import SideStream
+from rlinf_async._transports.devices.gpu_tensors import SideStream
 
 GPU = torch.device("cuda", 0)
 

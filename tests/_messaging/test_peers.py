@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlinf_async._messaging import peer_devices
-from rlinf_async._messaging.peer_devices import SWITCH, Devices
+from rlinf_async._messaging import peers
+from rlinf_async._messaging.peers import SWITCH, Devices
 from rlinf_async._transports.devices.gpu_link_choice import Gpu
 from rlinf_async.errors import ConfigError
 
@@ -18,7 +18,7 @@ HERE = Gpu("machine 1", "GPU-1", "H100")
 @pytest.fixture(autouse=True)
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     own = SimpleNamespace(gpu=HERE, reachable=frozenset())
-    monkeypatch.setattr(peer_devices, "_find_own_gpu", lambda: own)
+    monkeypatch.setattr(peers, "_find_own_gpu", lambda: own)
 
 
 def peer() -> Any:
@@ -30,7 +30,7 @@ def meet() -> tuple[Devices, Any, list[Any]]:
     told: list[Any] = []
     ours, other = Devices(lambda _, facts: told.append(facts)), peer()
     ours.on_gpu(other, "machine 1", "GPU-2", "H100", [])
-    ours.look()
+    ours.detect_gpu()
     return ours, other, told
 
 
@@ -41,7 +41,7 @@ def test_links_between_gpus_are_on_by_default(said: str | None, monkeypatch: pyt
         monkeypatch.setenv(SWITCH, said)
     ours, other, told = meet()
     assert told == [("machine 1", "GPU-1", "H100", [])]
-    assert ours.way_to(other) == "nccl"
+    assert ours.link_to(other) == "nccl"
 
 
 def test_where_they_are_switched_off_nobody_hears_of_the_gpu_and_nobody_waits_for_it(
@@ -51,7 +51,7 @@ def test_where_they_are_switched_off_nobody_hears_of_the_gpu_and_nobody_waits_fo
     ours, other, told = meet()
     assert ours.own is None
     assert not ours.is_awaited
-    assert ours.way_to(other) is None
+    assert ours.link_to(other) is None
     assert told == []
 
 

@@ -1,4 +1,4 @@
-"""``FarLog``: a log on another machine, copied into a file here piece by piece as far as it is looked at."""
+"""``RemoteLog``: a log on another machine, copied piece by piece into a local file as it is read."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .attachment import Attachment
 
 
 @dataclass
-class FarLog:
-    """The copy of one log; of a long one it has the end alone.
+class RemoteLog:
+    """The copy of one log, or of its end.
 
     Attributes:
-        node: the one whose daemon reads it.
-        copy: the file here.
-        trouble: why nothing more is read; empty while all is well.
+        node: node whose daemon reads the log.
+        copy: the local file.
+        trouble: reason why reading has stopped; empty without one.
     """
 
     attachment: Attachment
@@ -30,13 +30,13 @@ class FarLog:
     _end: int = 0
 
     async def begin(self, tail: int | None) -> None:
-        """Copies the last so many lines, and maybe more; None for all."""
+        """Copy at least the last ``tail`` lines; None for all."""
         if tail is None:
             await self._copy_all()
             return
         begin = self._end = self.file.nbytes
         pieces: list[bytes] = []
-        lines = -1  # that of the last line does not count
+        lines = -1  # the newline of the last line does not count
         while begin and not self.trouble and lines < tail:
             end, begin = begin, max(0, begin - MAX_PIECE_BYTES)
             pieces.insert(0, await self._read(begin, end - begin))
@@ -50,7 +50,7 @@ class FarLog:
             pass
 
     async def follow(self) -> None:
-        """Copies what has been written since."""
+        """Copy what was written since the last call."""
         while not self.trouble and await self._copy_piece():
             pass
 
@@ -69,11 +69,11 @@ class FarLog:
             return b""
 
 
-async def find_far_logs(attachment: Attachment, folder: Path) -> tuple[list[FarLog], dict[int, str]]:
-    """Logs of ranks on other machines, and the nodes that have not told of theirs, each with the reason.
+async def find_remote_logs(attachment: Attachment, folder: Path) -> tuple[list[RemoteLog], dict[int, str]]:
+    """Return the logs of ranks on other machines, and reasons by node that did not list its logs.
 
     Args:
-        folder: for the copies.
+        folder: folder for the copies.
     """
     here = attachment.run.sockets
     answers, missing = await attachment.ask_nodes(lambda node: None if node in here else operations.ListRunFiles())
@@ -83,5 +83,5 @@ async def find_far_logs(attachment: Attachment, folder: Path) -> tuple[list[FarL
             if "/" in file.path and file.is_log:
                 copy = folder / str(node) / file.path
                 copy.parent.mkdir(parents=True, exist_ok=True)
-                found.append(FarLog(attachment, node, file, copy))
+                found.append(RemoteLog(attachment, node, file, copy))
     return found, {node: reason for node, reason in missing.items() if node not in here}

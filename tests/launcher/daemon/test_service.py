@@ -1,9 +1,10 @@
-"""Stuck ranks of a collective: report and kill."""
+"""Handlers of ``DaemonService`` itself: stuck ranks of a collective, reservations of emulated links."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from rlinf_async._core import frames, operations
 from rlinf_launcher.daemon.endpoint import Endpoint
 from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.router import Router
-from rlinf_launcher.daemon.stuck_ranks import StuckRanks
+from rlinf_launcher.daemon.service import SharedLinkService, StuckRanks
 
 CALLER = frames.endpoint(0, 99)
 
@@ -55,3 +56,11 @@ async def test_nobody_has_another_process_killed(router: Router, worker: Endpoin
     requester = Requester(frames.endpoint(node, worker.number), 1)
     with pytest.raises(ValueError, match="only a worker"):
         await StuckRanks(router).kill_stuck(requester, operations.KillStuck("was killed"))
+
+
+async def test_a_link_is_reserved_only_where_it_carries_something() -> None:
+    service = SharedLinkService()
+    nobody: Any = None
+    assert await service.reserve_lines(nobody, operations.ReserveLines([["cable", 100.0]], 200)) == pytest.approx(2.0)
+    with pytest.raises(ValueError, match="more than nothing"):
+        await service.reserve_lines(nobody, operations.ReserveLines([["cable", 100.0], ["cut", 0.0]], 200))

@@ -1,7 +1,7 @@
 """Diagnostics of long waits: asks daemons what the awaited workers, requests, names and queues are doing.
 
-Asked when a wait is described, never before.  What is not answered within ``settings.WAIT_ANSWER_S`` is said to be
-missing.
+The daemons are asked only when a wait is described. An answer that does not arrive within ``settings.WAIT_ANSWER_S`` is
+reported as missing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from rlinf_async._waits import slow_waits
 from rlinf_async.work import Work
 
 Member = tuple[str, int]
-"""Group and rank."""
 
 _Like = tuple[str, str, tuple[str, ...]]
-"""Group, state and methods: ranks of which all this is the same are told of together."""
+"""Group, state and methods; ranks with equal values share one line."""
 
 
-class Client(Protocol):
-    """The part of a ``NodeClient`` that makes requests of daemons."""
+class RequestSender(Protocol):
+    """Part of a ``NodeClient`` that makes requests of daemons."""
 
     user_loop: asyncio.AbstractEventLoop | None
 
@@ -35,8 +34,8 @@ class Client(Protocol):
     def later(self, seconds: float, callback: Callable[[], None]) -> None: ...
 
 
-def workers(client: Client, who: Mapping[int, Member]) -> Work[str]:
-    """What workers do, by endpoint: what is unusual about their processes, and which calls are open there."""
+def workers(client: RequestSender, who: Mapping[int, Member]) -> Work[str]:
+    """Describe workers, given by endpoint: unusual states of their processes, and calls that are open there."""
     by_node: dict[int, list[int]] = {}
     for endpoint in who:
         by_node.setdefault(frames.node_of(endpoint), []).append(frames.number_of(endpoint))
@@ -57,36 +56,34 @@ def workers(client: Client, who: Mapping[int, Member]) -> Work[str]:
     return _when_all(list(requests.values()), tell, client)
 
 
-def request(client: Client, operation: Operation[Any], number: int, node: int) -> Work[str]:
-    """What a daemon needs for an open request of this process."""
+def request(client: RequestSender, operation: Operation[Any], number: int, node: int) -> Work[str]:
+    """Describe what a daemon needs to answer an open request of this process."""
     return _one(client, operations.RequestProgress(type(operation).__name__, vars(operation), number), node)
 
 
-def name(client: Client, group: str) -> Work[str]:
-    """Whether there is a group of that name, and which there are."""
+def name(client: RequestSender, group: str) -> Work[str]:
     return request(client, operations.Find("group", group, None, 0), -1, 0)
 
 
-def queue(client: Client, node: int, number: int, key: bytes) -> Work[str]:
-    """What is queued under a key of a channel, and how many wait there."""
+def queue(client: RequestSender, node: int, number: int, key: bytes) -> Work[str]:
     return _one(client, operations.QueueState(number, key), node)
 
 
 def through(inner: Sequence[slow_waits.Waitable]) -> Work[str]:
-    """What something needs in turn, and what is said of the other sides of that."""
-    far_sides = [(work, work._far_side()) for work in inner]
+    """Describe the works that a wait needs in turn, each with its own description."""
+    activities = [(work, work._peer_activity()) for work in inner]
 
     def tell() -> str:
         words = []
-        for work, far_side in far_sides:
-            said = far_side._result() if far_side is not None and far_side.done() else ""
+        for work, peer_activity in activities:
+            said = peer_activity._result() if peer_activity is not None and peer_activity.done() else ""
             words.append(f"it needs {work._describe()}{f': {said}' if said else ''}")
         return "; ".join(words)
 
-    return _when_all([far_side for _, far_side in far_sides if far_side is not None], tell)
+    return _when_all([peer_activity for _, peer_activity in activities if peer_activity is not None], tell)
 
 
-def _one(client: Client, operation: Operation[str], node: int) -> Work[str]:
+def _one(client: RequestSender, operation: Operation[str], node: int) -> Work[str]:
     request = client.request(operation, node=node)
 
     def tell() -> str:
@@ -96,16 +93,18 @@ def _one(client: Client, operation: Operation[str], node: int) -> Work[str]:
     return _when_all([request], tell, client)
 
 
-def _when_all(asked: Sequence[slow_waits.FarSide], tell: Callable[[], str], client: Client | None = None) -> Work[str]:
-    """Words made once all have answered; or have had the time for it, which a ``client`` measures."""
-    far_side: Work[str] = Work()
+def _when_all(
+    asked: Sequence[slow_waits.PeerActivity], tell: Callable[[], str], client: RequestSender | None = None
+) -> Work[str]:
+    """Return the text made once all have answered, or after a deadline, which a ``client`` measures."""
+    peer_activity: Work[str] = Work()
 
     def finish() -> None:
-        if not far_side.done():
+        if not peer_activity.done():
             try:
-                far_side._settle(tell())
+                peer_activity._settle(tell())
             except Exception as error:
-                far_side._settle(error=error)
+                peer_activity._settle(error=error)
 
     def one_has_answered() -> None:
         if all(work.done() for work in asked):
@@ -115,13 +114,13 @@ def _when_all(asked: Sequence[slow_waits.FarSide], tell: Callable[[], str], clie
         work._follow(one_has_answered)
     if not asked:
         finish()
-    if client is not None and not far_side.done():
+    if client is not None and not peer_activity.done():
         client.later(settings.WAIT_ANSWER_S(), finish)
-    return far_side
+    return peer_activity
 
 
-def _answer_of(request: slow_waits.FarSide, node: int) -> tuple[Any, str]:
-    """The answer of a node's daemon, or why there is none."""
+def _answer_of(request: slow_waits.PeerActivity, node: int) -> tuple[Any, str]:
+    """Return the answer of a node's daemon, or the reason why there is none."""
     if not request.done():
         return None, f"the daemon of node {node} has not answered within {settings.WAIT_ANSWER_S():g} s"
     try:
@@ -131,7 +130,6 @@ def _answer_of(request: slow_waits.FarSide, node: int) -> tuple[Any, str]:
 
 
 def _fold(facts: Mapping[Member, ProcessReport | None]) -> list[str]:
-    """One line for each set of ranks that are at the same."""
     ranks: dict[_Like, list[int]] = {}
     ages: dict[_Like, list[list[float]]] = {}
     more: dict[_Like, int] = {}
