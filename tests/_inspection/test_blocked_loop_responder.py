@@ -12,7 +12,7 @@ import pytest
 from rlinf_async._inspection.blocked_loop_responder import BlockedLoopResponder
 from tests._support.forked_children import exit_code, forked
 
-NAME = "rlinf-responder"
+NAME = "rlinf-blocked-loop"
 
 
 @pytest.fixture
