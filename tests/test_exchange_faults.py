@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from rlinf_async import Cluster, NodePlacementStrategy
 from tests._support import failing_exchanges
 from tests._support.exchanges import Talker, everybody, segments
+from tests._support.until import until
 
 pytestmark = pytest.mark.shared_cluster
 LOCAL_NODES = 2
@@ -40,15 +41,6 @@ def groups(cluster: Cluster) -> Iterator[Groups]:
     groups = Groups(cluster)
     yield groups
     groups.close()
-
-
-def until(condition: Callable[[], bool], seconds: float) -> float:
-    """How long it took."""
-    since = time.monotonic()
-    while not condition():
-        assert time.monotonic() - since < seconds
-        os.sched_yield()
-    return time.monotonic() - since
 
 
 @pytest.mark.parametrize("node", [0, 1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import pytest
 from rlinf_async import Channel, Cluster, ConfigError, NodePlacementStrategy, UnobservedFailure, settings, wait_all
 from rlinf_async._cluster.launch_config import fail_fast_wanted, read_config
 from rlinf_async._waits import unobserved_errors as errors
+from tests._support.until import until
 from tests._support.workers import Plain
 
 pytestmark = pytest.mark.shared_cluster
@@ -39,13 +39,6 @@ def pair(cluster: Cluster) -> Iterator[Any]:
     group.close()
     for error in cluster._client.unobserved.pending():
         cluster._client.unobserved.observed(error.cause)
-
-
-def until(holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        os.sched_yield()
 
 
 def is_due() -> bool:

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from rlinf_async import (
     handle as handles,
 )
 from tests._support.mortal_workers import Mortal
+from tests._support.until import until
 from tests._support.workers import OddError, Plain, SeedWorker, Stillborn
 
 pytestmark = pytest.mark.shared_cluster
@@ -74,13 +75,6 @@ async def test_outcomes_give_every_ranks_result_or_error(four: Any) -> None:
     assert [outcome.ok for outcome in outcomes] == [True, False, True, True]
     assert isinstance(outcomes[1].error, ValueError)
     assert outcomes[3].value == 3
-
-
-def until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        os.sched_yield()
 
 
 def test_outcomes_that_are_asked_for_when_a_rank_has_just_failed_are_those_of_all_ranks(

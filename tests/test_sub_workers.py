@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 
 from rlinf_async import Cluster, NodePlacementStrategy, Worker, WorkerAddress, WorkerDied, WorkerGroup
 from tests._support.exchanges import Talker
+from tests._support.until import until
 from tests._support.workers import OVERWRITE_ENVIRONMENT, Plain
 
 pytestmark = pytest.mark.shared_cluster
@@ -176,22 +176,15 @@ def test_subprocesses_end_with_their_parent_and_nothing_of_them_is_left(
     else:
         with pytest.raises(WorkerDied):
             brood.execute_on(0).do(kill_yourself).wait()
-    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in pids))
-    wait_for(lambda: "brood:0" not in cluster.status(0)["names"] and not cluster.status(0)["devices"])
-    wait_for(lambda: not cluster.status(1)["ports"])
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    until(lambda: "brood:0" not in cluster.status(0)["names"] and not cluster.status(0)["devices"])
+    until(lambda: not cluster.status(1)["ports"])
     brood.close()
-    wait_for(lambda: cluster.status(1)["endpoints"] == 0)
+    until(lambda: cluster.status(1)["endpoints"] == 0)
 
 
 def kill_yourself(worker: Worker) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + 10
-    while not condition() and time.monotonic() < deadline:
-        os.sched_yield()
-    assert condition()
 
 
 def join_unseen(worker: Brood) -> str:
@@ -229,7 +222,7 @@ def test_a_process_without_environment_ends_with_its_own_worker_alone(brood: Any
     mine, other = brood.do(daemonise).wait()
     with pytest.raises(WorkerDied):
         brood.execute_on(1).do(kill_yourself).wait()
-    wait_for(lambda: not psutil.pid_exists(other))
+    until(lambda: not psutil.pid_exists(other))
     assert psutil.pid_exists(mine)
     brood.close()
     assert not psutil.pid_exists(mine)

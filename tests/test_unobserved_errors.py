@@ -16,6 +16,7 @@ import pytest
 from rlinf_async import Cluster, NodePlacementStrategy, WorkerDied, settings
 from rlinf_async._waits import slow_waits, unobserved_errors
 from rlinf_async._waits.unobserved_errors import MAX_ERRORS, MAX_LINES, MAX_OBSERVED, UnobservedError, UnobservedErrors
+from tests._support.until import until
 from tests._support.workers import Plain, Stillborn
 
 pytestmark = pytest.mark.shared_cluster
@@ -67,13 +68,6 @@ def pair(cluster: Cluster) -> Iterator[Any]:
     group.close()
     for error in cluster._client.unobserved.pending():
         cluster._client.unobserved.observed(error.cause)
-
-
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        os.sched_yield()
 
 
 # --- in the log ---------------------------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +12,7 @@ from rlinf_async import ClosedError, Cluster, NodePlacementStrategy, wait_all
 from rlinf_async._group.wait_all import fold
 from rlinf_async._waits import unobserved_errors
 from rlinf_async.work import Work
+from tests._support.until import until
 from tests._support.workers import Plain
 
 pytestmark = pytest.mark.shared_cluster
@@ -24,13 +23,6 @@ def three(cluster: Cluster) -> Iterator[Any]:
     group = Plain.create_group().launch(cluster, NodePlacementStrategy([0] * 3), name="three").wait_ready()
     yield group
     group.close()
-
-
-def until(holds: Any) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        os.sched_yield()
 
 
 def test_results_come_in_order(three: Any) -> None:

@@ -13,7 +13,6 @@ from rlinf_async import Cluster, Handle, NodePlacementStrategy
 from rlinf_async._core import operations
 from rlinf_async._inspection.state.run_report import (
     Activity,
-    ActivityState,
     ProcessReport,
     Target,
     TargetKind,
@@ -29,6 +28,15 @@ CALLEE = 0
 DRIVER = 1
 """The driver's endpoint: the first of its node."""
 
+STAYS = {
+    "waiting:0": ["event", "event"],
+    "waiting:1": ["call"],
+    "waiting:2": ["recv", "recv"],
+    "pair:0": ["all_reduce"],
+    "pair:1": ["recv"],
+}
+"""What the activities of each rank wait for in the end."""
+
 Run = dict[str, ProcessReport]
 Fits = Callable[[Activity], bool]
 
@@ -37,10 +45,6 @@ def ask(cluster: Cluster) -> Run:
     answer = cluster._client.request(operations.Inspect([], ["activities"])).wait(10)
     reports = [from_data(ProcessReport, process) for process in answer["processes"]]
     return {report.name: report for report in reports}
-
-
-def waits(report: ProcessReport) -> bool:
-    return bool(report.activities) and not any(each.state is ActivityState.RUNNING for each in report.activities)
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +80,15 @@ def watch(handle: Handle) -> None:
 
 
 def settled(cluster: Cluster) -> Run:
-    """A report in which all wait: threads are in the table only after a moment."""
-    deadline = time.monotonic() + 10
+    """A report in which all are where they stay: a wait is in the table only after a moment."""
+    deadline = time.monotonic() + 30
     while True:
         run = ask(cluster)
-        busy = [report for report in run.values() if report.role == "worker" and not waits(report)]
-        if not busy:
+        found = {name: sorted(each.wait.kind for each in run[name].activities if each.wait) for name in STAYS}
+        if found == STAYS and any(each.name == "thread watcher" and each.wait for each in run["driver"].activities):
             return run
-        assert time.monotonic() < deadline, busy
+        assert time.monotonic() < deadline, run
+        time.sleep(0.01)
 
 
 def one(run: Run, name: str, fits: Fits = lambda activity: True) -> Activity:

@@ -1,4 +1,4 @@
-"""Messages of a sender to a chain of machines, through every break."""
+"""Messages of a sender to a chain of machines, through each break; `state/test_relay_plan.py` has random ones."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
 
 from rlinf_async._core.failures import pack_error
 from rlinf_async._messaging.state import relay_plan
 from rlinf_async._messaging.state.relay_plan import BRING, KEEP, PASS, WHOLE
-from rlinf_async.errors import PeerLost, TransferFailed, WorkerDied
+from rlinf_async.errors import TransferFailed, WorkerDied
 from tests._support.simulated_remote_nodes import NBYTES, Payload, Receiver, Sender
 
 SIZES = [1024, 1024, 1024]
@@ -183,146 +182,3 @@ def test_a_version_that_is_not_published_leaves_every_line_of_the_chain(sender: 
     assert not set(lines) & {receiver.stream_id for receiver in receivers}
     sender.room(two, 1)
     assert one.said[-1] == (PASS, 1, ["rollout", 2], two.stream_id)
-
-
-class Machine:
-    """What a receiver does with the words that it hears; its tensors are counted only."""
-
-    def __init__(self, receiver: Any, world: World) -> None:
-        self.receiver = receiver
-        self.world = world
-        self.heard = 0
-        self.stream_id = 0
-        self.bring: tuple[Any, ...] | None = None
-        self.source: int | None = None
-        self.here = 0
-        self.is_whole = False
-        self.has_landed = False
-        self.passes: set[int] = set()
-
-    def hear(self) -> bool:
-        """The next word; False where there is none."""
-        if self.heard == len(self.receiver.said):
-            return False
-        what, *facts = self.receiver.said[self.heard]
-        self.heard += 1
-        if what == "host":
-            self.stream_id, self.bring, self.passes = facts[-1], None, set()
-        elif what == BRING:
-            self.bring, self.here, self.is_whole, self.has_landed = tuple(facts), 0, False, False
-            self.source = facts[2][1] if len(facts) > 2 else None
-            self.world.sender.relay.on_message(self.receiver, "room", facts[0], self.stream_id)
-        elif what == WHOLE:
-            self.is_whole = True
-        elif what == PASS:
-            assert self.bring is not None
-            assert facts[0] == self.bring[0]
-            self.passes.add(facts[2])
-        elif what == KEEP:
-            self.passes.discard(facts[0])
-        return True
-
-    def receive(self) -> bool:
-        """The next piece, if there is one; then it says that all is here."""
-        if self.bring is None or self.has_landed:
-            return False
-        if self.here < len(self.bring[1]) and self._has_come():
-            self.here += 1
-            return True
-        if self.here == len(self.bring[1]) and self.is_whole:
-            self.has_landed = True
-            self.world.sender.landed(self.receiver, self.bring[0], None, "there", self.stream_id)
-            return True
-        return False
-
-    def _has_come(self) -> bool:
-        if self.source is None:
-            mine = [work for line, _, work in self.receiver.link.tensors if line == self.stream_id]
-            return any(work._settle() for work in mine)
-        source = self.world.machines.get(self.source)
-        return (
-            source is not None
-            and (self.source, self.receiver.link.node) not in self.world.cut
-            and self.stream_id in source.passes
-            and source.here > self.here
-        )
-
-    def complain(self) -> bool:
-        """Nothing comes any more, and there is something to come."""
-        if self.bring is None or self.has_landed or self.source is None or not self.is_whole:
-            return False
-        version, self.bring = self.bring[0], None
-        failure = pack_error(TransferFailed("nothing has come"))
-        self.world.sender.landed(self.receiver, version, failure, None, self.stream_id)
-        return True
-
-
-class World:
-    """Machines that pass weights on, until some of them die or stop, or the way between two does."""
-
-    def __init__(self, sender: Sender, count: int) -> None:
-        self.sender = sender
-        self.machines = {
-            receiver.link.node: Machine(receiver, self) for receiver in hosts_of(sender, *range(1, count + 1))
-        }
-        self.stopped: set[int] = set()
-        self.cut: set[tuple[int, int]] = set()
-
-    @property
-    def awake(self) -> list[Machine]:
-        return [machine for number, machine in self.machines.items() if number not in self.stopped]
-
-    def go_on(self, steps: int | None = None) -> None:
-        """So many steps, or until nothing happens any more."""
-        while steps is None or steps > 0:
-            happened = sum(machine.hear() or machine.receive() for machine in self.awake)
-            if not happened and (steps is not None or not any(machine.complain() for machine in self.awake)):
-                return
-            steps = None if steps is None else steps - 1
-
-    def kill(self, number: int) -> None:
-        machine = self.machines.pop(number, None)
-        if machine is not None:
-            machine.receiver.link.error = PeerLost("killed")
-            self.sender.leave(machine.receiver)
-
-
-faults = st.lists(
-    st.tuples(st.sampled_from(["kill", "stop", "cut"]), st.integers(1, 5), st.integers(1, 5), st.integers(0, 12)),
-    max_size=4,
-)
-
-
-@settings(derandomize=True, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(2, 5), faults, st.booleans())
-def test_whoever_lives_and_is_not_stopped_gets_every_version(
-    count: int, faults: list[tuple[str, int, int, int]], packs_first: bool
-) -> None:
-    sender = Sender(chain_from=NBYTES)
-    try:
-        world = World(sender, count)
-        receivers = [machine.receiver for machine in world.machines.values()]
-        payload = sender.begin(1, *receivers)
-        if not packs_first:
-            sender.publish(payload, *receivers)
-        for fault, one, other, steps in faults:
-            world.go_on(steps)
-            if fault == "kill":
-                world.kill(one)
-            elif fault == "stop":
-                world.stopped.add(one)
-            else:
-                world.cut |= {(one, other), (other, one)}
-        if packs_first:
-            sender.publish(payload, *[machine.receiver for machine in world.machines.values()])
-        world.go_on()
-        assert all(machine.has_landed for machine in world.awake)
-        world.stopped.clear()
-        living = [machine.receiver for machine in world.machines.values()]
-        if living:
-            sender.publish(Payload(2), *living)
-            world.go_on()
-            assert all(machine.has_landed and machine.bring[0] == 2 for machine in world.awake if machine.bring)
-            assert {number for number, node in sender.plan._machines.items() if node.number == 2} == set(world.machines)
-    finally:
-        sender.close()

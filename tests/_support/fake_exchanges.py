@@ -151,7 +151,7 @@ class Network:
 class FakeLink(Link):
     """Delivers when it is told to; its transfers are at hand for the test."""
 
-    made: list[FakeLink] = []  # noqa: RUF012
+    made: list[Any] = []  # noqa: RUF012
 
     def __init__(self, post: Post, first: bool, address: str) -> None:
         self.sent: dict[int, tuple[Work[None], list[bytes]]] = {}
@@ -191,33 +191,16 @@ async def cancelled(work: Work[Any]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-class FakeDeviceLink:
-    """As ``FakeLink``, with tensors."""
+class FakeDeviceLink(FakeLink):
+    """Its transfers are tensors."""
 
-    made: list[FakeDeviceLink] = []  # noqa: RUF012
+    made: list[Any] = []  # noqa: RUF012
 
     def __init__(self, name: str) -> None:
-        self.made.append(self)
+        super().__init__(None, False, "")  # type: ignore[arg-type]
         self.name = name
-        self.sent: dict[int, tuple[Work[None], list[Any]]] = {}
-        self.received: dict[int, Work[list[Any]]] = {}
-        self.discarded: list[Exception] = []
 
     def send(self, transfer: int, buffers: Sequence[Any]) -> Work[None]:
         work: Work[None] = Work()
         self.sent[transfer] = work, list(buffers)
         return work
-
-    def receive(self, transfer: int, sizes: Sequence[int]) -> Work[list[Any]]:
-        work: Work[list[Any]] = Work()
-        self.received[transfer] = work
-        return work
-
-    def on_control(self, facts: Any) -> None:
-        pass
-
-    def discard(self, error: Exception, transfer: int | None = None) -> None:
-        works = [work for number, (work, _) in self.sent.items() if transfer in (None, number)]
-        works += [] if transfer else self.received.values()
-        if sum(work._settle(error=error) for work in works):
-            self.discarded.append(error)

@@ -22,6 +22,7 @@ from rlinf_async._transports.transfer import MemoryReceive
 from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work
 from tests._support.linked_pairs import Couple, couple
+from tests._support.until import until
 
 MiB = 1 << 20
 SOON = 1.0
@@ -308,14 +309,7 @@ def test_pairs_that_are_thrown_away_leave_no_threads_and_no_files(links: Couple)
         for link in (links.near, links.far) if number % 2 else (links.far, links.near):
             link.discard(TimeoutError("again"))
         exchange(links, 100 + number)
-    wait_until(lambda: count() <= before)
-
-
-def wait_until(holds: Any) -> None:
-    deadline = time.monotonic() + 5
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: count() <= before)
 
 
 def test_a_link_costs_two_threads_and_its_address_two_more() -> None:

@@ -35,6 +35,7 @@ def error_of(future: Future[Any], timeout: float = SOON) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_circles_of_peers_that_all_send_first_come_to_an_end(four: Peers) -> None:
     """Every process sends to every other at once, in every order, more than sockets hold."""
     orders = random.Random(7)
@@ -48,6 +49,7 @@ def test_circles_of_peers_that_all_send_first_come_to_an_end(four: Peers) -> Non
     finish(works, 30)
 
 
+@pytest.mark.slow
 def test_a_process_has_two_threads_for_all_links_and_one_for_each(four: Peers) -> None:
     before = four.count("a")[0]
     for others in ("b", "bc", "bcd"):
@@ -72,6 +74,7 @@ def test_a_killed_peer_fails_what_is_on_its_way_and_the_survivor_goes_on_with_ot
     assert time.monotonic() - began < SOON
 
 
+@pytest.mark.slow
 def test_a_frozen_peer_holds_up_nobody_else_and_a_deadline_frees_what_waits_for_it(four: Peers) -> None:
     finish([*four.transfer("a", "b", 0, MiB), *four.transfer("b", "a", 0, MiB)])
     received = four.receive("b", "a", 1, 64 * MiB)
@@ -90,6 +93,7 @@ def test_a_frozen_peer_holds_up_nobody_else_and_a_deadline_frees_what_waits_for_
     finish([*four.transfer("a", "b", 2, 8 * MiB), *four.transfer("b", "a", 2, 8 * MiB)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", ["a", "b"])
 def test_a_transfer_may_take_longer_than_any_timeout_of_gloos(four: Peers, frozen: str) -> None:
     finish(four.transfer("a", "b", 0, MiB))
@@ -102,6 +106,7 @@ def test_a_transfer_may_take_longer_than_any_timeout_of_gloos(four: Peers, froze
     finish(works)
 
 
+@pytest.mark.slow
 def test_discards_at_random_moments_leave_nothing_and_the_next_exchange_works(four: Peers) -> None:
     finish([*four.transfer("a", "b", 0, MiB), *four.transfer("b", "a", 0, MiB)])
     before = [four.count(name) for name in "ab"]

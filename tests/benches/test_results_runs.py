@@ -74,6 +74,7 @@ def test_sb3_gets_the_examples_hyperparameters(monkeypatch: pytest.MonkeyPatch) 
     assert sb3.learning_rate(0.5, "constant", 10) == 0.5
 
 
+@pytest.mark.slow
 def test_the_single_file_trains_and_leaves_a_record(tmp_path: Path) -> None:
     settings = replace(
         read_settings("InvertedPendulum-v5", 1), num_envs=4, updates=3, minibatch_size=64, evaluation_seeds=[1, 2]

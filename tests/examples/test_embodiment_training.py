@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_launcher.cli.control import main as control
 from tests._support.trace_files import Trace
 
 pytest.importorskip("mujoco")
@@ -213,42 +211,6 @@ def test_a_run_whose_driver_is_killed_goes_on_as_if_it_had_not_been(tmp_path: Pa
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
     told, whole_told = (json.loads((tmp_path / name / "evaluation.json").read_text()) for name in ("resumed", "whole"))
     assert told["returns"] == whole_told["returns"]
-
-
-@pytest.mark.training  # `tests/examples/test_simulated_training.py` kills the same runner's workers
-@pytest.mark.parametrize("placement", ["with_env", "workers"])
-def test_a_supervised_run_goes_on_whichever_worker_is_killed(tmp_path: Path, placement: str) -> None:
-    kills = {1: "env:0" if placement == "with_env" else "rollout:0", 3: "actor:0"}
-    supervision = [f"cluster.supervision.{name}.restart=rank" for name in ("env", "rollout")]
-    supervision += ["cluster.supervision.actor.restart=group", "runner.max_steps=6", "runner.save_interval=2"]
-    groups = {"env": "0:0-1", "actor": "0:0-1"} | ({"rollout": "0"} if placement == "workers" else {})
-    options = [f"cluster.component_placement.{name}={rule}" for name, rule in groups.items()]
-    options += [
-        "algorithm.rollout_steps=512",
-        "runner.eval.episodes=2",
-        f"rollout.placement={placement}",
-        f"runner.logger.log_path={tmp_path / 'run'}",
-        *supervision,
-    ]
-    steps: list[int] = []
-    command = [sys.executable, str(SCRIPT), *SMALL, *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as driver:
-        assert driver.stdout is not None
-        told = []
-        for line in driver.stdout:
-            told.append(line)
-            if step := re.match(r"step +(\d+)/6 ", line):
-                steps.append(int(step[1]))
-                if (who := kills.pop(steps[-1], None)) is not None:
-                    assert control(["--run-dir", os.environ["XDG_RUNTIME_DIR"], "kill", who]) == 0
-    text = "".join(told)
-    assert driver.returncode == 0, text
-    assert text.count("going on with what comes in its place") >= 2, text
-    assert sorted(set(steps)) == list(range(1, 7))
-    resumed = [int(line.split()[3]) for line in told if line.startswith("resuming at step ")]
-    assert len(resumed) == 1, text
-    assert resumed[0] in (2, 4, 6), "the actor goes back to the last checkpoint"
-    assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["step"] == 6
 
 
 DOOMED = """

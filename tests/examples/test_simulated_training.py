@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 PROGRAM = '''
@@ -89,6 +91,7 @@ train("second", 3)
 '''
 
 
+@pytest.mark.slow
 def test_it_trains_through_two_kills_to_the_same_parameters_twice(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, "program.py", str(CHECKOUT), str(tmp_path)]

@@ -79,6 +79,7 @@ class Seeing(workers.Pinned):
         return torch.ones(1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("uuid", "is_right"), [("GPU-a0", True), ("GPU-b1", False)])
 def test_a_worker_that_sees_another_gpu_than_its_own_is_told_of(
     monkeypatch: pytest.MonkeyPatch, uuid: str, is_right: bool
@@ -95,6 +96,7 @@ def test_a_worker_that_sees_another_gpu_than_its_own_is_told_of(
 # -- c -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_test_that_fails_is_told_of_by_name(tmp_path: Path, fails: bool, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "test_planted.py"
@@ -147,6 +149,7 @@ class Liar(workers.Reader):
         return "0" + (await super().read(*arguments))[1:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", [workers.Reader, Liar])
 def test_a_reader_with_other_weights_is_told_of(monkeypatch: pytest.MonkeyPatch, reader: type[workers.Reader]) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 1 << 30))
@@ -205,6 +208,7 @@ def memory_of_workers() -> int:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_held", [False, True])
 def test_memory_that_stays_after_a_death_is_told_of(monkeypatch: pytest.MonkeyPatch, is_held: bool) -> None:
     monkeypatch.setattr(deaths, "HELD", 1 << 30)

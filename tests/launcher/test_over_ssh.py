@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests._support.fake_hosts import CHECKOUT, FakeHosts
+from tests._support.until import until
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.slow]
 
@@ -43,13 +44,6 @@ def a_project(folder: Path, program: str) -> Path:
             place.write_bytes(source.read_bytes())
     (folder / "train.py").write_text(program)
     return folder
-
-
-def until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_one_unreachable_and_one_without_the_package_among_four(fake_hosts: Hosts) -> None:

@@ -16,6 +16,7 @@ def test_each_exception_is_about_a_line_that_is_there() -> None:
     assert [each for each, _ in UNREACHED if not any(re.search(each, text, re.MULTILINE) for text in texts)] == []
 
 
+@pytest.mark.slow
 def test_seeds_fill_the_table() -> None:
     rows = measure(2)
     assert [row.module for row in rows] == list(MODULES)

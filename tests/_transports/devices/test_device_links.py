@@ -24,6 +24,7 @@ from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work
 from tests._support.fake_gpu_memory import CPU, Written, make_gloo_group
 from tests._support.linked_pairs import Couple, couple
+from tests._support.until import until
 
 MiB = 1 << 20
 
@@ -178,7 +179,7 @@ def test_what_cannot_be_sent_fails_on_both_sides_whoever_comes_first(
             sent = links.near.send(2, [pattern(MiB)])  # type: ignore[list-item]
         assert "no handles" in str(error_of(sent))
         if first == "sender":
-            wait_until(lambda: any("broken" in facts[0] for facts in links.to_far.heard))
+            until(lambda: any("broken" in facts[0] for facts in links.to_far.heard))
             received = links.far.receive(2, [MiB])
         assert "no handles" in str(error_of(received, 5))
         exchange(links, 3)
@@ -325,19 +326,12 @@ def test_a_copy_counts_only_if_the_sender_had_not_given_up_by_then() -> None:
         links.to_near.hold()
         tensor = pattern(MiB)
         sent, received = links.near.send(1, [tensor]), links.far.receive(1, [MiB])  # type: ignore[list-item]
-        wait_until(lambda: not links.to_near._posted.empty() or links.far._copied)  # type: ignore[attr-defined]
+        until(lambda: not links.to_near._posted.empty() or links.far._copied)  # type: ignore[attr-defined]
         links.near.discard(TimeoutError("the sender's deadline"))
         tensor.zero_()
         links.to_near.go_on()
         assert isinstance(error_of(sent), TimeoutError)
         assert isinstance(error_of(received), TransferFailed)
-
-
-def wait_until(holds: Any) -> None:
-    deadline = time.monotonic() + 5
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_a_torch_without_nccl_says_so() -> None:

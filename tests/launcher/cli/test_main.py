@@ -11,9 +11,8 @@ import select
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import pytest
 
 from rlinf_launcher.cli import main
 from tests._support.fake_daemons import Stage
+from tests._support.until import until
 
 CHECKOUT = Path(__file__).parents[3]
 
@@ -69,13 +69,6 @@ def started(
             yield process
         finally:
             process.kill()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def alive(*pids: int) -> list[int]:
