@@ -63,7 +63,7 @@ class HelloAdmission:
             self.end_oldest()
 
     def remove(self, endpoint: Endpoint) -> None:
-        """Stop to track an endpoint that has said hello or has ended."""
+        """Stop tracking an endpoint that has said hello or has ended."""
         sock = self._socks.pop(endpoint, None)
         if sock is not None:
             self._forget(sock)

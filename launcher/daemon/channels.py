@@ -307,7 +307,7 @@ class Channels:
     # -- operations ---------------------------------------------------------------------------------------------
 
     def host(self, hosted: HostedChannel) -> None:
-        """Start to host a queue.
+        """Start hosting a queue.
 
         Raises:
             ValueError: a queue of that number exists.
@@ -374,7 +374,7 @@ class Channels:
     def drop_client(self, gone: int) -> None:
         """Return a dead process's leased items and cancel its gets; the items that it put stay in the queue."""
         # A delivered item is leased until its consumer confirms it.  A consumer that dies before the confirmation has
-        # handed the item to nobody.  The item returns to its old place, not to the end, so the order survives the
+        # handed it to no one.  The item returns to its old place, not to the end, so the order survives the
         # death.
         # tests/channel/test_ends.py::test_what_a_killed_consumer_had_not_taken_goes_to_the_next_at_its_place
         # tests/channel/test_ends.py::test_what_was_accepted_outlives_its_producer_and_what_waited_does_not

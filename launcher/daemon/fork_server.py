@@ -130,7 +130,7 @@ class ForkServer:
         self.facts: dict[str, Any] | None = None
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start to receive; separate from the constructor, so that torch's import begins before the loop runs."""
+        """Start receiving; separate from the constructor, so that torch's import begins before the loop runs."""
         self._loop = loop
         self._socket.setblocking(False)
         loop.add_reader(self._socket.fileno(), self._readable)

@@ -106,7 +106,7 @@ class Membership:
             node_link.set_lease(float(op.seconds))
 
     def close(self) -> None:
-        """Stop deciding and cancel open checks."""
+        """Stop deciding, and cancel open checks."""
         self._is_closed = True
         for answer in self._open_checks:
             answer.cancel()

@@ -50,7 +50,7 @@ class MetricsServer:
         return f"[{host}]:{chosen}" if ":" in host else f"{host}:{chosen}"
 
     async def close(self) -> None:
-        """Stop to listen and cancel open answers."""
+        """Stop listening and cancel open answers."""
         if self._server is not None:
             self._server.close()
         tasks = list(self._tasks)

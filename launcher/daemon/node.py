@@ -396,7 +396,7 @@ class Node:
         else:
             self._router.endpoints.pop(endpoint.number, None)
             self._router.end_resumptions(endpoint)
-            if endpoint.is_known:  # an unknown process owns nothing and was announced to nobody
+            if endpoint.is_known:  # an unknown process owns nothing and was never announced
                 self._service.inspection.note_left(endpoint)
                 self._service.forget_endpoint(endpoint.id)
 
@@ -451,7 +451,7 @@ class Node:
             await self._close_groups()
             await self._close_connections()
         await self._network.stop()
-        # The other daemons end at the same time and may not answer any more: a handler that waits for one would keep
+        # The other daemons end at the same time and may no longer answer: a handler that waits for one would keep
         # this node's task group open.
         # tests/launcher/daemon/test_router.py::test_a_node_that_ends_waits_for_no_answer
         self._router.cancel_requests()

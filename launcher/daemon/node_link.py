@@ -98,7 +98,7 @@ class NodeLink:
         return f"<NodeLink {self.node} {self.name} {self.over or 'connected'} [{len(self._outgoing)} bodies to send]>"
 
     def open(self) -> None:
-        """Start to receive; frames that arrived earlier are delivered now."""
+        """Start receiving; frames that arrived earlier are delivered now."""
         self._link.on_lost = self._gone
         self._link.on_control = self._control
         self._link.on_bulk = self._bulk

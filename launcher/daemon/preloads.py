@@ -192,12 +192,13 @@ class Preloads:
 
     @contextlib.asynccontextmanager
     async def use(self, plain: ForkServer, wanted: PreloadRequest, on_refused: OnRefused) -> AsyncIterator[ForkServer]:
-        """The template for workers that want these modules: ``plain`` where none of them can be inherited.
+        """Context manager: a template with these modules, or ``plain`` if workers can inherit none of them.
 
-        It stays until the block is left.  ``on_refused`` hears of each module that workers import themselves, once.
+        The template lives at least until the block ends.  ``on_refused`` is called once for each module that workers
+        have to import themselves.
 
         Raises:
-            LaunchError: a module that the user names does not exist; or no template could be forked.
+            LaunchError: a module that the user named does not exist, or no template could be forked.
         """
         template = await self._find(plain, wanted, on_refused)
         try:
@@ -284,12 +285,12 @@ class Preloads:
         return "; ".join(filter(None, (template.describe() for template in self._made.values())))
 
     def status(self) -> list[dict[str, Any]]:
-        """Pid, memory and modules of each template that is ready, for people."""
+        """Return pid, memory and modules of each ready template, for people."""
         ready = [template for template in self._made.values() if template.facts is not None and not template.dead]
         return [memory_of(template) | {"modules": list(template.modules)} for template in ready]
 
     def refusals(self) -> dict[str, str]:
-        """Reasons by module, for people."""
+        """Return the reasons of refusals by module, for people."""
         return {module: reason for (module, _), reason in self._refused.items()}
 
     def close(self) -> None:
@@ -299,5 +300,5 @@ class Preloads:
 
 
 def memory_of(template: ForkServer) -> dict[str, Any]:
-    """Pid of a template, its memory, and the part of that which it shares with no other process."""
+    """Return a template's pid, its memory, and the part of that which it shares with no other process."""
     return {"pid": template.pid, "memory": resident_bytes(template.pid), "private": private_bytes(template.pid)}

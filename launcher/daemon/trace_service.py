@@ -109,7 +109,7 @@ class Traces:
         return {"node": self._router.node, "path": str(self._file.path)}
 
     async def start_trace(self, requester: Requester, op: operations.StartTrace) -> None:
-        """Begin to trace: inform every process of this node, present and future."""
+        """Start tracing: inform every process of this node, present and future."""
         if "trace" not in self._welcome():
             self._welcome()["trace"] = facts = {"node": op.node, "path": op.path}
             self._router.broadcast_event("traced", facts)

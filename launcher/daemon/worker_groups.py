@@ -106,7 +106,7 @@ class WorkerGroups:
 
     Attributes:
         by_number: groups by the number of their name.
-        closing: the node is ending; no worker is started any more.
+        closing: the node is ending; no further worker is started.
     """
 
     def __init__(
