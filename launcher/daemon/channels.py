@@ -236,7 +236,7 @@ class Channels:
         """Read what producers have sent so far, then answer the waiting questions and closes."""
         # A producer may have told another process of a put, and that process's question may be read first.  Therefore
         # the sockets of producers are read before the answer, once for all questions of one turn of the loop.
-        # tests/launcher/daemon/test_channels.py::test_who_asks_what_is_there_is_answered_when_others_have_been_heard
+        # tests/launcher/daemon/test_channels.py::test_a_question_is_answered_after_producers_sockets_are_read
         while self._questions or self._closing:
             questions, self._questions = self._questions, []
             closing, self._closing = self._closing, []
@@ -349,7 +349,7 @@ class Channels:
             # From now on these producers wait for the answer to each put, so one that learns of the close later loses
             # no item.  The flush registers producers whose first put was accepted in this turn of the loop.
             # tests/launcher/daemon/test_channels.py::
-            # test_a_producer_whose_first_put_is_accepted_in_the_turn_of_the_close_hears_of_it
+            # test_a_put_accepted_in_the_turn_of_close_is_told
             self._replies.flush_all()
             for who, client in hosted.queue.clients.items():
                 if client.has_put:

@@ -69,7 +69,7 @@ class Membership:
         reporter = self._daemon(requester)
         # A run that ends closes its links one by one.  Once this node is closing, no answer and no end of a link
         # resolves the wait below, and the daemon waits for its handlers: so later reports are ignored.
-        # tests/launcher/daemon/test_membership.py::test_a_report_that_comes_while_node_0_ends_is_not_waited_for
+        # tests/launcher/daemon/test_membership.py::test_a_report_that_comes_while_node_0_ends_is_ignored
         if self._is_closed or self._is_lost(reporter) or self._is_lost(op.node):
             return
         # The reported node itself confirms over its link to this one that it is alive.  If it is not, the end of that

@@ -207,7 +207,7 @@ class NodeLink:
 
     # A local shortage, of descriptors for instance, must not end the link to a healthy node: only the one body is
     # dropped, and an error text replaces it in its frame, as for a frame of a local process.
-    # tests/launcher/daemon/test_node_link.py::test_a_body_for_which_nothing_is_free_is_told_and_ends_no_link
+    # tests/launcher/daemon/test_node_link.py::test_a_body_without_memory_is_reported_and_ends_no_link
 
     def _segment_for(self, size: int) -> Segment | str:
         try:

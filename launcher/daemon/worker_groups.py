@@ -182,7 +182,7 @@ class WorkerGroups:
             group.spawning -= 1
             # A concurrent request may still start workers of this group; without the entry nothing would end them.  A
             # group whose ranks are all away keeps its channels and the store.
-            # tests/launcher/daemon/test_group_spawns.py::test_a_spawn_that_fails_leaves_what_others_have_in_the_group
+            # tests/launcher/daemon/test_group_spawns.py::test_a_failed_spawn_leaves_the_groups_other_workers
             if not (group.spawning or group.workers or group.former) and group.closed is None:
                 self.by_number.pop(group.number, None)
                 _close_store_of(group)

@@ -81,7 +81,7 @@ def test_bash_offers_every_flag_before_the_script_and_none_behind(
     assert completed("rlinf-launch train.py --", folder, capsys) == set()
 
 
-def test_the_script_for_bash_names_the_folder_that_bash_completion_looks_into(
+def test_the_bash_script_names_the_folder_of_bash_completion(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for command in ("rlinf-launch", "rlinf-ctl"):
@@ -103,7 +103,7 @@ def test_the_script_is_one_that_the_shell_reads(
     subprocess.run([program, "-n", "script"], cwd=tmp_path, timeout=30, check=True)
 
 
-def test_an_unknown_shell_is_an_error_that_lists_those_there_are() -> None:
+def test_an_unknown_shell_is_an_error_that_lists_the_known() -> None:
     with pytest.raises(ConfigError, match="'tcsh' is no shell of bash, zsh, fish\n  fix: name one"):
         launch_script("tcsh")
     assert control.main(["--print-completion", "tcsh"]) == 2

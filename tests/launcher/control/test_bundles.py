@@ -87,7 +87,7 @@ def run(launcher: subprocess.Popen[str]) -> LocalRun:
     return find_runs(places())[-1]
 
 
-def test_a_live_run_is_kept_with_a_stopped_rank_and_a_blocked_driver(
+def test_a_live_run_is_bundled_with_a_stopped_rank(
     run: LocalRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = json.loads((run.logs / "recorder/groups-0.jsonl").read_text()) if run.logs else {}
@@ -108,7 +108,7 @@ def test_a_live_run_is_kept_with_a_stopped_rank_and_a_blocked_driver(
     ]  # fmt: skip
 
 
-def test_a_daemon_that_does_not_answer_is_named_and_its_files_are_there(
+def test_a_silent_daemon_is_named_and_its_files_are_there(
     run: LocalRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with stopped(daemon_of(run, 1)):
@@ -120,7 +120,7 @@ def test_a_daemon_that_does_not_answer_is_named_and_its_files_are_there(
     assert open_operations(kept) == STANDING
 
 
-async def test_files_of_another_machine_come_by_its_daemon_and_no_others_do(run: LocalRun) -> None:
+async def test_files_of_another_machine_come_through_its_daemon(run: LocalRun) -> None:
     here = LocalRun(run.run, run.since, {0: run.sockets[0]}, is_alive=True)
     snapshot = RunSnapshot(run.run, 0.0)
     async with attached(here, 10) as attachment:
@@ -134,7 +134,7 @@ async def test_files_of_another_machine_come_by_its_daemon_and_no_others_do(run:
     assert open_operations(snapshot.recorded()) == STANDING
 
 
-async def test_a_log_on_another_machine_is_copied_from_its_last_lines_on(run: LocalRun, tmp_path: Path) -> None:
+async def test_a_remote_log_is_copied_from_its_last_lines_on(run: LocalRun, tmp_path: Path) -> None:
     here = LocalRun(run.run, run.since, {0: run.sockets[0]}, is_alive=True)
     assert run.logs is not None
     path = run.logs / "rollout/rank_1.err"
@@ -161,7 +161,7 @@ async def test_a_log_on_another_machine_is_copied_from_its_last_lines_on(run: Lo
         (tmp_path / "gone").rename(path)
 
 
-def test_a_run_of_which_every_process_was_killed_is_told_by_its_files(
+def test_a_completely_killed_run_is_told_by_its_files(
     launcher: subprocess.Popen[str], run: LocalRun, tmp_path: Path
 ) -> None:
     """The last one of this run: it ends what the others look at."""
@@ -192,7 +192,7 @@ def launched(tmp_path: Path, script: str, *words: str, **environ: str) -> tuple[
     return done.returncode, done.stderr, Path(told[1])
 
 
-def test_a_run_that_fails_is_kept_beside_its_logs_and_can_be_kept_again(tmp_path: Path, capsys: Any) -> None:
+def test_a_failed_run_is_bundled_beside_its_logs_and_again(tmp_path: Path, capsys: Any) -> None:
     code, told, path = launched(tmp_path, DYING)
     assert code == 1
     assert "missing in the bundle" not in told
@@ -210,7 +210,7 @@ def test_a_run_that_fails_is_kept_beside_its_logs_and_can_be_kept_again(tmp_path
     assert {ring.identity["process"] for ring in again.rings} == {"driver", "actor:0"}
 
 
-def test_a_run_that_takes_too_long_is_kept_with_its_verdict_before_it_is_ended(tmp_path: Path) -> None:
+def test_a_run_beyond_its_timeout_is_bundled_with_its_verdict(tmp_path: Path) -> None:
     settings = {"RLINF_RECORDER_EVENTS": "0", "RLINF_INSPECTION_TIMEOUT_S": "0.3"}
     code, _, path = launched(tmp_path, ENDLESS, "--timeout", "8", "--log-dir", str(tmp_path / "logs"), **settings)
     assert code == 124

@@ -156,7 +156,7 @@ async def test_a_client_that_goes_away_leaves_nothing() -> None:
         assert (await answer(port, f"/{server.token}/"))[0] == 200
 
 
-async def test_a_client_that_takes_nothing_holds_one_message_and_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_reads_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_server, "_TIMEOUT_S", 0.5)
     feed = HandFed()
     await feed.tell()

@@ -64,7 +64,7 @@ def get(address: str) -> str:
         return str(answer.read().decode())
 
 
-def test_a_live_runs_page_is_written_to_a_file_for_its_owner_alone(
+def test_a_live_runs_page_is_written_for_its_owner_alone(
     run: LocalRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.html"

@@ -33,7 +33,7 @@ def driver_of(run: InspectedRun) -> int:
     return next(int(process["pid"]) for process in report["processes"] if process["role"] == "driver")
 
 
-def test_a_blocked_driver_is_told_with_its_line_its_age_and_what_to_do(run: InspectedRun) -> None:
+def test_a_blocked_driver_is_reported_with_line_age_and_advice(run: InspectedRun) -> None:
     done = run.ask("stuck")
     assert done.returncode == 0, done.stdout
     place = rf"{re.escape(str(PROGRAM))}:\d+ in main\(\)"
@@ -42,13 +42,13 @@ def test_a_blocked_driver_is_told_with_its_line_its_age_and_what_to_do(run: Insp
     assert re.search(rf"  -> the event loop of the driver stands still at {place}: .*asyncio\.to_thread", done.stdout)
 
 
-def test_calls_that_ranks_have_answered_are_over_though_the_driver_does_not_say_so(run: InspectedRun) -> None:
+def test_answered_calls_are_over_even_if_the_driver_is_blocked(run: InspectedRun) -> None:
     status = run.ask("status").stdout
     assert len(re.findall(r"^napper:\d .* - +idle$", status, re.MULTILINE)) == 2, status
     assert "has been asked" not in run.ask("stack", "--all").stdout
 
 
-def test_a_stopped_driver_of_idle_ranks_is_the_verdict_with_a_way_out(run: InspectedRun) -> None:
+def test_a_stopped_driver_is_the_verdict_with_a_fix(run: InspectedRun) -> None:
     pid = driver_of(run)
     with stopped(pid):
         done = run.ask("stuck")
@@ -56,7 +56,7 @@ def test_a_stopped_driver_of_idle_ranks_is_the_verdict_with_a_way_out(run: Inspe
     assert f"-> kill -CONT {pid} " in done.stdout
 
 
-def test_a_stopped_daemon_is_named_with_its_pid_and_a_way_out(run: InspectedRun) -> None:
+def test_a_stopped_daemon_is_named_with_pid_and_fix(run: InspectedRun) -> None:
     (found,) = find_runs([run.folder])
     pid = daemon_of(found, 0)
     with stopped(pid):

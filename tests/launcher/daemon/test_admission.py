@@ -65,7 +65,7 @@ def resident(cluster: Cluster) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_of_silent_connections_only_so_many_stay_and_the_oldest_end_first(cluster: Cluster) -> None:
+def test_the_oldest_silent_connections_are_evicted_first(cluster: Cluster) -> None:
     files = files_of(cluster)
     with knocking(cluster, 5 * MOST) as silent:
         for sock in silent[:-MOST]:
@@ -74,7 +74,7 @@ def test_of_silent_connections_only_so_many_stay_and_the_oldest_end_first(cluste
         assert cluster.status()["endpoints"] == 1
 
 
-def test_a_connection_that_says_something_else_than_hello_counts_among_them(cluster: Cluster) -> None:
+def test_a_connection_without_hello_counts_as_silent(cluster: Cluster) -> None:
     files = files_of(cluster)
     with knocking(cluster, 5 * MOST, b"\x97") as chatting:  # how a frame begins
         for sock in chatting[:-MOST]:

@@ -186,7 +186,7 @@ PARTS = [
 
 
 @pytest.mark.parametrize("part", PARTS)
-async def test_whichever_part_of_a_cleanup_raises_the_others_are_done_and_it_is_logged_once(
+async def test_whichever_part_of_a_cleanup_raises_the_others_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     daemon = Daemon(tmp_path)
@@ -208,7 +208,7 @@ async def test_whichever_part_of_a_cleanup_raises_the_others_are_done_and_it_is_
     assert caplog.text.count("RuntimeError: stray") == 1
 
 
-async def test_of_several_queues_one_that_raises_keeps_the_others_from_nothing(
+async def test_a_queue_that_raises_does_not_stop_the_others(
     daemon: Daemon, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, other = Client(daemon), Client(daemon)
@@ -243,7 +243,7 @@ ODD_REQUESTS: dict[str, list[Operation[Any]]] = {
 
 @pytest.mark.parametrize("requests", ODD_REQUESTS.values(), ids=ODD_REQUESTS)
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_what_a_process_requests_before_or_after_its_end_leaves_nothing(
+async def test_requests_around_a_processs_end_leave_nothing(
     daemon: Daemon, caplog: pytest.LogCaptureFixture, when: str, requests: list[Operation[Any]]
 ) -> None:
     """A frame is read before its connection ends; what it asks for begins in a task of its own, maybe later."""
@@ -358,7 +358,7 @@ async def test_whatever_a_process_says_nothing_is_left_of_it(tmp_path: Path, cap
     assert "cleaning up" not in caplog.text
 
 
-async def test_nothing_is_kept_for_a_process_whose_request_is_read_just_before_its_node_is_lost(daemon: Daemon) -> None:
+async def test_a_request_read_just_before_a_nodes_loss_leaves_nothing(daemon: Daemon) -> None:
     far = frames.endpoint(7, 4)
     for number, operation in enumerate(
         (operations.Reserve("group", "g"), operations.LockDevices("actor:0", [1]), operations.LeasePort(None))

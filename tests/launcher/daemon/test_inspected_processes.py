@@ -115,7 +115,7 @@ def stop(pid: int) -> None:
         time.sleep(0.01)
 
 
-def test_ranks_tell_what_they_do_and_those_that_cannot_are_told_for(cluster: Cluster, group: Any, folder: Path) -> None:
+def test_ranks_report_themselves_or_are_reported_from_outside(cluster: Cluster, group: Any, folder: Path) -> None:
     (pid,) = group.execute_on(2).pid().wait()
     stop(pid)
     idle = group.execute_on(2).idle()

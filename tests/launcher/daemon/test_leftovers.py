@@ -33,9 +33,7 @@ def started(environment: dict[str, str], *command: str) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("environment", "is_left"), [({MARKER: "mine"}, True), ({MARKER: "another"}, False), ({}, True)], ids=str
 )
-async def test_a_process_in_a_session_of_its_own_is_left_if_the_marker_is_the_workers_or_is_overwritten(
-    environment: dict[str, str], is_left: bool
-) -> None:
+async def test_a_process_in_its_own_session_may_be_a_leftover(environment: dict[str, str], is_left: bool) -> None:
     with started({MARKER: "mine"}) as worker:
         leftovers = Leftovers(asyncio.get_running_loop(), worker, "mine", lambda: None)
         with started(environment) as pid:
@@ -43,7 +41,7 @@ async def test_a_process_in_a_session_of_its_own_is_left_if_the_marker_is_the_wo
         leftovers.release()
 
 
-async def test_a_process_of_the_workers_session_is_left_whatever_its_environment_is() -> None:
+async def test_a_process_of_the_workers_session_is_a_leftover() -> None:
     with started({MARKER: "mine"}, "/bin/sh", "-c", f"{MARKER}=another /bin/cat; exit") as worker:
         leftovers = Leftovers(asyncio.get_running_loop(), worker, "mine", lambda: None)
         (child,) = psutil.Process(worker).children()
@@ -51,7 +49,7 @@ async def test_a_process_of_the_workers_session_is_left_whatever_its_environment
         leftovers.release()
 
 
-async def test_processes_that_cannot_be_watched_for_want_of_descriptors_are_ended_a_moment_later(
+async def test_processes_that_cannot_be_watched_are_killed_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gone = asyncio.Event()

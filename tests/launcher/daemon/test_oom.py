@@ -54,7 +54,7 @@ needs_kernel_log = pytest.mark.skipif(
 
 
 @needs_kernel_log
-def test_a_worker_killed_by_hand_is_not_out_of_memory_because_something_else_was(small_cgroup: Path) -> None:
+def test_a_worker_killed_by_hand_is_not_out_of_memory(small_cgroup: Path) -> None:
     with Cluster(num_nodes=1, log_to_driver=False) as cluster:
         group = Plain.create_group().launch(cluster, name="by-hand")
         pid = group.pid().wait()[0]
@@ -66,7 +66,7 @@ def test_a_worker_killed_by_hand_is_not_out_of_memory_because_something_else_was
 
 
 @needs_kernel_log
-def test_a_worker_that_the_kernel_kills_for_its_memory_is_out_of_memory(small_cgroup: Path) -> None:
+def test_a_worker_killed_for_its_memory_is_out_of_memory(small_cgroup: Path) -> None:
     with Cluster(num_nodes=1, log_to_driver=False) as cluster:
         group = Plain.create_group().launch(cluster, name="greedy")
         group.run(f"Path({str(small_cgroup / 'cgroup.procs')!r}).write_text(str(os.getpid()))").wait()
@@ -106,9 +106,7 @@ def test_each_kill_that_a_cgroup_counts_explains_one_death(kernel: Kernel) -> No
     assert [explain_kill(1, start) for start in (late, starts[0])] == [told, ""]
 
 
-def test_without_log_and_cgroup_it_is_possible_only_and_the_count_is_told(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_log_and_cgroup_a_kill_is_possibly_memory(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel.cgroup = None
     counted = iter([None, 5, None, 7, None, 5, None, 5])
     monkeypatch.setattr(oom, "_count", lambda path: next(counted))
