@@ -232,7 +232,7 @@ async def test_a_lost_node_is_shown_and_the_script_continues(stage: Stage, repor
 
 
 async def shown(job: Job, stage: Stage, screen: io.StringIO, text: str) -> float:
-    """Has the script end once a text stands on the screen; the seconds that the run's end took then."""
+    """End the script once a text is on the screen; return the seconds of the run's end."""
     os.mkfifo(stage.folder / "may_end")
     stage.runs(f"open({str(stage.folder / 'may_end')!r}).read()")
     ended_at = 0.0

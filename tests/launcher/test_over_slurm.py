@@ -51,7 +51,7 @@ def slurm() -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def train(tmp_path: Path) -> Callable[..., str]:
-    """The line that runs the program: ``train(seconds, exit code, *flags)``."""
+    """Return a function for the program's command line: ``train(seconds, exit code, *flags)``."""
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
 
@@ -76,7 +76,7 @@ def run_id(text: str) -> str:
 
 
 def processes_of(run: str) -> list[str]:
-    """Of a run, everything but what has just ended."""
+    """Return the remaining processes of a run, except those that have just ended."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -182,7 +182,7 @@ def test_a_lost_node_ends_the_run_with_its_name(train: Callable[..., str]) -> No
 
 
 def nothing_is_left_but_a_folder(slurm: SlurmCluster, job: str) -> None:
-    """A node whose power was cut cannot remove its folder, and what was there is still on the disk."""
+    """A node that loses its power cannot remove its folder, which stays on its disk."""
     with contextlib.suppress(AssertionError):
         nothing_is_left(slurm, job, 4.0)
     run = run_id(slurm.output(job))

@@ -1,4 +1,4 @@
-"""``--port-range``: where the daemons of a run, the stores of its groups and its workers listen."""
+"""``--port-range``: ports of a run's daemons, stores and workers."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Terminal(io.StringIO):
 
 
 def tell(report: Report) -> None:
-    """The story of a run."""
+    """Report the events of a run."""
     report.begin("0a1b2c3d", [Node("a"), Node("b"), Node("localhost", hidden=True)], "/tmp/logs")
     report.node(1, "reached", after=0.2, py="3.11.7")
     report.node(0, "failed", "ssh: no [way]\ntry: x")

@@ -25,7 +25,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Files to complete, where the shell is."""
+    """Files to complete, in the shell's working directory."""
     (tmp_path / "train.py").touch()
     (tmp_path / "job.yaml").touch()
     (tmp_path / "data").mkdir()
@@ -39,7 +39,7 @@ def script_of(command: str, shell: str, capsys: pytest.CaptureFixture[str]) -> s
 
 
 def completed(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> set[str]:
-    """What bash offers for the last word of a line."""
+    """Return bash's proposals for the last word of a line."""
     words = line.split(" ")
     (folder / "script").write_text(script_of(words[0], "bash", capsys))
     command = ["bash", "--norc", "--noprofile", "-c", ASKED, "bash", "script", *words]

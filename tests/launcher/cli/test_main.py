@@ -1,4 +1,4 @@
-"""``rlinf-launch`` as a user meets it: words in, exit code and text out; the nodes are fakes."""
+"""``rlinf-launch`` from the user's view: words in, exit code and text out; the nodes are fakes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def run(stage: Stage, *words: str, **options: Any) -> subprocess.CompletedProces
 def started(
     stage: Stage, *words: str, command: tuple[str, ...] = (), **options: Any
 ) -> Iterator[subprocess.Popen[str]]:
-    """A launcher whose script has written that it is running."""
+    """A launcher whose script has reported that it is running."""
     options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     argv = [*command, *stage.launcher(*words)]
     with subprocess.Popen(argv, cwd=CHECKOUT, env=stage.environ, text=True, **options) as process:

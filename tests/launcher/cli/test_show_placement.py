@@ -1,4 +1,4 @@
-"""``--show-placement``: who would be where, as a table, as JSON, and as a drawing; nothing is started."""
+"""``--show-placement``: a planned placement as a table, as JSON and as a drawing; nothing is started."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NODE              DEVICE    actor  inference  rollout  env  agent  arm
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a job and hosts, which is where the launcher runs."""
+    """Working directory of the launcher, with a job and hosts."""
     monkeypatch.chdir(tmp_path)
     Path("job.yaml").write_text(JOB)
     Path("hosts").write_text(HOSTS)

@@ -1,4 +1,4 @@
-"""Nodes of a Slurm job, from its variables and what scontrol tells; the choice between srun and ssh."""
+"""Nodes of a Slurm job, from its variables and scontrol; the choice between srun and ssh."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def gpus(text: str) -> list[int | None]:
 
 @pytest.fixture
 def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A srun, and a scontrol that fails."""
+    """Put an srun, and a scontrol that fails, on the PATH."""
     for name in ("srun", "scontrol"):
         (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
         (tmp_path / name).chmod(0o755)

@@ -1,4 +1,4 @@
-"""An operator at the socket of a daemon that is not ready for questions."""
+"""Operators at the socket of a daemon that is not ready for requests."""
 
 from __future__ import annotations
 

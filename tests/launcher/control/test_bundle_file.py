@@ -1,4 +1,4 @@
-"""Bundles as files: what is written is read, for the user's eyes only; what is no bundle is refused."""
+"""Bundles as files: written for their owner only, read back unchanged, and refused if malformed."""
 
 from __future__ import annotations
 

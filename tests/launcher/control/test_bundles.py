@@ -1,4 +1,4 @@
-"""Bundles of real runs: of one that stands still, of one that was killed whole, of those that fail."""
+"""Bundles of real runs: a stuck one, one that was killed completely, failed ones."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def places() -> list[Path]:
 
 
 def bundle(path: Path, *words: str) -> RecordedRun:
-    """What the command has kept."""
+    """Return the bundle that the command has written."""
     assert main(["--run-dir", str(places()[0]), "bundle", "--output", str(path), *words]) == 0
     return read_bundle(path).recorded()
 
 
 def open_operations(run: RecordedRun) -> dict[str, set[tuple[EventKind, str]]]:
-    """By process: what has begun and not ended."""
+    """Return the open operations by process."""
     found = {}
     for ring in run.rings:
         ended = {event.operation for event in ring.events if event.phase in (Phase.END, Phase.FAILED)}
@@ -77,7 +77,7 @@ STANDING = {
 
 @pytest.fixture(scope="module")
 def launcher() -> Iterator[subprocess.Popen[str]]:
-    """Of a run with two nodes and a rank on each; the driver's loop is blocked."""
+    """A run with two nodes, a rank on each, and a driver with a blocked loop."""
     with standing_run("--local-nodes", "2", "--fake-gpus", "1") as launcher:
         yield launcher
 
@@ -164,7 +164,7 @@ async def test_a_remote_log_is_copied_from_its_last_lines_on(run: LocalRun, tmp_
 def test_a_completely_killed_run_is_told_by_its_files(
     launcher: subprocess.Popen[str], run: LocalRun, tmp_path: Path
 ) -> None:
-    """The last one of this run: it ends what the others look at."""
+    """Last test of this run: it ends the run."""
     processes = [psutil.Process(launcher.pid), *psutil.Process(launcher.pid).children(recursive=True)]
     for number in (signal.SIGSTOP, signal.SIGKILL):  # so that none hears of another's end
         for process in processes:
@@ -182,7 +182,7 @@ def test_a_completely_killed_run_is_told_by_its_files(
 
 
 def launched(tmp_path: Path, script: str, *words: str, **environ: str) -> tuple[int, str, Path]:
-    """Exit code, what the launcher said, and the bundle that it has kept."""
+    """Return the exit code, the launcher's output and the bundle."""
     (tmp_path / "train.py").write_text(script)
     command = [sys.executable, "-m", "rlinf_launcher", *words, str(tmp_path / "train.py")]
     environ = {**os.environ, "PYTHONPATH": str(CHECKOUT), **environ}

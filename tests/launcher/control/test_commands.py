@@ -33,7 +33,7 @@ def places() -> list[Path]:
 
 @pytest.fixture(scope="module")
 def launcher() -> Iterator[subprocess.Popen[str]]:
-    """Of a run with two nodes and a rank on each; the driver's loop is blocked."""
+    """A run with two nodes, a rank on each, and a driver with a blocked loop."""
     with standing_run("--local-nodes", "2", "--fake-gpus", "1") as launcher:
         yield launcher
 
@@ -45,7 +45,7 @@ def run(launcher: subprocess.Popen[str]) -> LocalRun:
 
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs a command; exit code, stdout and stderr."""
+    """Run a command; return exit code, stdout and stderr."""
 
     def command(*words: str) -> tuple[int, str, str]:
         code = main(["--run-dir", str(places()[0]), *words])
@@ -267,7 +267,7 @@ async def _restarts_of(group: Any) -> list[int]:
 def test_ranks_are_killed_and_the_launcher_ends_the_run(
     launcher: subprocess.Popen[str], run: LocalRun, said: Any
 ) -> None:
-    """The last one: it ends what the others look at."""
+    """Last test of this run: it ends the run."""
     assert launcher.stdin is not None
     words = ["--run-dir", str(places()[0]), "logs", "-f", "--run", run.run, "rollout"]
     with subprocess.Popen([sys.executable, "-c", CONTROL, *words], stdout=subprocess.PIPE, text=True) as follower:

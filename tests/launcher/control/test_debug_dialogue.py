@@ -1,4 +1,4 @@
-"""The operator's side of a debugger of several ranks: who is asked, and how answers are shown."""
+"""The operator's side of a debugger of several ranks: asked ranks, and their answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Last lines of logs, and those that follow."""
+"""Last lines of logs, and further lines as they are written."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_line_of_many_blocks_is_one_line(tmp_path: Path) -> None:
 
 
 def kept(folder: Path, **logs: bytes) -> LocalRun:
-    """An ended run, whose other node has its files elsewhere; by group what rank 0 has written."""
+    """Return an ended run with rank 0's output by group; another node has its files elsewhere."""
     (folder / "recorder").mkdir()
     peer = {"node": 1, "name": "gpu1", "host": "vm1", "logs": "/logs"}
     (folder / "recorder/node-0.json").write_bytes(made_node(0, peers=[peer]))
@@ -138,7 +138,7 @@ def test_of_empty_logs_all_ranks_are_named(tmp_path: Path, capsys: pytest.Captur
 
 
 class FarDaemon:
-    """An attachment to a daemon that reads from bytes, and is lost after so many reads."""
+    """Attachment to a daemon that serves bytes, and is lost after a number of reads."""
 
     def __init__(self, data: bytes, reads: int) -> None:
         self.data = data

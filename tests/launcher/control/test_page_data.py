@@ -1,4 +1,4 @@
-"""Messages of the page: what a page keeps and what is new are together what there is."""
+"""Messages of the page: kept and new data together are the whole."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run_of(*rings: RingContents, taken_at: float = EPOCH + 100.0, is_alive: bool
 
 
 def kept(process: dict[str, Any], name: str, width: int, message: dict[str, Any]) -> list[list[float]]:
-    """As ``joined`` in model.js: rows of what a page has and of what it is sent, in the order of their begins."""
+    """Join the rows of a page with those of a message, by their begin, as ``joined`` in model.js."""
     rows = [process[name][at : at + width] for at in range(0, len(process[name]), width)]
     new = [message[name][at : at + width] for at in range(0, len(message[name]), width)]
     since, first = message["since"], message["first"]

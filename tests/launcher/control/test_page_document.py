@@ -1,4 +1,4 @@
-"""The page's document: data that is no markup, one script and one style that its policy lets in, no other address."""
+"""The page's document: data without markup, one script and one style that its policy admits, no other address."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def written(folders: pytest.TempPathFactory, events: int) -> str:
-    """The address of a page on the disk, with all its data."""
+    """Return the address of a page on the disk, with all its data."""
     run = made_run(events)
     assert sum(len(ring.events) for ring in run.rings) >= events
     path = folders.mktemp("page") / "run.html"
@@ -74,7 +74,7 @@ def shown(page: Page, address: str, **window: Any) -> None:
 
 
 def canvas(page: Page) -> tuple[float, float, float]:
-    """Left, top and width of the timelines."""
+    """Return left, top and width of the timelines."""
     box = page.evaluate(
         "(({left, top, width}) => [left, top, width])(document.getElementById('canvas').getBoundingClientRect())"
     )

@@ -1,4 +1,4 @@
-"""The page's server: who gets in, and what becomes of clients that are slow, silent or gone."""
+"""The page's server: admission, and clients that are slow, silent or gone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests._support.made_run import made_run
 
 
 class HandFed:
-    """A feed of which the test says what is new."""
+    """Feed with updates by the test."""
 
     def __init__(self) -> None:
         self.data = PageData()

@@ -41,7 +41,7 @@ def run(launcher: subprocess.Popen[str]) -> LocalRun:
 
 @contextlib.contextmanager
 def page(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command as an operator starts it, and the address that it prints."""
+    """Start the command; return it with the address that it prints."""
     command = [sys.executable, "-c", CONTROL, "--run-dir", str(places()[0]), "page", "--json", *words]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **streams) as process:
@@ -112,7 +112,7 @@ def test_a_port_that_is_taken_is_an_error(run: LocalRun) -> None:
 
 
 def test_a_live_page_has_news_until_its_run_has_ended(launcher: subprocess.Popen[str], run: LocalRun) -> None:
-    """Last: it ends the run."""
+    """Last test of this run: it ends the run."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with page(run.run) as (process, address):
         assert embedded(get(address)) is None

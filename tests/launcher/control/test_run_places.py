@@ -1,4 +1,4 @@
-"""Runs are found by their directories, and told from those that have ended."""
+"""Runs found by their directories, and distinguished from ended ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def place() -> Iterator[Path]:
 
 
 def node(place: Path, name: str, number: int = 0) -> socket.socket:
-    """A node's socket, where its daemon would listen."""
+    """Return a node's socket in the place of a daemon's."""
     directory = place / name / f"node-{number}"
     directory.mkdir(parents=True, mode=0o700)
     return listen(str(directory / "node.sock"))

@@ -1,4 +1,4 @@
-"""``RunSnapshot`` read from the files of a run: whole ones, torn ones, those of other runs, none."""
+"""``RunSnapshot`` read from the files of a run: complete ones, torn ones, those of other runs, none."""
 
 from __future__ import annotations
 

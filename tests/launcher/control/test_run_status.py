@@ -1,4 +1,4 @@
-"""Tables of ``rlinf-ctl status`` that are made of what several processes have."""
+"""Tables of ``rlinf-ctl status`` that combine several processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups and ranks are chosen by words."""
+"""Choice of groups and ranks by words."""
 
 from __future__ import annotations
 

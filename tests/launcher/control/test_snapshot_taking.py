@@ -1,4 +1,4 @@
-"""Looks at runs that do not answer: whether they have ended, and which of their files are missing."""
+"""Snapshots of runs that do not answer: their state, and missing files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests._support.made_snapshots import RUN, made_group, made_node, made_ring
 
 @pytest.fixture
 def run() -> Iterator[LocalRun]:
-    """A run with files beside its logs, and with the place of a socket that nothing listens at."""
+    """Return a run with files beside its logs, and with the place of a socket without a listener."""
     with tempfile.TemporaryDirectory(prefix="rlp-") as name:  # short: a socket's path has 108 bytes
         logs = Path(name) / "logs"
         (logs / "recorder").mkdir(parents=True)

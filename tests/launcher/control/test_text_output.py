@@ -1,4 +1,4 @@
-"""Tables, ages and sizes; nothing of a worker's moves the cursor."""
+"""Tables, ages and sizes; output of workers cannot move the cursor."""
 
 from __future__ import annotations
 

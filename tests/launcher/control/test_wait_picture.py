@@ -1,4 +1,4 @@
-"""Picture of the waits: alike ranks are one box, things that are waited for too, and circles have a place for each."""
+"""Picture of the waits: one box for similar ranks, boxes for resources, and places in cycles."""
 
 from __future__ import annotations
 

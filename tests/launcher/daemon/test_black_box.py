@@ -1,4 +1,4 @@
-"""Black boxes of nodes: lines that outlive kills and full disks, and no secrets in them."""
+"""Black boxes of nodes: lines that survive kills and full disks, without secrets."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ SIZE = 100_000
 
 
 class Process:
-    """A process of this node: it has an endpoint, and remembers what it is sent."""
+    """A process of this node with an endpoint; records the frames that it gets."""
 
     def __init__(self, channels: Daemon, role: str = "worker") -> None:
         self.endpoint: Endpoint = channels.router.new_endpoint(role)
@@ -52,7 +52,7 @@ class Process:
             os.close(fd)
 
     def heard(self) -> list[Any]:
-        """What it was told since it was last asked: (word, facts), and ("give", number, body) of single items."""
+        """Return new messages as (word, facts), and single items as ("give", number, body)."""
         sent, self.sent = self.sent, []
         heard: list[Any] = []
         for frame in sent:
@@ -65,7 +65,7 @@ class Process:
         return heard
 
     def read_available(self) -> None:
-        """Says what it had said, and nobody has read yet."""
+        """Send the frames that were queued on its socket."""
         unread, self.unread = self.unread, []
         for body in unread:
             self.put(body, frames.SENT)
@@ -89,7 +89,7 @@ class Process:
         return self._said
 
     def takes(self, *gets: int) -> None:
-        """Say that it has all items of these gets."""
+        """Confirm all items of these gets."""
         self.tell("taken", [[get, 1 << 20] for get in gets])
 
     def tell(self, what: str, facts: Any) -> None:
@@ -124,7 +124,7 @@ async def daemon() -> Daemon:
 
 
 async def turn() -> None:
-    """The loop's turn ends."""
+    """Let the loop's turn end."""
     await asyncio.sleep(0)
     await asyncio.sleep(0)
 
@@ -347,7 +347,7 @@ async def test_a_closed_channel_is_gone_with_its_last_item(daemon: Daemon) -> No
 
 
 async def known(daemon: Daemon, process: Process) -> None:
-    """The process has put something, so that its socket is read before questions are answered."""
+    """Put an item, so that the process's socket is read before questions are answered."""
     process.put(b"first")
     await turn()
     process.heard()

@@ -1,4 +1,4 @@
-"""Faults around a daemon: they end nothing, hang nothing and leave nothing behind."""
+"""Faults around a daemon, which must neither end nor block it, nor leave anything behind."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Link:
 
 
 class Client:
-    """A process of this node, as far as a router knows it: what it is sent is remembered."""
+    """A process of this node as a router knows it; records the frames that it gets."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -120,7 +120,7 @@ async def test_a_node_lost_within_a_body_keeps_neither_side(
 
 
 async def test_gone_comes_after_everything_that_the_process_sent() -> None:
-    """The body of an item is still on its way, and behind it the word which items the process has taken."""
+    """The body of an item is in transfer, followed by the process's confirmation of items."""
     came: list[int] = []
 
     def on_frame(node_link: NodeLink, frame: list[Any], fds: list[int]) -> None:
@@ -253,7 +253,7 @@ def open_files() -> int:
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Templates]:
-    """Templates whose process is no Python, and never says anything."""
+    """Templates whose process is not Python, and is silent."""
     with contextlib.closing(Templates("/bin/cat", dict(os.environ), open_files=1024)) as made:
         yield made
 
@@ -387,7 +387,7 @@ async def test_who_attaches_later_is_told_which_nodes_are_lost(tmp_path: Path) -
 
 
 class Forker:
-    """Stands in for a template: its workers do nothing."""
+    """Replacement of a template; its workers do nothing."""
 
     def __init__(self, fail_after: int = 1000) -> None:
         self.may = asyncio.Event()
@@ -482,7 +482,7 @@ async def test_of_a_failed_spawn_no_worker_is_left(tmp_path: Path) -> None:
 
 
 def test_a_run_survives_floods_a_dead_template_and_odd_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One run for all, because a run takes a second."""
+    """One run for all tests, because a start takes a second."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     monkeypatch.setitem(os.environ, "ODD", "caf\udce9")
     with Cluster(num_nodes=1, log_to_driver=False) as cluster:

@@ -1,4 +1,4 @@
-"""Lines between operators and ranks, and what processes hear of ranks in the debugger; without a node."""
+"""Lines between operators and ranks, and events about ranks in the debugger; without a node."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Relay:
         await self.relay.rank_stopped(Requester(source, 1), operation)
 
     def heard(self) -> list[tuple[int, str, Any]]:
-        """To whom, which event, and its word."""
+        """Return new events as target, name and word."""
         told = [
             (target, what, facts.get("what") or facts.get("state") or facts["where"])
             for target, what, facts in self.told

@@ -1,4 +1,4 @@
-"""A close of a durable experience; a trainer that ends or is lost: its story, and whether producers wait on."""
+"""Durable experiences at their close; ends and losses of a trainer, and their waiting producers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KILLED = {"group": "trainer", "rank": 0, "node": "one", "pid": 3, "verdict": "wa
 
 
 class Daemon:
-    """A daemon with one experience, whose questions the test answers."""
+    """A daemon with one experience; the test answers its requests."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Frames that a node link holds back: order per source, whenever their bodies arrive."""
+"""Frames held back by a node link: in order per source, whenever their bodies arrive."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_frames_keep_their_sources_order_whenever_bodies_arrive(
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 2), st.booleans()), max_size=40), st.data())
 def test_replies_keep_their_order_and_the_end_is_last(sent: list[tuple[int, int, bool]], data: st.DataObject) -> None:
-    """Branch 0 stands for what is no answer."""
+    """Branch 0 means a frame that is not a reply."""
     holdback = Holdback()
     passed: list[tuple[int, int, int]] = []
     transfers = [number for number, (*_, large) in enumerate(sent) if large]

@@ -1,4 +1,4 @@
-"""Requests that start workers of a group, and the group's end, a death or another request between their steps."""
+"""Requests that start workers of a group, interleaved with its end, a death or another request."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def close(service: DaemonService, number: int = 1) -> None:
 
 
 async def test_a_failed_spawn_leaves_the_groups_other_workers(tmp_path: Path) -> None:
-    """Of two settings on one node, say, of which one names no interpreter."""
+    """Of two settings on one node, one names no interpreter."""
     slow, broken = Forker(), Forker(fail_after=0)
     broken.may.set()
     service = new_service(tmp_path, new_router(), slow)

@@ -1,4 +1,4 @@
-"""The guardian: ends a daemon that does not do its part, and the scripts of its node, and nothing else."""
+"""The guardian: kills a silent daemon and its node's scripts, and nothing else."""
 
 from __future__ import annotations
 

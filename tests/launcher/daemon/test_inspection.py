@@ -1,4 +1,4 @@
-"""Reports of a daemon's processes: ones that answer, lie, stop, end or are silent, with recording connections."""
+"""Reports of processes that answer, lie, stop, end or are silent, with recording connections."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Daemon:
         return asyncio.create_task(self.inspect(*parts))
 
     async def tell(self, endpoint: Endpoint, activities: Any, turn: int = 0) -> None:
-        """Answers the last question that the process was asked."""
+        """Answer the process's last question."""
         operation = operations.Inspected(turn or rounds_of(endpoint)[-1], activities)
         await self.inspection.inspected(Requester(endpoint.id, 1), operation)
 
@@ -98,13 +98,13 @@ async def daemon() -> Daemon:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silent processes are given up soon."""
+    """Shorten the timeout for silent processes."""
     monkeypatch.setenv(settings.INSPECTION_TIMEOUT_S.variable, "0.1")
     monkeypatch.setattr(stack_reader, "TIMEOUT_S", 0.2)
 
 
 def rounds_of(endpoint: Endpoint) -> list[int]:
-    """The rounds in which a process was asked."""
+    """Return the rounds in which a process was asked."""
     events = [frame for frame in endpoint.connection.frames if frame[4] == "inspect"]  # type: ignore[union-attr]
     return [event[5]["round"] for event in events]
 

@@ -1,4 +1,4 @@
-"""Processes that a dead worker has left, told from those of others."""
+"""Leftovers of a dead worker, distinguished from other processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlinf_launcher.daemon.leftovers import Leftovers
 
 @contextmanager
 def started(environment: dict[str, str], *command: str) -> Iterator[int]:
-    """A process in a session of its own, which runs its program already: before that it has no environment."""
+    """Start a process in its own session; return once it has exec'ed and has an environment."""
     pipe = subprocess.PIPE
     command = command or ("/bin/cat",)
     with subprocess.Popen(command, env=environment, start_new_session=True, stdin=pipe, stdout=pipe) as process:

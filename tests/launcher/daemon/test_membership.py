@@ -1,4 +1,4 @@
-"""One view of who is lost: node 0's word, and nothing before it."""
+"""One view of lost nodes: node 0's decisions, and nothing before them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Link:
 
 
 class Daemon:
-    """What a daemon has to know of the others, and what it does about them."""
+    """Membership of one daemon, with recorded consequences."""
 
     def __init__(self, node: int) -> None:
         self.lost: list[tuple[int, int]] = []
@@ -82,12 +82,12 @@ async def run_of(count: int) -> list[Daemon]:
 
 
 def cut(one: Daemon, other: Daemon) -> None:
-    """Nothing crosses between the two; neither knows of it yet."""
+    """Cut the connection between two nodes; neither knows yet."""
     one.links[other.router.node].far = other.links[one.router.node].far = None
 
 
 def end(one: Daemon, other: Daemon, *, peer_has_ended: bool = False) -> None:
-    """The lease of their link is over by this one's clock, or the other one is known to be gone."""
+    """Expire a link's lease on one side, or report the other side as ended."""
     link = one.links[other.router.node]
     link.far, link.peer_has_ended = None, peer_has_ended
     link.on_lost("no sign of life")

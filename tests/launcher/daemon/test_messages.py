@@ -21,7 +21,7 @@ FACTS = [0, 0, 1, 0, None, 100, None]
 
 
 class Wire:
-    """A connection, or a node_link, that keeps what it is sent."""
+    """A connection, or a node link, that records what it sends."""
 
     lost: str | None = None
 
@@ -192,7 +192,7 @@ async def test_an_end_that_has_been_is_told_at_once(house: House) -> None:
 
 
 async def test_a_watcher_of_a_replaced_worker_learns_its_death(house: House) -> None:
-    """And not that its group was closed: the rank is about to be back."""
+    """The watcher must not be told that the group was closed: the rank comes back."""
     (dead, _), (watcher, wire) = house.worker(), house.worker()
     dead.exit_report = frames.pack({"rank": 1, "returns": True})
     house.router.replaced[dead.number] = house.router.endpoints.pop(dead.number)

@@ -1,4 +1,4 @@
-"""Prometheus text of the answers of nodes, and the address at which it is served."""
+"""Prometheus text of nodes' answers, and the address of its server."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def answers() -> Answers:
 
 
 def scraped(text: bytes) -> dict[str, dict[str, float]]:
-    """By metric and the values of its labels, in the order of their names."""
+    """Return values by metric and label values, in the order of the labels' names."""
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:

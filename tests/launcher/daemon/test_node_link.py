@@ -1,4 +1,4 @@
-"""Bodies from another node for which this one is short of something."""
+"""Bodies from another node at a lack of local resources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of one node: devices, processes with and without rings, and a bound on what they have in these."""
+"""Metrics of one node: devices, processes with and without rings, and a bound on their cells."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlinf_launcher.daemon.router import Router
 
 
 class TwoGpus:
-    """Probes of a node with a GPU and a MIG slice, whose work is not known."""
+    """Probes of a node with a GPU and a MIG slice of unknown load."""
 
     async def device_use(self, timeout: float) -> dict[str, Any]:
         return {"0": {"used": 5, "memory": 10, "percent": 25}, "MIG-1": {"used": 1, "memory": 2}}

@@ -41,7 +41,7 @@ def small_cgroup() -> Iterator[Path]:
 
 
 def run_out_of_memory(cgroup: Path) -> int:
-    """The pid of a process that the kernel has killed for want of memory."""
+    """Return the pid of a process that the kernel has killed for lack of memory."""
     join = f"open({str(cgroup / 'cgroup.procs')!r}, 'w').write('0')"
     process = subprocess.Popen([sys.executable, "-c", f"{join}\n{GREEDY}"])
     assert process.wait(20) == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""Ports of a node that are free, and those that are leased."""
+"""Free and leased ports of a node."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ GUESSED = {
 
 
 def answering(tmp_path: Path, answer: str) -> Probes:
-    """Asks an interpreter that always says the same."""
+    """Ask an interpreter with a constant answer."""
     stub = tmp_path / "python"
     stub.write_text(f"#!/bin/sh\ncat > /dev/null\n{answer}\n")
     stub.chmod(0o755)

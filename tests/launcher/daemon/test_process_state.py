@@ -1,4 +1,4 @@
-"""States of processes as ``/proc`` has them, of real children."""
+"""States of real children, from ``/proc``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlinf_launcher.daemon.process_state import (
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that waits, and becomes ``cat`` when it is told a line."""
+    """A process that waits, and becomes ``cat`` after a line on its stdin."""
     program = "import os; print(flush=True); os.read(0, 1); os.execvp('cat', ['cat'])"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

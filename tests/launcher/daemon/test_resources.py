@@ -109,7 +109,7 @@ def test_this_machine_has_a_cpu() -> None:
 
 
 class Address(NamedTuple):
-    """What psutil tells of one address, as far as it is read."""
+    """One address of psutil, as far as it is used."""
 
     family: int
     address: str

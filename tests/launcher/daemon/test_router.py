@@ -1,4 +1,4 @@
-"""Router: workers with direct sockets, and answers relayed after a broken one."""
+"""The router: direct sockets, replies relayed after a broken one, requests of daemons."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_direct_sockets_are_bounded_per_node(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Sent:
-    """A connection that remembers what it was given."""
+    """A connection that records what it sends."""
 
     def __init__(self) -> None:
         self.frames: list[Any] = []

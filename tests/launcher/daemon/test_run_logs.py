@@ -1,4 +1,4 @@
-"""Log directories of runs: ownership, and removal of old ones."""
+"""Log directories of runs: ownership, and pruning of old ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Open = Callable[..., RunLogs]
 
 @pytest.fixture
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Opens the logs of a run below ``tmp_path / "tmp"``."""
+    """Return a function that opens the logs of a run below ``tmp_path / "tmp"``."""
     base = tmp_path / "tmp"
     base.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(base))

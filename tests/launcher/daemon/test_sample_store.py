@@ -1,4 +1,4 @@
-"""The file of a durable experience and its thread: whatever goes wrong there is told, and the counts stay."""
+"""The file of a durable experience and its thread: reported errors, and persistent counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlinf_launcher.daemon.sample_store import SampleStore, dropped_of
 
 
 class Store:
-    """A store, and what it has said of changes."""
+    """A store, and its reports about changes."""
 
     def __init__(self, path: str) -> None:
         self.said: asyncio.Queue[Any] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""Span logs, written by processes and read by daemons: all that was written, in memory that is bounded."""
+"""Span logs, written by processes and read by daemons: complete, in bounded memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Pair:
         self.tail = SpanTail(path)
 
     def read(self) -> tuple[list[Any], int]:
-        """Spans, and how many are missing."""
+        """Return the new spans, and the number of missing ones."""
         spans, missing = [], 0
         self.path.write_bytes(self.memory)  # in a run it is a mapping of the file
         self.tail.aim()

@@ -1,4 +1,4 @@
-"""Stacks of processes that do not answer: real ones, and those from which none can be had."""
+"""Stacks of processes that do not answer, and processes without stacks."""
 
 from __future__ import annotations
 

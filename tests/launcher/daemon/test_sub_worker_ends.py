@@ -1,4 +1,4 @@
-"""Ends of workers' subprocesses, as far as a daemon keeps them."""
+"""Ends of workers' subprocesses that a daemon keeps."""
 
 from __future__ import annotations
 

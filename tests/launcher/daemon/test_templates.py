@@ -29,7 +29,7 @@ NODE = {"HOME": "/root", "OMP_NUM_THREADS": "2", "LD_LIBRARY_PATH": "/lib"}
 
 
 class Made:
-    """A template that only tells which environment it was given."""
+    """A template that only records its environment."""
 
     dead = is_closed = False
 
@@ -103,7 +103,7 @@ async def test_a_cancelled_order_is_not_sent_and_delays_no_other() -> None:
 
 
 class Short:
-    """A socket for which the kernel has no memory at first."""
+    """A socket for which the kernel lacks memory at first."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -241,7 +241,7 @@ def test_launches_share_imports_where_these_see_the_same(
 
 
 class Importer:
-    """Stands in for a template that has imported modules, or has refused to."""
+    """Replacement of a template that has imported modules, or has refused to."""
 
     dead = False
     users = 0

@@ -66,7 +66,7 @@ class Nodes:
         return Trace(self.logs / "trace.json")
 
     def record(self, node: int, number: int, *names: str, run: str = "run") -> None:
-        """Leave the span log of a process, with spans of these names."""
+        """Write the span log of a process, with spans of these names."""
         endpoint = frames.endpoint(node, number)
         identity = {"process": f"{node}:{number}", "run": run, "node": node, "endpoint": endpoint, "pid": 1}
         memory = bytearray(RECORDS_AT + (1 << 16))

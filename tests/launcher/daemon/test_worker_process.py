@@ -1,4 +1,4 @@
-"""A worker as the daemon's child, which sleeps."""
+"""A worker as the daemon's child; here a process that sleeps."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rlinf_launcher.daemon.worker_process import WorkerProcess, WorkerSetup
 
 
 class Sleeper:
-    """Stands in for a template."""
+    """Replacement of a template."""
 
     async def fork(self, spec: Mapping[str, Any], fds: Sequence[int]) -> int:
         return os.posix_spawn("/bin/sleep", ["sleep", "600"], spec["env"], setpgroup=0)
 
 
 class Ending:
-    """Stands in for a process that ends only when it is killed; a stopped one has an odd pid."""
+    """Replacement of a process that ends only by SIGKILL; a stopped one has an odd pid."""
 
     setup = SimpleNamespace(name="g:0")
     exit_status: str | None = None

@@ -52,7 +52,7 @@ def test_devices_are_declared_on_every_host_that_says_nothing_itself() -> None:
 
 
 def here(words: Sequence[str], text: str = "localhost\n") -> list[tuple[str, str]]:
-    """Nodes of this machine, and their interpreters."""
+    """Return the nodes of this machine, with their interpreters."""
     nodes = plan(parse_hosts(text), parse([*words, "x.py"], {}))
     return [(node.name, node.connector.python) for node in nodes if isinstance(node.connector, LocalConnector)]
 

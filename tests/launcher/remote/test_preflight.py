@@ -71,11 +71,11 @@ class Far:
         self._process.send_signal(number)
 
     def gives_up(self) -> int:
-        """Its exit code, although its stdin is still open."""
+        """Return the exit code; stdin stays open."""
         return self._process.wait(20)
 
     def ends(self) -> tuple[int, str]:
-        """After the end of its stdin: exit code, and what else it said."""
+        """Close stdin; return exit code and output."""
         out, _ = self._process.communicate(timeout=20)
         return self._process.returncode, out.decode()
 
@@ -116,7 +116,7 @@ def missing(answer: dict[str, Any]) -> dict[str, str]:
 
 
 def tar_of(*members: tuple[str, bytes | str | None]) -> bytes:
-    """Files (bytes), links (their target), folders (None)."""
+    """Return an archive of files (bytes), links (their target) and folders (None)."""
     sink = io.BytesIO()
     with tarfile.open(fileobj=sink, mode="w:gz") as tar:
         for name, content in members:

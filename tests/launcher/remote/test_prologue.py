@@ -1,4 +1,4 @@
-"""``--prologue``: what of it reaches the interpreter, and how its failures are told."""
+"""``--prologue``: its effect on the interpreter, and its failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command lines for Slurm's srun, and its complaints in plain words."""
+"""Command lines for Slurm's srun, and explanations of its errors."""
 
 from __future__ import annotations
 

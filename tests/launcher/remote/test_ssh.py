@@ -1,4 +1,4 @@
-"""Command lines for the system's ssh, and its complaints in plain words."""
+"""Command lines for the system's ssh, and explanations of its errors."""
 
 from __future__ import annotations
 

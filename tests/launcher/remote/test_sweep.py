@@ -1,4 +1,4 @@
-"""Sweeps of live runs: refused; by force they end, and the launcher says by whom."""
+"""Sweeps of live runs: refused, or forced with a reason for the launcher."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_all_sweeps_know_the_same_trackers() -> None:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A path that is too long for a socket."""
+    """Return a path that is too long for a socket."""
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
     return folder / "node.sock"
