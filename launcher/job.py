@@ -178,11 +178,11 @@ class Job:
         """Return this machine's part of the run; None if nothing was started, or its logs end with the run."""
         from .control.run_places import LocalRun
 
-        here = [self._peers[node.rank] for node in self._nodes if node.is_here and self._peers]
-        logs = Path(here[0]["log_dir"]) if here and here[0]["log_dir"] else None
-        if logs is None or logs.is_relative_to(Path(here[0]["socket"]).parent) or not logs.is_dir():
+        local_peers = [self._peers[node.rank] for node in self._nodes if node.is_here and self._peers]
+        logs = Path(local_peers[0]["log_dir"]) if local_peers and local_peers[0]["log_dir"] else None
+        if logs is None or logs.is_relative_to(Path(local_peers[0]["socket"]).parent) or not logs.is_dir():
             return None
-        sockets = {peer["node"]: Path(peer["socket"]) for peer in here}
+        sockets = {peer["node"]: Path(peer["socket"]) for peer in local_peers}
         return LocalRun(self.run_id, time.time(), sockets, is_alive=self._phase != "stopping", logs=logs)
 
     async def _end_once_expired(self) -> None:

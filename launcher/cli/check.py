@@ -86,9 +86,9 @@ def _look_for_script(
     nodes: Sequence[PlannedNode], options: Options, failures: dict[int, str], checked: Mapping[int, list[str]]
 ) -> None:
     """Check for the script on this machine, where it runs; in a run Python itself reports a missing one."""
-    here = next(node.rank for node in nodes if node.is_here)
-    if options.script is None or options.module or not checked[here]:
+    rank = next(node.rank for node in nodes if node.is_here)
+    if options.script is None or options.module or not checked[rank]:
         return
-    checked[here].append(f"script {options.script}")
+    checked[rank].append(f"script {options.script}")
     if script_is_missing(options):
-        failures[here] = "\n".join(filter(None, [failures.get(here), missing_script_text(options)]))
+        failures[rank] = "\n".join(filter(None, [failures.get(rank), missing_script_text(options)]))

@@ -191,9 +191,9 @@ def chosen_logs(
         raise NoSuchRun(f"there is no rank {min(absent)} of group {group!r}, and no log of it")
     if not files:
         _refuse_missing_folder(group, log_dir, is_known=group in known)
-        there = ", ".join(sorted({each for each in known if each != DIRECTORY})) or "none"
+        known_groups = ", ".join(sorted({each for each in known if each != DIRECTORY})) or "none"
         hint = "; what a driver writes is where it was started" if group == "driver" else ""
-        raise NoSuchRun(f"there is no group {group!r}, and no log of it in {log_dir}; there are: {there}{hint}")
+        raise NoSuchRun(f"there is no group {group!r}, and no log of it in {log_dir}; there are: {known_groups}{hint}")
     return [file for file in files if ranks is None or file.rank in ranks]
 
 

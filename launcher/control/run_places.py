@@ -60,10 +60,10 @@ class LocalRun:
 
     def __str__(self) -> str:
         nodes = ", ".join(f"node {node}" for node in sorted(self.sockets))
-        here = f"{nodes} here" if nodes else f"logs in {self.logs}"
+        location = f"{nodes} here" if nodes else f"logs in {self.logs}"
         script = f", {self.script}" if self.script else ""
         state = f"alive, since {self.since_text}" if self.is_alive else end_text(self)
-        return f"{self.run}  {state}, {here}{script}"
+        return f"{self.run}  {state}, {location}{script}"
 
 
 def clock_text(seconds: float) -> str:

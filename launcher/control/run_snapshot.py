@@ -72,12 +72,12 @@ class RunSnapshot:
     def lost_nodes(self) -> dict[str, str]:
         """Return places of files by node that other nodes knew of and that has no file here."""
         nodes = list(self._nodes({}))
-        here = {node.get("node") for node in nodes}
+        known = {node.get("node") for node in nodes}
         return {
             f"node {peer['node']} ({peer['name']})": f"its files are on {peer['host']}, in {peer['logs']}"
             for node in nodes
             for peer in node.get("peers", ())
-            if peer["node"] not in here
+            if peer["node"] not in known
         }
 
     def _rings(self, missing: dict[str, str]) -> Iterator[RingContents]:

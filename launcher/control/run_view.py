@@ -68,8 +68,8 @@ class RunView:
                 raise ConfigError(f"{words!r}: a driver is no group, and has no ranks\n  fix: write driver")
             return self.drivers()
         if group not in groups:
-            there = ", ".join(f"{name}:{span_of(workers)}" for name, workers in groups.items())
-            raise NoSuchRun(f"there is no group {group!r}; there are: {there or 'none'}")
+            known = ", ".join(f"{name}:{span_of(workers)}" for name, workers in groups.items())
+            raise NoSuchRun(f"there is no group {group!r}; there are: {known or 'none'}")
         chosen = [worker for worker in groups[group] if ranks is None or worker.rank in ranks]
         if ranks is not None and (absent := sorted(set(ranks) - {worker.rank for worker in chosen})):
             raise NoSuchRun(f"group {group!r} has no rank {absent[0]}; it has {span_of(groups[group])}")

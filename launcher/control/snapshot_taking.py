@@ -111,8 +111,8 @@ def _note_missing(attachment: Attachment, view: RunView, snapshot: RunSnapshot) 
 
 async def fetch_files(attachment: Attachment, snapshot: RunSnapshot) -> None:
     """Fetch files of nodes on other machines; a path that several nodes have comes from its last writer."""
-    here = attachment.run.sockets
-    answers, _ = await attachment.ask_nodes(lambda node: None if node in here else operations.ListRunFiles())
+    local_nodes = attachment.run.sockets
+    answers, _ = await attachment.ask_nodes(lambda node: None if node in local_nodes else operations.ListRunFiles())
     latest: dict[str, tuple[float, int, RunFile]] = {}
     for node, listing in answers.items():
         for file in (RunFile(*each) for each in listing):

@@ -60,12 +60,16 @@ class HostedChannel:
         """Describe in words the items queued under a key and the waiting requests."""
         items, (puts, gets) = self.queue.size(key), self.queue.waiting(key)
         used = len(self.queue.clients)
-        others = [repr(key_of(each)) for each in self.queue.used if each != key and self.queue.size(each)]
-        more = f" and {len(others) - _MAX_NAMED_KEYS} more" if len(others) > _MAX_NAMED_KEYS else ""
-        there = f"; there are items under {', '.join(others[:_MAX_NAMED_KEYS])}{more}" if others and not items else ""
+        other_keys = [repr(key_of(each)) for each in self.queue.used if each != key and self.queue.size(each)]
+        more = f" and {len(other_keys) - _MAX_NAMED_KEYS} more" if len(other_keys) > _MAX_NAMED_KEYS else ""
+        hint = (
+            f"; there are items under {', '.join(other_keys[:_MAX_NAMED_KEYS])}{more}"
+            if other_keys and not items
+            else ""
+        )
         return (
             f"{items} item{'s' * (items != 1)} under this key, {puts} put{'s' * (puts != 1)} and {gets} "
-            f"get{'s' * (gets != 1)} wait; {used} process{'es' * (used != 1)} use{'s' * (used == 1)} the channel{there}"
+            f"get{'s' * (gets != 1)} wait; {used} process{'es' * (used != 1)} use{'s' * (used == 1)} the channel{hint}"
         )
 
     def ledger(self) -> dict[str, int]:

@@ -55,8 +55,8 @@ class HostedExperience(HostedChannel):
         self._away = 0  # endpoint of the trainer's process that ended last, or of its replacement
         self._is_closed = False  # true if the group of the _away process is closed
         if options.durable:
-            whose = f"experience '{name}' on node {router.node}"
-            self.store = SampleStore(options.durable, whose, loop, self._written)
+            description = f"experience '{name}' on node {router.node}"
+            self.store = SampleStore(options.durable, description, loop, self._written)
 
     async def open(self) -> None:
         """Load the samples of an earlier run.
@@ -241,8 +241,8 @@ class Experiences:
 
     async def _ask_for_publications(self, group: str) -> None:
         """Follow the group's publications on other nodes; an unreachable node reports with its next version."""
-        there = [node_link.node for node_link in self._router.node_links.values() if node_link.over is None]
-        answers = [self._router.ask(node, operations.FollowPublications(group)) for node in there]
+        nodes = [node_link.node for node_link in self._router.node_links.values() if node_link.over is None]
+        answers = [self._router.ask(node, operations.FollowPublications(group)) for node in nodes]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PUBLICATIONS_TIMEOUT_S):
                 for found in await asyncio.gather(*answers, return_exceptions=True):

@@ -83,10 +83,10 @@ def _too_large(spec: Mapping[str, Any], nbytes: int, limit: int) -> str:
 
 def control_pair() -> tuple[socket.socket, socket.socket]:
     """Return this side's and a template's end of a new socket."""
-    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * PACKET_BYTES)
-    far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * PACKET_BYTES)
-    return near, far
+    own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * PACKET_BYTES)
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * PACKET_BYTES)
+    return own, other
 
 
 class ForkServer:

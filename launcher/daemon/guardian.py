@@ -210,10 +210,10 @@ def sweep() -> dict[int, int]:
     codes: dict[int, int] = {}
     while True:
         found = children()
-        others = [child for child in found if not is_tracker(child)]
-        if not others:
+        workers = [child for child in found if not is_tracker(child)]
+        if not workers:
             _await_ends(found, TRACKERS_S)
-        for child in others or found:
+        for child in workers or found:
             with contextlib.suppress(PermissionError):  # it runs as another user and cannot be killed
                 os.kill(child, signal.SIGKILL)
         try:

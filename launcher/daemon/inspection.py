@@ -218,8 +218,10 @@ class Inspection:
 
     def _look_up(self, numbers: list[int]) -> tuple[list[Endpoint], dict[int, str]]:
         """Return the requested processes of the run, and the fate of missing ones by endpoint."""
-        here = self._router.endpoints
-        wanted: Iterable[Endpoint | None] = map(here.get, dict.fromkeys(numbers)) if numbers else here.values()
+        endpoints = self._router.endpoints
+        wanted: Iterable[Endpoint | None] = (
+            map(endpoints.get, dict.fromkeys(numbers)) if numbers else endpoints.values()
+        )
         found = [each for each in wanted if each is not None and _is_of_the_run(each)]
         asked_for = {frames.endpoint(self._router.node, number) for number in numbers}
         missing = asked_for - {endpoint.id for endpoint in found}

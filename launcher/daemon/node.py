@@ -232,8 +232,8 @@ class Node:
         except* RLinfAsyncError as errors:
             event = {"event": "failed", "error": "; ".join(str(error) for error in _leaves(errors))}
         except* TimeoutError:
-            here = {*self._router.node_links, self._boot.config.node}
-            missing = ", ".join(peer["name"] for peer in peers if peer["node"] not in here)
+            connected = {*self._router.node_links, self._boot.config.node}
+            missing = ", ".join(peer["name"] for peer in peers if peer["node"] not in connected)
             text = f"no link to {missing} within {timeout:g} s (is a firewall between the nodes?)"
             event = {"event": "failed", "error": text}
         self._send_to_launcher(event)

@@ -67,7 +67,7 @@ def wanted_by(
     python: str,
     variables: Mapping[str, str],
     paths: Sequence[str],
-    here: Callable[[str], str],
+    local_path: Callable[[str], str],
 ) -> PreloadRequest:
     """Return the modules that a launch imports on this node before the fork.
 
@@ -77,7 +77,7 @@ def wanted_by(
         python: interpreter of the workers.
         variables: environment variables that all workers share.
         paths: folders before the script's ``sys.path``.
-        here: translates a path of the driver's machine into one of this machine.
+        local_path: translates a path of the driver's machine into one of this machine.
     """
     # For a single worker a template costs as much as it saves, unless the worker is restarted later.
     own = op.own_modules if len(op.workers) > 1 or op.supervised else []
@@ -86,9 +86,9 @@ def wanted_by(
     surroundings = Surroundings(
         python=python,
         variables=frozenset(variables.items()),
-        cwd=here(op.cwd),
-        sys_path=(*paths, *map(here, op.sys_path)),
-        script=here(op.script) if op.script else None,
+        cwd=local_path(op.cwd),
+        sys_path=(*paths, *map(local_path, op.sys_path)),
+        script=local_path(op.script) if op.script else None,
         module=op.module,
         own_variables=frozenset({MARKER, RESTARTS}.union(*(worker["env"] for worker in op.workers))),
     )
@@ -242,7 +242,7 @@ class Preloads:
     async def _fork(self, plain: ForkServer, key: _Key) -> PreloadedTemplate:
         modules, place = key
         loop = asyncio.get_running_loop()
-        near, far = control_pair()
+        own, other = control_pair()
         log = self._next_log()
         output = open_log(log)
         token = os.urandom(8).hex()
@@ -258,15 +258,15 @@ class Preloads:
             "parent": os.getpid(),
         }
         try:
-            pid = await plain.fork(order, [far.fileno(), *([] if output is None else [output, output])])
+            pid = await plain.fork(order, [other.fileno(), *([] if output is None else [output, output])])
         except BaseException:
-            near.close()
+            own.close()
             raise
         finally:
-            far.close()
+            other.close()
             if output is not None:
                 os.close(output)
-        return PreloadedTemplate(loop, plain, modules, near, pid, log, token)
+        return PreloadedTemplate(loop, plain, modules, own, pid, log, token)
 
     def _leave(self, template: PreloadedTemplate) -> None:
         template.users -= 1

@@ -51,19 +51,19 @@ class SampleStore:
     """Samples of one experience in one file.
 
     Args:
-        whose: names the experience and its node in errors.
+        owner: names the experience and its node in errors.
         on_written: called on the loop with changes and their errors, in order.
     """
 
     def __init__(
         self,
         path: str,
-        whose: str,
+        owner: str,
         loop: asyncio.AbstractEventLoop,
         on_written: Callable[[list[tuple[Change, Exception | None]]], None],
     ) -> None:
         self._path = path
-        self._whose = whose
+        self._owner = owner
         self._loop = loop
         self._on_written = on_written
         self._changes: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
@@ -148,7 +148,7 @@ class SampleStore:
         except Exception as error:
             with contextlib.suppress(sqlite3.Error):  # else the next BEGIN fails and reports the error
                 connection.rollback()
-            return OSError(f"{self._whose} could not write to {self._path}: {error}; make room there")
+            return OSError(f"{self._owner} could not write to {self._path}: {error}; make room there")
         return None
 
     # -- on the loop --------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class SampleStore:
         elif "not a database" in why:
             why = "it is no file of an experience: give the path of a new file"
         if not self._opened.done():
-            self._opened.set_exception(ConfigError(f"{self._whose} cannot use durable={self._path!r}: {why}"))
+            self._opened.set_exception(ConfigError(f"{self._owner} cannot use durable={self._path!r}: {why}"))
 
 
 def _lack(path: str) -> str:

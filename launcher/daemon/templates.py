@@ -63,27 +63,27 @@ class Template(ForkServer):
         flags: Sequence[str] = (),
     ) -> None:
         """``log`` gets its output, by default this process's stdout; ``flags`` are options of the interpreter."""
-        near, far = control_pair()
+        own, other = control_pair()
         output = open_log(log)
         try:
             process = subprocess.Popen(
-                [python, *template_command(flags), str(far.fileno()), str(os.getpid())],
+                [python, *template_command(flags), str(other.fileno()), str(os.getpid())],
                 env={**environment, "OPENBLAS_NUM_THREADS": "1", MARKER: NO_TOKEN},
-                pass_fds=(far.fileno(),),
+                pass_fds=(other.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
             )
         except OSError as error:
-            near.close()
+            own.close()
             raise LaunchError(f"the worker template could not be started with {python}: {error}") from error
         finally:
-            far.close()
+            other.close()
             if output is not None:
                 os.close(output)
         process.returncode = 0  # the pidfd reaps it; Popen must not wait for it, too
-        super().__init__(python, near, process.pid, open_files, log)
+        super().__init__(python, own, process.pid, open_files, log)
 
     def _on_report(self, facts: dict[str, Any]) -> None:
         super()._on_report(facts)

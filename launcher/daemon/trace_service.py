@@ -124,8 +124,8 @@ class Traces:
                 async with asyncio.timeout(_CLOCK_TIMEOUT_S):
                     for _ in range(_CLOCK_SAMPLES):
                         asked = time.monotonic_ns()
-                        theirs = await self._router.ask(node, operations.ReadClock())
-                        clock.add_sample(asked, theirs, time.monotonic_ns())
+                        remote_time = await self._router.ask(node, operations.ReadClock())
+                        clock.add_sample(asked, remote_time, time.monotonic_ns())
         self._write(node, op.batch)
 
     def _write(self, node: int, batch: list[Any]) -> None:

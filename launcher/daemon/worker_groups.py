@@ -85,13 +85,13 @@ class Site:
     tee: str = "all"
     ports: Sequence[int] | None = None
 
-    def here(self, path: str) -> str:
+    def local_path(self, path: str) -> str:
         """Return this machine's path for a path of the driver's machine (``--sync``)."""
         if self.sync is None:
             return path
-        near, far = self.sync
-        if path == near or path.startswith(near.rstrip("/") + "/"):
-            return far + path[len(near.rstrip("/")) :]
+        driver_folder, local_folder = self.sync
+        if path == driver_folder or path.startswith(driver_folder.rstrip("/") + "/"):
+            return local_folder + path[len(driver_folder.rstrip("/")) :]
         return path
 
 
@@ -224,11 +224,11 @@ class WorkerGroups:
         threads = self._threads(op, op.workers[0]["env"] if op.workers else {}, shared)
         variables = self._shared_variables(shared, threads)
         python = place.python or self._templates.python
-        return wanted_by(op, self._site.name, python, variables, place.paths, self._site.here)
+        return wanted_by(op, self._site.name, python, variables, place.paths, self._site.local_path)
 
     def _threads(self, op: operations.Spawn, own: Mapping[str, str], environment: Mapping[str, str]) -> int:
-        there = max(len(op.workers), _first_number(own.get("NODE_LOCAL_WORLD_SIZE")) or 1)
-        return _first_number(environment.get("OMP_NUM_THREADS")) or max(1, self._site.cpus // there)
+        workers_here = max(len(op.workers), _first_number(own.get("NODE_LOCAL_WORLD_SIZE")) or 1)
+        return _first_number(environment.get("OMP_NUM_THREADS")) or max(1, self._site.cpus // workers_here)
 
     def _shared_variables(self, environment: Mapping[str, str], threads: int) -> dict[str, str]:
         node = {"RLINF_RUN_ID": self._site.run, "RLINF_NODE_RANK": str(self._site.node)}
@@ -298,9 +298,9 @@ class WorkerGroups:
         spec = {
             "env": environment,
             "token": token,
-            "cwd": self._site.here(op.cwd),
-            "sys_path": [*place.paths, *(self._site.here(entry) for entry in op.sys_path)],
-            "script": self._site.here(op.script) if op.script else None,
+            "cwd": self._site.local_path(op.cwd),
+            "sys_path": [*place.paths, *(self._site.local_path(entry) for entry in op.sys_path)],
+            "script": self._site.local_path(op.script) if op.script else None,
             "module": op.module,
             "seed": None if op.seed is None else op.seed + worker["rank"],
             "threads": threads,

@@ -90,12 +90,12 @@ class WorkerProcess:
             LaunchError: the fork failed.
         """
         try:
-            near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         except BaseException:
             if self.setup.store is not None:
                 self.setup.store.close()
             raise
-        fds = [far.fileno()]
+        fds = [other.fileno()]
         try:
             for name in _SUFFIXES:
                 read, write = os.pipe2(os.O_CLOEXEC)
@@ -116,18 +116,18 @@ class WorkerProcess:
             note_session(self.pid, self.pid, self.setup.spec["env"])
             self._leftovers = Leftovers(self._loop, self.pid, self.setup.spec["token"], self._all_gone)
         except BaseException:
-            near.close()
+            own.close()
             for output in self._outputs:
                 output.close()
             raise
         finally:
-            far.close()
+            other.close()
             for fd in fds[1:3]:
                 os.close(fd)
             if self.setup.store is not None:
                 self.setup.store.close()
         self._loop.add_reader(self._pidfd, self._died, on_death)
-        return near
+        return own
 
     def _open_pidfd(self) -> int:
         try:

@@ -53,17 +53,17 @@ def plan(hosts: Sequence[Host], options: Options) -> tuple[PlannedNode, ...]:
     hosts = by_node_rank(chosen_hosts(hosts, options))
     nodes = [PlannedNode(rank, host, _way(host, options)) for rank, host in enumerate(hosts)]
     if not any(node.is_here for node in nodes):
-        here = Host("localhost", slots=0, source="the driver's own machine")
-        nodes.append(PlannedNode(len(nodes), here, LocalConnector(driver_python(options)), hidden=True))
+        hidden_host = Host("localhost", slots=0, source="the driver's own machine")
+        nodes.append(PlannedNode(len(nodes), hidden_host, LocalConnector(driver_python(options)), hidden=True))
     return tuple(nodes)
 
 
 def chosen_hosts(hosts: Sequence[Host], options: Options) -> tuple[Host, ...]:
     """Apply ``--local-nodes``, ``--fake-gpus`` and ``--nnodes`` to the hosts that were found."""
     if options.local_nodes is not None:
-        here = Host("localhost", source=f"--local-nodes {options.local_nodes}")
+        local_host = Host("localhost", source=f"--local-nodes {options.local_nodes}")
         count = options.local_nodes
-        hosts = [replace(here, name=f"local{number}") for number in range(count)] if count > 1 else [here]
+        hosts = [replace(local_host, name=f"local{number}") for number in range(count)] if count > 1 else [local_host]
     if options.fake_gpus is not None:
         hosts = [
             replace(host, fake_gpus=options.fake_gpus) if host.gpus is None and host.fake_gpus is None else host

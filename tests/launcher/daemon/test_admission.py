@@ -60,7 +60,7 @@ def files_of(cluster: Cluster) -> int:
 
 
 def resident(cluster: Cluster) -> int:
-    """Return the private bytes of the daemon."""
+    """Return the resident bytes of the daemon."""
     pages = int(Path(f"/proc/{cluster.status()['pid']}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 

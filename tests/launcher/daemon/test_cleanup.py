@@ -106,10 +106,10 @@ class Daemon:
         await self.settle()
 
     def left_of(self, client: Client) -> list[str]:
-        """Where the daemon's state still names a client.
+        """Return the places where the daemon's state still names a client.
 
-        It may know that the client is gone, whose items these were, which channel was promised by it, and which of its
-        errors the script has never got: the end of the run tells of these.
+        The daemon may know that the client is gone, which items were its own, which channel it has promised, and which
+        of its errors the script has not observed, for the end of the run.
         """
         found = find(self.service, client.id, "service", set())
         items = ("items[].producer", "returned[].producer")
