@@ -65,16 +65,16 @@ class Report:
         Args:
             columns: facts for the table; a float is in seconds.
         """
-        told = {key: f"{each:.1f}s" if isinstance(each, float) else str(each) for key, each in columns.items()}
-        self._rows[rank].update(told, state=f"{state}: {text}" if text else state)
-        known = " ".join(f"{key} {value}" for key, value in told.items())
+        shown = {key: f"{each:.1f}s" if isinstance(each, float) else str(each) for key, each in columns.items()}
+        self._rows[rank].update(shown, state=f"{state}: {text}" if text else state)
+        known = " ".join(f"{key} {value}" for key, value in shown.items())
         self._changed(rank, state, text, known)
 
     def ready(self, facts: Mapping[str, int]) -> None:
         """Report that all nodes are ready; ``facts`` are counts by noun (``{"node": 2}``)."""
         seconds = time.monotonic() - self._began
-        told = ", ".join(counted(value, name) for name, value in facts.items())
-        self.note(f"ready in {seconds:.1f} s: {told}")
+        counts = ", ".join(counted(value, name) for name, value in facts.items())
+        self.note(f"ready in {seconds:.1f} s: {counts}")
 
     def note(self, text: str) -> None:
         """Report a fact, unless quiet."""

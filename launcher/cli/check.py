@@ -54,8 +54,8 @@ class CheckResult:
         for node in self.nodes:
             failure = self.failures.get(node.rank)
             answer = self.answers.get(node.rank)
-            told = {"failure": failure, "checked": self.checked[node.rank], "answer": answer}
-            yield {"event": "check", "rank": node.rank, "name": node.name, **told}
+            outcome = {"failure": failure, "checked": self.checked[node.rank], "answer": answer}
+            yield {"event": "check", "rank": node.rank, "name": node.name, **outcome}
 
     def _row(self, node: PlannedNode) -> list[str]:
         state = "failed" if node.rank in self.failures else "ok"

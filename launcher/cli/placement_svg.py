@@ -112,13 +112,15 @@ def _spot(node: NodeChart, spot: Spot, x: int, y: int, height: int, colours: dic
     yield f'<text x="{x + 7}" y="{y + 12}" fill="#5b6270">{_text(_fit(name, _CELL - 12))}</text>'
     for number, (component, ranks) in enumerate(spot.ranks.items()):
         top = y + 17 + number * _BAR
-        told = format_ranks(sorted(ranks))
-        where = quoteattr(f"{component}:{told}")
-        full = f"{component} {'ranks' if len(ranks) > 1 else 'rank'} {told} on node {node.rank} {node.name}, {name}"
+        rank_text = format_ranks(sorted(ranks))
+        where = quoteattr(f"{component}:{rank_text}")
+        full = (
+            f"{component} {'ranks' if len(ranks) > 1 else 'rank'} {rank_text} on node {node.rank} {node.name}, {name}"
+        )
         yield f"<g data-ranks={where}><title>{_text(full)}</title>"
         fill = colours[component]
         yield f'<rect x="{x + 5}" y="{top}" width="{_CELL - 10}" height="{_BAR - 3}" rx="3" fill="{fill}"/>'
-        label = _fit(f"{component} {told}", _CELL - 16)
+        label = _fit(f"{component} {rank_text}", _CELL - 16)
         yield f'<text x="{x + 9}" y="{top + 11}" font-size="10" fill="#ffffff">{_text(label)}</text></g>'
 
 

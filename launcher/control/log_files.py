@@ -160,8 +160,8 @@ def _note_silence(files: Sequence[LogFile], output: TextOutput) -> None:
     ranks: dict[str, list[str]] = {}
     for file in files:
         ranks.setdefault(file.group, []).append(str(file.rank))
-    told = ", ".join(f"{group}:{','.join(dict.fromkeys(numbers))}" for group, numbers in ranks.items())
-    output.note(f"nothing has been written by {told}" if files else "nothing has been written by any group")
+    silent_ranks = ", ".join(f"{group}:{','.join(dict.fromkeys(numbers))}" for group, numbers in ranks.items())
+    output.note(f"nothing has been written by {silent_ranks}" if files else "nothing has been written by any group")
 
 
 def chosen_logs(

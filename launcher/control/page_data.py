@@ -60,9 +60,9 @@ class Snapshot:
         for key, process in self.processes.items():
             since = -math.inf if before is None or key not in before.latest else before.latest[key] - _SLACK_US
             is_new = since == -math.inf
-            told: dict[str, Any] = {"since": None if is_new else since}
-            told |= {name: process[name] if is_new else _since(process[name], since, n) for name, n in _COLUMNS}
-            processes[key] = {**process, **told}
+            columns: dict[str, Any] = {"since": None if is_new else since}
+            columns |= {name: process[name] if is_new else _since(process[name], since, n) for name, n in _COLUMNS}
+            processes[key] = {**process, **columns}
         return {
             "origin": self.origin,
             "begin": self.begin,

@@ -142,8 +142,8 @@ def _troubles(run: RecordedRun, timelines: Sequence[Timeline], micros: Micros) -
     """Return deaths, failed operations and notes about long waits, the latest first."""
     found: list[dict[str, Any]] = []
     for death in run.deaths:
-        told = {"kind": "death", "process": str(death.get("process", "?")), "text": str(death.get("text", ""))}
-        found.append({**told, "time": micros(int(death["time"] * 1e9)), "more": _words(death.get("last_words"))})
+        entry = {"kind": "death", "process": str(death.get("process", "?")), "text": str(death.get("text", ""))}
+        found.append({**entry, "time": micros(int(death["time"] * 1e9)), "more": _words(death.get("last_words"))})
     for timeline in timelines:
         for span in timeline.spans:
             if span.failed and span.end is not None:
@@ -164,8 +164,8 @@ def _words(words: Any) -> str:
 
 
 def _verdict(verdict: dict[str, Any]) -> dict[str, Any]:
-    told = {name: verdict[name] for name in ("kind", "headline", "lines", "advice", "is_stuck")}
-    cleaned: dict[str, Any] = _cleaned(told)
+    fields = {name: verdict[name] for name in ("kind", "headline", "lines", "advice", "is_stuck")}
+    cleaned: dict[str, Any] = _cleaned(fields)
     return cleaned
 
 

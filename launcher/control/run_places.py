@@ -27,8 +27,8 @@ _MAX_LISTED: Final = 10
 class NoSuchRun(RLinfAsyncError):
     """There is no such run, group or rank here; lists the existing runs."""
 
-    def __init__(self, said: str, runs: Sequence[LocalRun] = ()) -> None:
-        super().__init__(said)
+    def __init__(self, text: str, runs: Sequence[LocalRun] = ()) -> None:
+        super().__init__(text)
         self.runs = runs
 
     def __str__(self) -> str:
@@ -113,12 +113,12 @@ def choose(runs: Sequence[LocalRun], wanted: str | None, places: Sequence[Path],
         state = "none is alive here" if any(map(other_hosts, meant)) else "all have ended"
         raise NoSuchRun(f"{len(meant)} runs begin with {wanted!r}, and {state}", latest(meant))
     if wanted is None:
-        said = f"no run of this user is alive on this machine (looked in {', '.join(map(str, places))})"
+        text = f"no run of this user is alive on this machine (looked in {', '.join(map(str, places))})"
     else:
-        said = unknown(wanted, places)
+        text = unknown(wanted, places)
     if not runs:
-        said += "\n  fix: --run-dir DIR names the folder that run directories lie in ($TMPDIR of the run)"
-    raise NoSuchRun(said, latest(runs))
+        text += "\n  fix: --run-dir DIR names the folder that run directories lie in ($TMPDIR of the run)"
+    raise NoSuchRun(text, latest(runs))
 
 
 def latest(runs: Sequence[LocalRun]) -> Sequence[LocalRun]:

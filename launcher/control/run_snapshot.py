@@ -47,12 +47,12 @@ class RunSnapshot:
 
     def note_absent_files(self, logs: Path) -> None:
         """Name recorders and logs in ``missing`` that the run should have and that do not exist."""
-        told = [*self.files, *self.missing]
-        if not any(path.endswith(".ring") for path in told):
+        known = [*self.files, *self.missing]
+        if not any(path.endswith(".ring") for path in known):
             self.missing["its flight recorders"] = _why_absent(logs / DIRECTORY)
         for name in sorted({str(group.get("group")) for group in self._groups()}):
             folder = name.replace("/", "_")
-            if not any(path.startswith(f"{folder}/") for path in told):
+            if not any(path.startswith(f"{folder}/") for path in known):
                 self.missing[f"logs of group '{name}'"] = _why_absent(logs / folder)
 
     def recorded(self) -> RecordedRun:

@@ -91,8 +91,8 @@ async def show_status(attachment: Attachment, output: TextOutput) -> None:
         return
     run = attachment.run
     metrics = attachment.welcome.get("metrics")
-    told = f"run {run.run} since {run.since_text}, logs in {attachment.welcome['log_dir']}"
-    output.line(told + (f", metrics at http://{metrics}/metrics\n" if metrics else "\n"))
+    title = f"run {run.run} since {run.since_text}, logs in {attachment.welcome['log_dir']}"
+    output.line(title + (f", metrics at http://{metrics}/metrics\n" if metrics else "\n"))
     output.table(["NODE", "NAME", "STATE", "CPUS", "RANKS", "DEVICES"], _node_rows(attachment, view))
     if away := [worker for worker in view.workers() if view.detail(worker)["away"]]:
         output.line(f"\naway, coming back: {' '.join(_folded(away))}")
@@ -201,8 +201,8 @@ def weight_rows(view: RunView) -> list[list[str]]:
     for process in view.report.processes:
         for model, versions in view.detail(process)["weights"].items():
             if "published" in versions:
-                told = (versions["published"], process.name)
-                publishers[model] = max(publishers.get(model, told), told)
+                publisher = (versions["published"], process.name)
+                publishers[model] = max(publishers.get(model, publisher), publisher)
             if "applied" in versions:
                 holders.setdefault((model, versions["applied"]), []).append(process)
     rows = []

@@ -50,8 +50,8 @@ def _shape(process: ProcessReport) -> Any:
         for each in process.activities
     ]
     calls = [call.method for call in process.calls]
-    who = process.group if process.role == "worker" else process.endpoint
-    return process.role, who, process.trouble, process.answered, *calls, *activities
+    owner = process.group if process.role == "worker" else process.endpoint
+    return process.role, owner, process.trouble, process.answered, *calls, *activities
 
 
 def stack_lines(processes: Sequence[ProcessReport]) -> Iterator[str]:

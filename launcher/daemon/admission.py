@@ -83,13 +83,13 @@ class HelloAdmission:
     def _read_hello(self, sock: socket.socket) -> None:
         """Begin a connection that has sent its first byte, or close one that hung up."""
         try:
-            said = sock.recv(1, socket.MSG_PEEK)
+            data = sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return
         except OSError:
-            said = b""
+            data = b""
         self._loop.remove_reader(sock.fileno())
-        if not said:
+        if not data:
             self._close(sock)
             return
         try:

@@ -183,8 +183,8 @@ class ChannelReplies:
                 fds,
             )  # fmt: skip
 
-    def send(self, target: int, channel: int, what: str, facts: Any) -> None:
-        self._router.deliver((frames.QUEUE, 0, self._me, target, channel, what, facts))
+    def send(self, target: int, channel: int, kind: str, facts: Any) -> None:
+        self._router.deliver((frames.QUEUE, 0, self._me, target, channel, kind, facts))
 
 
 def _are_small(items: Sequence[Item]) -> bool:

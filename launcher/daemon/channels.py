@@ -130,10 +130,10 @@ class Channels:
         if steps:
             self._follow(hosted, steps)
 
-    def _turn_down(self, hosted: HostedChannel, source: int, number: int, what: str) -> NoReturn:
+    def _turn_down(self, hosted: HostedChannel, source: int, number: int, problem: str) -> NoReturn:
         """Answer a malformed request with an error and skip its number, so that later requests do not wait for it."""
         self._follow(hosted, hosted.queue.skip(source, number))
-        text = f"{hosted.noun} '{hosted.name}' can make nothing of {what}"
+        text = f"{hosted.noun} '{hosted.name}' can make nothing of {problem}"
         self._replies.send(source, hosted.number, "failed", [number, "ValueError", text])
         raise TypeError(text)
 
@@ -154,9 +154,9 @@ class Channels:
         if steps or hosted.queue.closed:
             self._follow(hosted, steps)
 
-    def _on_queue_frame(self, hosted: HostedChannel, source: int, what: str, facts: Any) -> None:
+    def _on_queue_frame(self, hosted: HostedChannel, source: int, kind: str, facts: Any) -> None:
         queue = hosted.queue
-        if what == "requests":
+        if kind == "requests":
             puts, gets, taken = facts
             nonsense: TypeError | None = None
             for ask, requests in ((self._put, puts), (self._get, gets)):
@@ -169,17 +169,17 @@ class Channels:
                 self._taken(hosted, source, taken)
             if nonsense is not None:
                 raise nonsense
-        elif what == "taken":
+        elif kind == "taken":
             self._taken(hosted, source, facts)
-        elif what == "cancel":
+        elif kind == "cancel":
             (number,) = _numbers(facts)
             self._follow(hosted, queue.cancel(source, number))
             self._replies.flush(hosted, source)  # a put accepted before the cancel is reported as accepted first
             self._replies.send(source, hosted.number, "cancelled", facts)
-        elif what == "skip":
+        elif kind == "skip":
             (number,) = _numbers(facts)
             self._follow(hosted, queue.skip(source, number))
-        elif what == "confirm":
+        elif kind == "confirm":
             question, number, count = _numbers(facts)
             steps: list[Step] = []
             if queue.confirm(source, number, count, steps):
@@ -187,15 +187,15 @@ class Channels:
             else:
                 self._replies.send(source, hosted.number, "failed", [-question, "LeaseLost", lease_lost(hosted.name)])
             self._follow(hosted, steps)
-        elif what in ("size", "peek"):
+        elif kind in ("size", "peek"):
             question, key = facts
             _numbers([question]), _key(key)
             queue.client(source)  # registered as a client: it gets "gone" if the queue ends before the answer
-            self._answer(hosted, source, what, question, key)
+            self._answer(hosted, source, kind, question, key)
 
-    def _answer(self, hosted: HostedChannel, source: int, what: str, question: int, key: bytes) -> None:
+    def _answer(self, hosted: HostedChannel, source: int, kind: str, question: int, key: bytes) -> None:
         queue = hosted.queue
-        if what == "size":
+        if kind == "size":
             self._replies.send(source, hosted.number, "size", [question, queue.size(key), queue.full(key)])
         else:
             try:
@@ -207,13 +207,13 @@ class Channels:
                 self._replies.send(source, hosted.number, "peeked", [question])
 
     def _cannot_give(self, hosted: HostedChannel, error: OSError, count: int) -> tuple[str, str]:
-        what, act, stay = "an item", "hand it over", f"the item stays in the {hosted.noun}"
+        items, verb, consequence = "an item", "hand it over", f"the item stays in the {hosted.noun}"
         if count > 1:
-            what, act = f"{count} items", "hand them over at once"
-            stay = f"they stay in the {hosted.noun}, take {hosted.fewer}"
+            items, verb = f"{count} items", "hand them over at once"
+            consequence = f"they stay in the {hosted.noun}, take {hosted.fewer}"
         return "OSError", (
-            f"the daemon of node {self._router.node} has {what} of {hosted.noun} '{hosted.name}' and cannot {act}: "
-            f"{error.strerror}{limit_met(error)}; {stay}"
+            f"the daemon of node {self._router.node} has {items} of {hosted.noun} '{hosted.name}' and cannot {verb}: "
+            f"{error.strerror}{limit_met(error)}; {consequence}"
         )
 
     # -- questions ----------------------------------------------------------------------------------------------
@@ -221,9 +221,9 @@ class Channels:
     def _producers(self, hosted: HostedChannel, source: int) -> list[Any]:
         """Return the connections of the other local processes that have put items into this queue."""
         connections = []
-        for who, client in hosted.queue.clients.items():
-            if client.has_put and who != source and frames.node_of(who) == self._router.node:
-                endpoint = self._router.endpoints.get(frames.number_of(who))
+        for client_id, client in hosted.queue.clients.items():
+            if client.has_put and client_id != source and frames.node_of(client_id) == self._router.node:
+                endpoint = self._router.endpoints.get(frames.number_of(client_id))
                 if endpoint is not None and endpoint.connection is not None:
                     connections.append(endpoint.connection)
         return connections
@@ -264,36 +264,38 @@ class Channels:
         self._follow(hosted, steps)
 
     def _follow(self, hosted: HostedChannel, steps: list[Step]) -> None:
-        for act, what in steps:
-            if act == ACCEPTED:
-                self._replies.pending(hosted, what.producer).accepted.append(what.number)
-            elif act == DELIVER:
+        for action, subject in steps:
+            if action == ACCEPTED:
+                self._replies.pending(hosted, subject.producer).accepted.append(subject.number)
+            elif action == DELIVER:
                 try:
-                    self._replies.deliver(hosted, what)
+                    self._replies.deliver(hosted, subject)
                 except OSError as full:
-                    text = self._cannot_give(hosted, full, len(what.items))
-                    self._replies.send(what.consumer, hosted.number, "failed", [what.number, *text])
-                    steps += hosted.queue.cancel(what.consumer, what.number)  # processed later in this loop
+                    text = self._cannot_give(hosted, full, len(subject.items))
+                    self._replies.send(subject.consumer, hosted.number, "failed", [subject.number, *text])
+                    steps += hosted.queue.cancel(subject.consumer, subject.number)  # processed later in this loop
                 else:
-                    if what.lease_s:
+                    if subject.lease_s:
                         # The timer holds the queue's number and not the queue: a closed queue and its items would
                         # otherwise stay in memory until the lease expires.
                         # tests/launcher/daemon/test_experiences.py::test_nothing_keeps_an_experience_that_has_ended
-                        self._loop.call_later(what.lease_s, self._end_lease, hosted.number, what.consumer, what.number)
-            elif act == Act.FREED:
-                client, freed = what
+                        self._loop.call_later(
+                            subject.lease_s, self._end_lease, hosted.number, subject.consumer, subject.number
+                        )
+            elif action == Act.FREED:
+                client, freed = subject
                 self._replies.pending(hosted, client).freed += freed
-            elif act == Act.SHARED:
-                self._replies.send(what, hosted.number, "shared", None)
-            elif act == Act.FAILED:
-                who, *failure = what
-                self._replies.send(who, hosted.number, "failed", failure)
-            elif act == Act.CLOSED and what.sent:
-                self._replies.send(what.producer, hosted.number, "lost", 1)
+            elif action == Act.SHARED:
+                self._replies.send(subject, hosted.number, "shared", None)
+            elif action == Act.FAILED:
+                client_id, *failure = subject
+                self._replies.send(client_id, hosted.number, "failed", failure)
+            elif action == Act.CLOSED and subject.sent:
+                self._replies.send(subject.producer, hosted.number, "lost", 1)
             else:
-                who = what.producer if type(what) is Item else what.consumer
-                error = refusal(act, what, hosted.name, hosted.queue.budget.max_bytes)
-                self._replies.send(who, hosted.number, "failed", [what.number, *error])
+                client_id = subject.producer if type(subject) is Item else subject.consumer
+                error = refusal(action, subject, hosted.name, hosted.queue.budget.max_bytes)
+                self._replies.send(client_id, hosted.number, "failed", [subject.number, *error])
         if hosted.queue.finished:
             self._end(hosted, "")
 
@@ -351,9 +353,9 @@ class Channels:
             # tests/launcher/daemon/test_channels.py::
             # test_a_put_accepted_in_the_turn_of_close_is_told
             self._replies.flush_all()
-            for who, client in hosted.queue.clients.items():
+            for client_id, client in hosted.queue.clients.items():
                 if client.has_put:
-                    self._replies.send(who, hosted.number, "answer_puts", None)
+                    self._replies.send(client_id, hosted.number, "answer_puts", None)
         self._follow(hosted, hosted.queue.close(discard=op.discard))
         await hosted.written()
         return True
@@ -430,8 +432,8 @@ class Channels:
             nbytes=queue.budget.used,
             maxsize=queue.maxsize,
             full=any(client.puts for client in clients.values()),
-            producers=sorted(who for who, client in clients.items() if client.has_put or client.puts),
-            consumers=sorted(who for who, client in clients.items() if client.has_got or client.gets),
+            producers=sorted(client_id for client_id, client in clients.items() if client.has_put or client.puts),
+            consumers=sorted(client_id for client_id, client in clients.items() if client.has_got or client.gets),
             clients=sorted(clients),
             gone={group: sorted(ranks) for group, ranks in hosted.gone_producers.items()},
             ledger=hosted.ledger(),

@@ -15,14 +15,14 @@ from rlinf_async._core.own_logger import own_logger
 logger = own_logger(__name__)
 
 
-def run_all(what: str, parts: Iterable[Callable[[], object]]) -> None:
+def run_all(owner: str, parts: Iterable[Callable[[], object]]) -> None:
     """Call every part in order; log the exception of a part and go on with the next one.
 
     Args:
-        what: owner of the state that is cleaned up, for the log.
+        owner: owner of the state that is cleaned up, for the log.
     """
     for part in parts:
         try:
             part()
         except Exception:
-            logger.exception("cleaning up after %s: one part failed, the others were done", what)
+            logger.exception("cleaning up after %s: one part failed, the others were done", owner)

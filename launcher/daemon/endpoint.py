@@ -140,7 +140,7 @@ class Endpoint:
     def _report_left_out(self) -> None:
         left_out, self._left_out = self._left_out, {}
         me = frames.endpoint(frames.node_of(self.id), 0)
-        for (who, stream), (count, log) in left_out.items():
+        for (worker, stream), (count, log) in left_out.items():
             lines = [f"… {count} lines left out here, see {log}"]
-            facts = {"who": who, "stream": stream, "lines": lines, "log": log}
+            facts = {"who": worker, "stream": stream, "lines": lines, "log": log}
             self.send((frames.EVENT, 0, me, self.id, "output", facts))

@@ -406,9 +406,9 @@ class Node:
     def _abandon(self, group: LocalGroup) -> None:
         self._start(self._service.groups.close_group(group, group.close_grace), f"closing group '{group.name}'")
 
-    def _start(self, work: Coroutine[Any, Any, None], what: str) -> None:
+    def _start(self, work: Coroutine[Any, Any, None], label: str) -> None:
         """Run a coroutine as a task of this node; its exception is logged and cancels no other task."""
-        task = _logged(work, what)
+        task = _logged(work, label)
         try:
             self._tasks.create_task(task)
         except RuntimeError:  # the task group has ended
@@ -477,11 +477,11 @@ class Node:
         )
 
 
-async def _logged(work: Coroutine[Any, Any, None], what: str) -> None:
+async def _logged(work: Coroutine[Any, Any, None], label: str) -> None:
     try:
         await work
     except Exception:
-        logger.exception("%s failed", what)
+        logger.exception("%s failed", label)
 
 
 def _places(peers: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -81,10 +81,10 @@ class Probes:
         """Return the node's registered hardware as a pickle in hex, and a warning for the user or an empty text."""
         sys_path = [self._local_path(entry) for entry in op.sys_path]
         question = {"node_rank": op.node_rank, "sections": op.sections, "sys_path": sys_path}
-        told = await self._ask("node_inventory", [], question, {EXTENSION: op.extension}, op.python)
-        if told["error"]:
-            raise ConfigError(f"on {self._node}: {told['error']}")
-        return [told["resources"], f"on {self._node}: {told['warning']}" if told["warning"] else ""]
+        answer = await self._ask("node_inventory", [], question, {EXTENSION: op.extension}, op.python)
+        if answer["error"]:
+            raise ConfigError(f"on {self._node}: {answer['error']}")
+        return [answer["resources"], f"on {self._node}: {answer['warning']}" if answer["warning"] else ""]
 
     async def device_use(self, timeout: float) -> dict[str, Any]:
         """Return ``used`` and ``memory`` in bytes and load in ``percent`` of each GPU, as far as known."""

@@ -481,15 +481,15 @@ class Router:
             if frames.node_of(source) == node
         }
 
-    def send_event(self, target: int, what: str, facts: Any) -> None:
+    def send_event(self, target: int, event: str, facts: Any) -> None:
         """Send an event to one endpoint on any node."""
-        self.deliver((frames.EVENT, 0, frames.endpoint(self.node, 0), target, what, facts))
+        self.deliver((frames.EVENT, 0, frames.endpoint(self.node, 0), target, event, facts))
 
-    def broadcast_event(self, what: str, facts: Any) -> None:
+    def broadcast_event(self, event: str, facts: Any) -> None:
         """Send an event to every live process of this node."""
         for endpoint in self.endpoints.values():
             if endpoint.exit_report is None:
-                self.send_event(endpoint.id, what, facts)
+                self.send_event(endpoint.id, event, facts)
 
     def broadcast(self, frame: frames.Frame) -> None:
         """Send a frame to every other daemon."""

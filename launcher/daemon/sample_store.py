@@ -106,9 +106,9 @@ class SampleStore:
             # tests/launcher/daemon/test_sample_store.py::test_what_goes_wrong_in_the_thread_is_told
             self._tell(self._fail_open, error)
 
-    def _tell(self, callback: Callable[[Any], None], what: Any) -> None:
+    def _tell(self, callback: Callable[[Any], None], argument: Any) -> None:
         try:
-            self._loop.call_soon_threadsafe(callback, what)
+            self._loop.call_soon_threadsafe(callback, argument)
         except RuntimeError:
             pass  # the loop is closed: the daemon is ending
 
@@ -234,4 +234,4 @@ def _content(segment: SegmentFile) -> bytes:
 
 def dropped_of(counts: dict[str, int]) -> dict[str, int]:
     """Return the counts of dropped samples by reason."""
-    return {what.removeprefix(_DROPPED): count for what, count in counts.items() if what.startswith(_DROPPED)}
+    return {name.removeprefix(_DROPPED): count for name, count in counts.items() if name.startswith(_DROPPED)}

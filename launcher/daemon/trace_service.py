@@ -196,11 +196,11 @@ class Traces:
                         self._find(entry)
         for name, tail in list(self._tails.items()):
             has_ended = tail.identity["endpoint"] in self._gone  # before the read, which then gets its last spans
-            who = [tail.identity["endpoint"], tail.identity["process"], tail.identity["pid"], tail.shift]
+            identity = [tail.identity["endpoint"], tail.identity["process"], tail.identity["pid"], tail.shift]
             try:
                 tail.aim()
                 while tail.has_more:
-                    yield [*who, *tail.take()]
+                    yield [*identity, *tail.take()]
             except FileNotFoundError:
                 has_ended = True
             except OSError:  # no descriptor is free: the next round reads the rest

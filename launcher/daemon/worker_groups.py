@@ -163,8 +163,8 @@ class WorkerGroups:
     async def spawn(self, requester: Requester, op: operations.Spawn) -> list[list[Any]]:
         """Start workers on this node; return ``[number, pid, log path]`` of each, in the order of the request."""
         count = len(op.workers)
-        what = f"{count} worker{'s' * (count != 1)} of group '{op.group}'"
-        with explained_shortage(self._site.name, what, count * DESCRIPTORS_PER_WORKER):
+        workers = f"{count} worker{'s' * (count != 1)} of group '{op.group}'"
+        with explained_shortage(self._site.name, workers, count * DESCRIPTORS_PER_WORKER):
             started = await self._spawn(requester.endpoint, op)
         self._black_box.launched(op, started)
         return started

@@ -180,13 +180,13 @@ class WorkerProcess:
     def exit_report(self, methods: list[str]) -> dict[str, Any]:
         """Return the facts of the death, as ``WorkerDied`` takes them."""
         assert self.exit_status is not None
-        told = self._kill_reason if self.exit_status.signal == "SIGKILL" else ""  # it may have died before the kill
+        reason = self._kill_reason if self.exit_status.signal == "SIGKILL" else ""  # it may have died before the kill
         return {
             "group": self.setup.group,
             "rank": self.setup.rank,
             "node": self.node,
             "pid": self.pid,
-            "verdict": told or self.exit_status.text,
+            "verdict": reason or self.exit_status.text,
             "signal": self.exit_status.signal,
             "exit_code": self.exit_status.exit_code,
             "methods": methods,
