@@ -70,8 +70,7 @@ class Job:
     ) -> None:
         self.run_id = fresh_run_id()
         self.was_interrupted = False
-        self.unobserved: list[str] = []
-        """Failures that the script has not noticed; complete once the nodes have ended."""
+        self.unobserved: list[str] = []  # failures that the script has not noticed; complete once the nodes have ended
         self._nodes = nodes
         self._options = options
         self._exported = exported
@@ -212,7 +211,6 @@ class Job:
             loop.call_later(_SCRIPT_GRACE_S, self._driver.kill)
 
     def kill(self) -> None:
-        """End everything at once."""
         self.was_interrupted = True
         self._end_at_once.set()
         self._abandon_bundle()
@@ -439,7 +437,6 @@ class Job:
 
 
 def script_command(options: Options) -> list[str]:
-    """Return the command line of the script."""
     assert options.script is not None
     target = ["-m", options.script] if options.module else [options.script]
     return [driver_python(options), *interpreter_flags(), *target, *options.args]

@@ -32,7 +32,6 @@ class CheckResult:
     checked: Mapping[int, Sequence[str]]
 
     def text(self) -> str:
-        """Return a table, then the errors of each failed host, then the checks made."""
         titles = ["NODE", "STATE", "HOSTNAME", "PY", "TORCH", "RLINF-ASYNC", "ADDRESS", "CLOCK"]
         out = [grid(titles, [self._row(node) for node in self.nodes])]
         for rank, text in sorted(self.failures.items()):
@@ -67,7 +66,6 @@ class CheckResult:
 
 
 async def check(nodes: Sequence[PlannedNode], options: Options, python_path: str, report: Report) -> CheckResult:
-    """Check all hosts in parallel, within ``--start-timeout``."""
     inspection = HostCheck(nodes, options, fresh_run_id(), report)
     inspection.python_path = python_path
     loop = asyncio.get_running_loop()

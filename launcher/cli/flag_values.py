@@ -96,7 +96,6 @@ def seconds(value: FlagValue) -> float:
 
 
 def timeout(value: FlagValue) -> float | None:
-    """Return seconds to wait; None for ever."""
     return seconds(value) or None
 
 
@@ -168,7 +167,6 @@ def tee(value: FlagValue) -> str:
 
 
 def split_shell(value: FlagValue) -> tuple[str, ...]:
-    """Split words as a shell does."""
     try:
         return tuple(shlex.split(value.text))
     except ValueError as error:

@@ -49,7 +49,6 @@ _MAX_UNNOTICED_LINES: Final = 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``rlinf-launch`` with the words after its name; return the exit code."""
     surroundings.open_standard_descriptors()
     # A supervisor may ignore SIGCHLD, which this process inherits; the script's exit code would be lost.
     # tests/test_environments.py

@@ -24,7 +24,6 @@ _COLOURS: Final = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07a
 
 
 def draw(chart: Chart, title: str) -> str:
-    """Return the drawing as SVG."""
     colours = {name: _COLOURS[number % len(_COLOURS)] for number, name in enumerate(chart.components)}
     cell_height = 20 + _BAR * max(1, max((len(spot.ranks) for node in chart.nodes for spot in node.spots), default=1))
     across = min(_CELLS_PER_ROW, max((len(node.spots) for node in chart.nodes), default=1))

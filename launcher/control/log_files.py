@@ -39,8 +39,7 @@ class LogFile:
     rank: int
     stream: str
     path: Path
-    place: str = ""
-    """Origin of a copy."""
+    place: str = ""  # origin of a copy
     _position: int = 0
     _rest: list[bytes] = field(default_factory=list, repr=False)
 

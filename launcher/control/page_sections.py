@@ -13,21 +13,18 @@ from rlinf_async._recorder.state.timeline import Timeline
 from .recorded_run import RecordedRun
 from .wait_picture import picture_of
 
-MAX_STEPS: Final = 600
-"""Changes of one series in a chart."""
+MAX_STEPS: Final = 600  # changes of one series in a chart
 
 _WINDOWS: Final = 48
 _MAX_FAILED: Final = 300
 _MAX_PHASES: Final = 60
 
-Micros = Callable[[int], int]
-"""Converts nanoseconds since the epoch into microseconds of the page's clock."""
+Micros = Callable[[int], int]  # converts nanoseconds since the epoch into microseconds of the page's clock
 
 
 def sections_of(
     run: RecordedRun, timelines: Sequence[Timeline], begin: int, end: int, micros: Micros
 ) -> dict[str, Any]:
-    """Return the sections by name, ready for JSON."""
     items = {} if run.status is None else _items(run.status)
     experiences = _experiences(run.status)
     return {

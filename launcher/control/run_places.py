@@ -82,7 +82,6 @@ def folders(folder: Path | None, environ: Mapping[str, str]) -> list[Path]:
 
 
 def find_runs(places: Sequence[Path]) -> list[LocalRun]:
-    """Return the runs with directories in these places, the latest last."""
     found: dict[str, LocalRun] = {}
     for place in places:
         for directory in (place, *_entries(place)):
@@ -122,17 +121,14 @@ def choose(runs: Sequence[LocalRun], wanted: str | None, places: Sequence[Path],
 
 
 def latest(runs: Sequence[LocalRun]) -> Sequence[LocalRun]:
-    """Return the runs for an error text: live ones and the latest."""
     return sorted(runs, key=lambda run: run.is_alive)[-_MAX_LISTED:]
 
 
 def unknown(wanted: str, places: Sequence[Path]) -> str:
-    """Return the error text for an id without a run directory or logs."""
     return f"there is no run {wanted!r} of this user on this machine (looked in {', '.join(map(str, places))})"
 
 
 def ended_text(run: LocalRun) -> str:
-    """Return the error text for a run without a daemon here."""
     if run.logs is None:
         return f"run {run.run} has ended, and where its logs are is not known\n  fix: `rlinf-ctl bundle DIR` names them"
     return (

@@ -15,8 +15,7 @@ from rlinf_async._recorder.state.ring_contents import RingContents
 
 from .recorded_run import RecordedRun
 
-MAX_BYTES: Final = 2 << 30
-"""Largest size of all files in a snapshot."""
+MAX_BYTES: Final = 2 << 30  # largest size of all files in a snapshot
 
 
 @dataclass
@@ -38,7 +37,6 @@ class RunSnapshot:
     _room: int = field(default=MAX_BYTES, repr=False)
 
     def add(self, path: str, data: bytes) -> None:
-        """Add a file if there is room."""
         if len(data) > self._room:
             self.missing[path] = f"a bundle has up to {MAX_BYTES >> 30} GiB"
             return

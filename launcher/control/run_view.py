@@ -48,7 +48,6 @@ class RunView:
         return [process for process in self.report.processes if process.role == "driver"]
 
     def groups(self) -> dict[str, list[ProcessReport]]:
-        """Return the workers of each group, by rank."""
         found: dict[str, list[ProcessReport]] = {}
         for worker in sorted(self.workers(), key=lambda each: (each.group, each.rank)):
             found.setdefault(worker.group, []).append(worker)

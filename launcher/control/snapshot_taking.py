@@ -24,11 +24,9 @@ from .run_status import status_data
 from .run_view import RunView, look
 from .stuck_verdict import look_twice, verdict_data
 
-LOG_BYTES: Final = 256 << 10
-"""Bytes from the end of each log."""
+LOG_BYTES: Final = 256 << 10  # bytes from the end of each log
 
-VERDICT: Final = "its verdict"
-"""Key of the verdict in ``missing``."""
+VERDICT: Final = "its verdict"  # key of the verdict in missing
 _NO_TIME: Final = "there was no time to read it"
 
 

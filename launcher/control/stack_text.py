@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rlinf_async._inspection.state.run_report import Activity, ProcessReport, State, to_data
+from rlinf_async._inspection.state.run_report import Activity, ActivityState, ProcessReport, to_data
 
 from .attachment import Attachment
 from .run_view import RunView, look, span_of
@@ -30,7 +30,6 @@ async def show_stacks(attachment: Attachment, output: TextOutput, words: str | N
 
 
 def show_missing(view: RunView, output: TextOutput) -> None:
-    """Note the nodes that did not answer."""
     for name, reason in view.report.missing.items():
         output.note(f"nothing is known of node {name}: {reason}")
 
@@ -100,7 +99,7 @@ def _headline(activity: Activity) -> str:
         waits = f"waits for {age(lasting)}" if lasting else "waits"
         return f"{activity.name}: {waits}: {wait.what}{left}{serves}"
     since = "" if activity.age is None else f" for {age(activity.age)}"
-    if activity.state is State.WAITING and activity.awaits:
+    if activity.state is ActivityState.WAITING and activity.awaits:
         return f"{activity.name}: awaits {_named(activity.awaits)}{since}{serves}"
     return f"{activity.name}: {activity.state}{since}{serves}"
 

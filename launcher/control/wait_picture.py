@@ -11,7 +11,7 @@ from rlinf_async._inspection.state.collective_needs import Needs
 from rlinf_async._inspection.state.descriptions import lines_of, names_of, seconds, what_of
 from rlinf_async._inspection.state.needs import Need
 from rlinf_async._inspection.state.run_report import ProcessReport, RunReport, TargetKind, from_data
-from rlinf_async._inspection.state.wait_graph import Node, WaitGraph, is_stopped
+from rlinf_async._inspection.state.wait_graph import WaitGraph, WaitNode, is_stopped
 
 MAX_BOXES: Final = 48
 
@@ -128,7 +128,7 @@ def _state(needs: Needs, process: ProcessReport, busy: set[int]) -> str:
     return "waits" if _foremost(nodes, process.endpoint in busy).waits else "runs"
 
 
-def _foremost(nodes: Iterable[Node], is_busy: bool) -> Node:
+def _foremost(nodes: Iterable[WaitNode], is_busy: bool) -> WaitNode:
     """Return a process's main activity: its oldest wait, or its running one if the verdict calls it busy."""
     return min(nodes, key=lambda node: (node.waits is is_busy, node.wait is None, -(node.age or 0.0)))
 

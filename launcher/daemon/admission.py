@@ -76,7 +76,6 @@ class HelloAdmission:
         return False
 
     def close(self) -> None:
-        """Evict all connections."""
         while self.end_oldest():
             pass
 

@@ -91,7 +91,6 @@ class BlackBox:
         self._append("groups", {"group": op.group, "workers": workers, "config": config})
 
     def death(self, process: str, pid: int, text: str, last_words: Sequence[str] = ()) -> None:
-        """Record a process that has ended abnormally."""
         self._append("deaths", {"process": process, "pid": pid, "text": text, "last_words": list(last_words)})
 
     def _append(self, kind: str, facts: dict[str, Any]) -> None:

@@ -39,8 +39,7 @@ class HostedChannel:
     """A channel's queue on this node."""
 
     noun = "channel"
-    fewer = "fewer: get(), or get_many(n, wait=False)"
-    """Advice in the error about a lack of descriptors for items."""
+    fewer = "fewer: get(), or get_many(n, wait=False)"  # advice in the error about a lack of descriptors for items
 
     __slots__ = ("gone_producers", "is_bounded", "name", "number", "owner", "pending", "queue")
 
@@ -51,13 +50,11 @@ class HostedChannel:
         self.owner = owner
         self.queue = queue
         self.is_bounded = is_bounded
-        self.pending: dict[int, PendingReplies] = {}
-        """Replies to send at the end of the loop's turn, by client."""
+        self.pending: dict[int, PendingReplies] = {}  # replies to send at the end of the loop's turn, by client
         self.gone_producers: dict[str, set[int]] = {}
         """Ended ranks of this node that have put here, by group; the latest ``_MAX_GONE_GROUPS`` groups."""
 
     def describe(self, key: bytes) -> str:
-        """Describe in words the items queued under a key and the waiting requests."""
         items, (puts, gets) = self.queue.size(key), self.queue.waiting(key)
         used = len(self.queue.clients)
         other_keys = [repr(key_of(each)) for each in self.queue.used if each != key and self.queue.size(each)]
@@ -133,7 +130,6 @@ class ChannelReplies:
                 self._reply(hosted, client, pending)
 
     def flush(self, hosted: HostedChannel, client: int) -> None:
-        """Send a client's pending replies now."""
         pending = hosted.pending.pop(client, None)
         if pending is not None:
             self._reply(hosted, client, pending)

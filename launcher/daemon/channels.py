@@ -17,7 +17,7 @@ from collections.abc import Container, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, NoReturn
 
-from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, Act, Step
+from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, QueueAction, Step
 from rlinf_async._channels.state.put_window import ITEM_OVERHEAD_BYTES
 from rlinf_async._channels.state.queue import Queue
 from rlinf_async._channels.state.queue_client import Item
@@ -70,7 +70,6 @@ class Channels:
     # -- frames of clients --------------------------------------------------------------------------------------
 
     def on_frame(self, frame: list[Any], fds: list[int]) -> None:
-        """Handle a PUT, GET or QUEUE frame for a queue of this daemon."""
         kind, source, number = frame[0], frame[2], frame[4]
         hosted = self._hosted.get(number)
         if hosted is None:
@@ -282,15 +281,15 @@ class Channels:
                         self._loop.call_later(
                             subject.lease_s, self._end_lease, hosted.number, subject.consumer, subject.number
                         )
-            elif action == Act.FREED:
+            elif action == QueueAction.FREED:
                 client, freed = subject
                 self._replies.pending(hosted, client).freed += freed
-            elif action == Act.SHARED:
+            elif action == QueueAction.SHARED:
                 self._replies.send(subject, hosted.number, "shared", None)
-            elif action == Act.FAILED:
+            elif action == QueueAction.FAILED:
                 client_id, *failure = subject
                 self._replies.send(client_id, hosted.number, "failed", failure)
-            elif action == Act.CLOSED and subject.sent:
+            elif action == QueueAction.CLOSED and subject.sent:
                 self._replies.send(subject.producer, hosted.number, "lost", 1)
             else:
                 client_id = subject.producer if type(subject) is Item else subject.consumer
@@ -309,11 +308,7 @@ class Channels:
     # -- operations ---------------------------------------------------------------------------------------------
 
     def host(self, hosted: HostedChannel) -> None:
-        """Start hosting a queue.
-
-        Raises:
-            ValueError: a queue of that number exists.
-        """
+        """Start hosting a queue.  Raises ValueError if a queue of that number exists."""
         if hosted.number in self._hosted:
             raise ValueError(f"a new channel has a number that no other one has, got {hosted.number}")
         self._hosted[hosted.number] = hosted
@@ -325,7 +320,6 @@ class Channels:
         return list(self._hosted.values())
 
     async def host_channel(self, requester: Requester, op: operations.HostChannel) -> None:
-        """Create the queue of a channel on this node."""
         max_bytes = op.max_bytes or self._budget
         queue = Queue(op.maxsize, max_bytes, self._gone)
         is_bounded = bool(op.maxsize or op.max_bytes)
@@ -361,11 +355,7 @@ class Channels:
         return True
 
     async def count_items(self, requester: Requester, op: operations.CountItems) -> list[Any]:
-        """Return how many items were put, taken and lost.
-
-        Raises:
-            ClosedError: the queue is closed and empty.
-        """
+        """Return how many items were put, taken and lost.  Raises ClosedError if the queue is closed and empty."""
         hosted = self._hosted.get(op.number)
         if hosted is None:
             raise ClosedError("it is closed, and everything in it has been taken")
@@ -413,12 +403,10 @@ class Channels:
         hosted.ended()
 
     def describe(self, number: int, key: bytes) -> str:
-        """Describe in words the items queued under a key and the waiting requests."""
         hosted = self._hosted.get(number)
         return "not there" if hosted is None else hosted.describe(key)
 
     def reports(self) -> list[QueueReport]:
-        """Return a report of every queue of this node, with the processes that use it."""
         return [self._report(hosted) for hosted in self._hosted.values()]
 
     def _report(self, hosted: HostedChannel) -> QueueReport:

@@ -56,7 +56,6 @@ class DebugRelay:
         self._router.send_event(rank.id, "debug", {"operator": requester.endpoint, "what": op.what, "line": op.line})
 
     async def debug_said(self, requester: Requester, op: operations.DebugSaid) -> None:
-        """Forward the output of a rank's debugger to the operator."""
         self._tell(op.operator, requester.endpoint, op.state, op.text)
 
     async def rank_stopped(self, requester: Requester, op: operations.RankStopped) -> None:

@@ -14,8 +14,7 @@ from rlinf_async._wire.unix import Connection
 
 from .worker_process import WorkerProcess
 
-MAX_QUEUED_BYTES: Final = 4 << 20
-"""Queued bytes of an endpoint beyond which its workers' output lines are left out."""
+MAX_QUEUED_BYTES: Final = 4 << 20  # queued bytes of an endpoint beyond which its workers' output lines are left out
 
 
 class Endpoint:

@@ -59,11 +59,7 @@ class HostedExperience(HostedChannel):
             self.store = SampleStore(options.durable, description, loop, self._written)
 
     async def open(self) -> None:
-        """Load the samples of an earlier run.
-
-        Raises:
-            ConfigError: the file cannot be used.
-        """
+        """Load the samples of an earlier run.  Raises ConfigError if the file cannot be used."""
         if self.store is not None:
             counts, rows = await self.store.open()
             self.queue.pool.count_earlier(counts.get("version"), counts.get("taken", 0), dropped_of(counts))
@@ -132,7 +128,6 @@ class HostedExperience(HostedChannel):
             self.trainer_gone(self._away)
 
     def note_return(self, op: operations.RankReturned) -> None:
-        """Record that the trainer's rank is back as another process, or will not return."""
         if op.was != self._away:
             return
         if self._question is not None:
@@ -298,16 +293,13 @@ class Experiences:
         await settled
 
     async def count_samples(self, requester: Requester, op: operations.CountSamples) -> dict[str, Any]:
-        """Return the counts of samples by fate."""
         return self._find(op.number).queue.pool.ledger().to_data()
 
     async def count_earlier(self, requester: Requester, op: operations.CountEarlier) -> None:
-        """Adopt the counts of a loaded experience."""
         hosted = self._find(op.number)
         hosted.follow(hosted.queue.count_earlier(op.version, op.taken, op.dropped))
 
     def note_return(self, op: operations.RankReturned) -> None:
-        """Record that a rank of a supervised group is back or will not return."""
         for hosted in self.all():
             hosted.note_return(op)
 

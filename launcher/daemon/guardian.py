@@ -53,7 +53,6 @@ def prctl(option: int, value: int) -> None:
 
 
 def children() -> list[int]:
-    """Return the pids of this process's children, adopted ones included."""
     return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in _children_of(task)]
 
 
@@ -169,7 +168,6 @@ def end_scripts(paths: list[str]) -> None:
 
 
 def remove(paths: list[str]) -> None:
-    """Remove folders, and their parent once it is empty."""
     for path in paths:
         shutil.rmtree(path, ignore_errors=True)
         with contextlib.suppress(OSError):  # another node of this run has its folder there

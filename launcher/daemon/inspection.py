@@ -6,7 +6,7 @@ also in parallel, within 1 s::
     daemon ── "inspect": round ──────────────► process
     daemon ◄── Inspected: round, activities ── process
     daemon ── a byte ────────────────────────► a driver whose loop is blocked
-    daemon ◄── Inspected: all rounds ───────── its thread that waits for this (_inspection/loop_witness.py)
+    daemon ◄── Inspected: all rounds ───────── its thread that waits for this (_inspection/blocked_loop_responder.py)
     daemon ◄── stacks (stack_reader.py) ────── a process of which no thread answers
 
 A stopped process gets neither the request nor a signal.  Each request has a round of its own, even with several at the

@@ -47,7 +47,6 @@ class Membership:
         self.epoch = 0
 
     def link_over(self, node_link: NodeLink, reason: str) -> None:
-        """Handle the end of a link of this node."""
         first = self._router.node_links.get(0)
         if node_link.lost is not None:
             return
@@ -87,7 +86,6 @@ class Membership:
         """Confirm that this node is alive."""
 
     async def node_is_lost(self, requester: Requester, op: operations.NodeIsLost) -> None:
-        """Carry out a loss that node 0 has declared."""
         if self._daemon(requester) != 0:
             raise AuthError(f"node {frames.node_of(requester.endpoint)} declares node {op.node} lost: node 0 does that")
         if op.epoch <= self.epoch:

@@ -41,8 +41,7 @@ from .worker_process import WorkerProcess
 
 logger = own_logger(__name__)
 
-LOG_DIR: Final = "RLINF_LOG_DIR"
-"""Environment variable that tells workers where this node's logs are."""
+LOG_DIR: Final = "RLINF_LOG_DIR"  # environment variable that tells workers where this node's logs are
 
 _ACCEPT_AGAIN_S: Final = 0.1  # seconds until the next accept after one that failed for lack of descriptors or memory
 

@@ -13,7 +13,7 @@ from rlinf_async import settings
 from rlinf_async._core import frames
 from rlinf_async._core.descriptors import limit_met
 from rlinf_async._core.own_logger import own_logger
-from rlinf_async._core.pool import Pool, Segment
+from rlinf_async._core.pool import Pool, PooledSegment
 from rlinf_async._core.segment import close_fds
 from rlinf_async.errors import ClosedError, NodeLost
 
@@ -90,7 +90,7 @@ class NodeLink:
         self._transfers = 0
         self._outgoing: deque[tuple[int, int, int]] = deque()
         self._bulk_ready = asyncio.Event()
-        self._incoming: dict[int, tuple[Segment | str, int, int]] = {}
+        self._incoming: dict[int, tuple[PooledSegment | str, int, int]] = {}
         """Partial bodies by transfer: memory or the reason of its lack, bytes in all, bytes received."""
         self._complete: dict[int, int | str] = {}
 
@@ -197,7 +197,7 @@ class NodeLink:
         if offset + len(piece) > size:
             self._gone("a piece of a body lies outside the body")
             return
-        if isinstance(segment, Segment):
+        if isinstance(segment, PooledSegment):
             segment.write_at(piece, offset)
         if received < size:
             self._incoming[transfer] = (segment, size, received)
@@ -209,16 +209,16 @@ class NodeLink:
     # dropped, and an error text replaces it in its frame, as for a frame of a local process.
     # tests/launcher/daemon/test_node_link.py::test_a_body_without_memory_is_reported_and_ends_no_link
 
-    def _segment_for(self, size: int) -> Segment | str:
+    def _segment_for(self, size: int) -> PooledSegment | str:
         try:
             return self._pool.borrow(size)
         except (OSError, MemoryError) as error:
             return self._shortage(size, error)
 
-    def _whole(self, segment: Segment | str, size: int) -> int | str:
+    def _whole(self, segment: PooledSegment | str, size: int) -> int | str:
         """Return the descriptor of a complete body, or the reason why it was dropped."""
         try:
-            return segment if isinstance(segment, str) else self._pool.give_back(segment)
+            return segment if isinstance(segment, str) else self._pool.finish(segment)
         except OSError as error:
             return self._shortage(size, error)
 
@@ -261,7 +261,7 @@ class NodeLink:
         self._bulk_ready.set()
         self._holdback.drop()
         for segment, _, _ in self._incoming.values():
-            if isinstance(segment, Segment):
+            if isinstance(segment, PooledSegment):
                 segment.close()
         close_fds([content for content in self._complete.values() if isinstance(content, int)])
         self._complete.clear()

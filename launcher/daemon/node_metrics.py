@@ -16,7 +16,7 @@ from rlinf_async._core.own_logger import own_logger
 from rlinf_async._recorder.state import metric_table as table
 from rlinf_async._recorder.state.event_ring import CELL, CELLS_AT, SLOTS_AT, ring_path
 from rlinf_async._recorder.state.metric_table import MetricFamily
-from rlinf_async._recorder.state.ring_contents import Metric, has_metrics, metrics_of
+from rlinf_async._recorder.state.ring_contents import RingMetric, has_metrics, metrics_of
 
 from .channels import Channels
 from .death_watch import DeathWatch
@@ -33,14 +33,12 @@ _DEVICE_USE_TIMEOUT_S: Final = 1.0
 
 _PROCESSES_PER_TURN: Final = 32
 
-MAX_CELLS_PER_NODE: Final = 1 << 15
-"""Metric cells served per node; more would not fit into one frame."""
+MAX_CELLS_PER_NODE: Final = 1 << 15  # metric cells served per node; more would not fit into one frame
 
-Samples = dict[str, list[list[Any]]]
-"""Rows by metric: label values without ``node``, then the value."""
+Samples = dict[str, list[list[Any]]]  # rows by metric: label values without node, then the value
 
 
-def metrics_in(log_dir: Path, endpoint: int) -> list[Metric]:
+def metrics_in(log_dir: Path, endpoint: int) -> list[RingMetric]:
     """Return the metrics in the ring of a process; none if it has no complete ring."""
     try:
         with open(ring_path(log_dir, endpoint), "rb", buffering=0) as file:
@@ -67,7 +65,7 @@ class NodeMetricsReader:
         self._rank_of_driver: dict[int, int] = {}
         self._driver_ranks = itertools.count()
 
-    async def node_metrics(self, requester: Requester, op: operations.NodeMetrics) -> dict[str, Any]:
+    async def node_metrics(self, requester: Requester, op: operations.ScrapeNode) -> dict[str, Any]:
         """Return samples of the framework's metrics.
 
         Returns:

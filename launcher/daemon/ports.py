@@ -83,7 +83,6 @@ class Ports:
         )
 
     def drop(self, owner: int) -> None:
-        """End the leases of an ended process."""
         for port in self._leases.drop(owner):
             self._marks.pop(port).close()
 
@@ -91,7 +90,6 @@ class Ports:
         return set(self._leases.owners.values())
 
     def status(self) -> list[int]:
-        """Return the leased ports."""
         return sorted(self._leases.owners)
 
     def _is_free(self, port: int) -> bool:

@@ -27,8 +27,7 @@ from .process_state import private_bytes, resident_bytes
 MOST_KEPT: Final = 8
 """Preloaded templates kept per node; a script that changes its environment would create ever more of them."""
 
-MOST_REFUSED: Final = 64
-"""Refusals remembered per node, bounded for the same reason."""
+MOST_REFUSED: Final = 64  # refusals remembered per node, bounded for the same reason
 
 
 @dataclass(frozen=True)
@@ -285,12 +284,10 @@ class Preloads:
         return "; ".join(filter(None, (template.describe() for template in self._made.values())))
 
     def status(self) -> list[dict[str, Any]]:
-        """Return pid, memory and modules of each ready template, for people."""
         ready = [template for template in self._made.values() if template.facts is not None and not template.dead]
         return [memory_of(template) | {"modules": list(template.modules)} for template in ready]
 
     def refusals(self) -> dict[str, str]:
-        """Return the reasons of refusals by module, for people."""
         return {module: reason for (module, _), reason in self._refused.items()}
 
     def close(self) -> None:

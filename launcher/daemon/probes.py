@@ -77,7 +77,7 @@ class Probes:
             changed |= {"MUJOCO_EGL_DEVICE_ID": str(number), "EGL_DEVICE_ID": str(number)}
         return changed
 
-    async def inventory(self, requester: Requester, op: operations.Inventory) -> list[str]:
+    async def inventory(self, requester: Requester, op: operations.FindHardware) -> list[str]:
         """Return the node's registered hardware as a pickle in hex, and a warning for the user or an empty text."""
         sys_path = [self._local_path(entry) for entry in op.sys_path]
         question = {"node_rank": op.node_rank, "sections": op.sections, "sys_path": sys_path}
@@ -98,7 +98,6 @@ class Probes:
         return found
 
     def close(self) -> None:
-        """Kill all running probes."""
         for inquiry in self._inquiries:
             inquiry.kill()
 

@@ -81,7 +81,7 @@ class RunMetrics:
 
     async def _ask(self) -> dict[str, dict[str, Any] | None]:
         asked = {
-            str(node["name"]): self._router.ask(node["node"], operations.NodeMetrics())
+            str(node["name"]): self._router.ask(node["node"], operations.ScrapeNode())
             for node in self._welcome()["nodes"]
         }
         try:

@@ -233,5 +233,4 @@ def _content(segment: SegmentFile) -> bytes:
 
 
 def dropped_of(counts: dict[str, int]) -> dict[str, int]:
-    """Return the counts of dropped samples by reason."""
     return {name.removeprefix(_DROPPED): count for name, count in counts.items() if name.startswith(_DROPPED)}

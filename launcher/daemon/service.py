@@ -200,7 +200,7 @@ class DaemonService:
         on(operations.LockDevices, self.locks.lock_devices)
         on(operations.UnlockDevices, self.locks.unlock_devices)
         on(operations.ReserveLines, self.shared_links.reserve_lines)
-        on(operations.Inventory, self.probes.inventory)
+        on(operations.FindHardware, self.probes.inventory)
         on(operations.ReportLink, self.membership.report_link)
         on(operations.AnswerNode, self.membership.answer_node)
         on(operations.NodeIsLost, self.membership.node_is_lost)
@@ -219,7 +219,7 @@ class DaemonService:
         on(operations.ListRunFiles, self.operators.list_run_files)
         on(operations.ReadRunFile, self.operators.read_run_file)
         on(operations.ServeMetrics, self.run_metrics.serve_metrics)
-        on(operations.NodeMetrics, self.node_metrics.node_metrics)
+        on(operations.ScrapeNode, self.node_metrics.node_metrics)
         on(operations.ReportError, self.report_error)
         on(operations.WithdrawError, self.withdraw_error)
         on(operations.OpenTrace, self.traces.open_trace)
@@ -335,7 +335,6 @@ class DaemonService:
     # -- those who are gone -------------------------------------------------------------------------------------
 
     def end_sub_worker(self, endpoint: Endpoint) -> None:
-        """Report the end of a worker's subprocess and free its state."""
         report = self.sub_workers.end(endpoint)
         if report is not None:
             logger.warning("worker %s (pid %d) %s", endpoint.name, endpoint.pid, report["verdict"])
@@ -400,7 +399,6 @@ class DaemonService:
     # -- questions ----------------------------------------------------------------------------------------------
 
     async def node_status(self, requester: Requester, op: operations.NodeStatus) -> dict[str, Any]:
-        """Return the state of this daemon, for people and for tests."""
         checked = asyncio.Event()
         self.call_check.begin(self.router.endpoints.values(), checked.set)
         await checked.wait()

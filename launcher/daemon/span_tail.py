@@ -65,11 +65,7 @@ class SpanTail:
         return self._read < self._goal
 
     def aim(self) -> None:
-        """Set the goal of ``take`` to everything written so far.
-
-        Raises:
-            ValueError: the file was truncated.
-        """
+        """Set the goal of ``take`` to everything written so far.  Raises ValueError if the file was truncated."""
         with open(self._path, "rb", buffering=0) as file:
             self._goal, _ = self._words(file.fileno())
 
@@ -94,7 +90,7 @@ class SpanTail:
         written, begun = self._words(fd)
         # A record being written now is not counted yet and may have overwritten bytes just read.
         if written - self._read > self._size - MAX_RECORD_BYTES:
-            dropped = begun - self._begun + self._tracks.give_up()
+            dropped = begun - self._begun + self._tracks.abandon()
             self._read, self._begun, self._unpacker = written, begun, self._new_unpacker()
             return dropped
         self._read += len(piece)

@@ -156,18 +156,15 @@ class Templates:
         return self._preloads.use(plain, wanted, on_refused)
 
     def next_log(self) -> Path | None:
-        """Return the path for the output of a new template."""
         self._made += 1
         # The pid distinguishes nodes on one machine.
         return None if self._log_dir is None else self._log_dir / f"template_{os.getpid()}_{self._made - 1}.log"
 
     def describe(self) -> str:
-        """Describe in words the templates for which launches wait."""
         plain = (template.describe() for template in self._templates.values())
         return "; ".join(filter(None, (*plain, self._preloads.describe())))
 
     def status(self) -> dict[str, Any]:
-        """Return the templates with their memory, and modules that were not preloaded with the reason."""
         alive = [memory_of(template) for template in self._templates.values() if not template.dead]
         templates = [*(each | {"modules": []} for each in alive), *self._preloads.status()]
         return {"templates": templates, "not_preloaded": self._preloads.refusals()}

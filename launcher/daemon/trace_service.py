@@ -31,7 +31,7 @@ from rlinf_async._core.own_logger import own_logger
 from rlinf_async._recorder.state.event_ring import DIRECTORY
 from rlinf_async._recorder.state.span_log import SUFFIX
 from rlinf_async._trace.state.clocks import ClockOffset
-from rlinf_async._trace.state.trace_file import Process, TraceFile
+from rlinf_async._trace.state.trace_file import TracedProcess, TraceFile
 from rlinf_async.errors import ConfigError
 
 from .handlers import Requester
@@ -134,7 +134,7 @@ class Traces:
         at = self._name if node == self._router.node else self._router.node_links[node].name
         try:
             endpoint, name, pid, shift, tracks, dropped, spans = batch
-            process = Process(endpoint, str(name), at, int(pid))
+            process = TracedProcess(endpoint, str(name), at, int(pid))
             self._file.add(process, tracks, spans, dropped, shift=int(shift), clock=self._clocks.get(node))
         except OSError as error:
             logger.error("the trace ends here: %s", error)
@@ -143,7 +143,6 @@ class Traces:
             logger.warning("node %d sent spans that make no sense", node)
 
     async def read_clock(self, requester: Requester, op: operations.ReadClock) -> int:
-        """Return the time of this daemon's monotonic clock in nanoseconds."""
         return time.monotonic_ns()
 
     def close(self) -> None:

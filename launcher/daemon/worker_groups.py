@@ -148,7 +148,6 @@ class WorkerGroups:
         return f"<WorkerGroups of node {self._site.node} [{len(self.by_number)} groups]>"
 
     def group_of(self, endpoint: Endpoint) -> LocalGroup | None:
-        """Return the group of a worker."""
         return next((group for group in self.by_number.values() if endpoint in group.workers), None)
 
     async def open_store(self, requester: Requester, op: operations.OpenStore) -> int:
@@ -385,11 +384,9 @@ class WorkerGroups:
             group.closed.set_result(None)
 
     def owners(self) -> set[int]:
-        """Return the endpoints that have groups here."""
         return {group.owner for group in self.by_number.values()}
 
     def drop(self, owner: int) -> None:
-        """Begin the end of an owner's groups, once it is gone."""
         for group in [group for group in self.by_number.values() if group.owner == owner]:
             self._abandon(group)
 

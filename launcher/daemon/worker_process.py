@@ -65,8 +65,7 @@ class WorkerProcess:
         self.ended: asyncio.Future[ExitStatus] = loop.create_future()
         self.closing = False
         self._kill_reason = ""
-        self.image: Image | None = None
-        """Program that the process runs from its fork on; None under a profiler."""
+        self.image: Image | None = None  # program that the process runs from its fork on; None under a profiler
         self._pidfd = -1
         self._memory_kills = MemoryKills.count()
         self._outputs: list[WorkerOutput] = []
@@ -84,11 +83,7 @@ class WorkerProcess:
         return f"{self.log}{_SUFFIXES[stream]}"
 
     async def start(self, template: WorkerStarter, on_death: Callable[[], None]) -> socket.socket:
-        """Start the process; return this daemon's end of its socket.
-
-        Raises:
-            LaunchError: the fork failed.
-        """
+        """Start the process; return this daemon's end of its socket.  Raises LaunchError if the fork failed."""
         try:
             own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         except BaseException:
@@ -164,11 +159,7 @@ class WorkerProcess:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the process.
-
-        Raises:
-            ProcessLookupError: it has ended.
-        """
+        """Send a signal to the process.  Raises ProcessLookupError if it has ended."""
         if self._pidfd < 0 or self.exit_status is not None:
             raise ProcessLookupError("it has ended")
         signal.pidfd_send_signal(self._pidfd, number)

@@ -111,7 +111,6 @@ class HostCheck:
         return [*found, "its clock"]
 
     async def close(self) -> None:
-        """Close every lifeline; the hosts remove unpacked files."""
         await asyncio.gather(*(lifeline.close(_CLEANUP_TIMEOUT_S) for lifeline in self.lifelines.values()))
 
     async def _visit(self, rank: int) -> dict[str, Any]:

@@ -248,7 +248,6 @@ class HostSurvey:
         }
 
     def end(self) -> None:
-        """End this process at once, on a signal."""
         self.clean_up()
         os._exit(1)
 

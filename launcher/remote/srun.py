@@ -45,10 +45,8 @@ class SrunConnector:
 
     host: Host
     argv: Sequence[str]
-    run_there: Sequence[str]
-    """Prefix of every command that is run on the node."""
-    probe: Sequence[str]
-    """The same step without work, for the user to try by hand."""
+    run_there: Sequence[str]  # prefix of every command that is run on the node
+    probe: Sequence[str]  # the same step without work, for the user to try by hand
     python: str
     prologue: str | None
 

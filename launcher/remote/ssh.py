@@ -31,8 +31,7 @@ class SshConnector:
 
     host: Host
     argv: Sequence[str]
-    probe: Sequence[str]
-    """The same ssh without work, for the user to try by hand."""
+    probe: Sequence[str]  # the same ssh without work, for the user to try by hand
     python: str
     prologue: str | None
 

@@ -35,7 +35,7 @@ class SimDaemonControl:
     def send(self, event: dict[str, Any]) -> None:
         self.events.append(event)
 
-    def has_sent(self, event: str) -> dict[str, Any] | None:
+    def find_event(self, event: str) -> dict[str, Any] | None:
         return next((each for each in self.events if each["event"] == event), None)
 
     def command(self, command: dict[str, Any]) -> None:
@@ -57,8 +57,6 @@ class SimDaemonControl:
 
 
 class SimNode:
-    """A node of a simulation."""
-
     def __init__(
         self,
         scheduler: Scheduler,
@@ -70,7 +68,7 @@ class SimNode:
         environ: dict[str, str],
         rate: float = 1.0,
     ) -> None:
-        """``rate`` is that of the machine's clock."""
+        """``rate`` is the rate of the machine's clock."""
         self._rate = rate
         self._on_birth = on_birth
         self.scheduler = scheduler
@@ -110,7 +108,7 @@ class SimNode:
 
     @property
     def lost(self) -> list[dict[str, Any]]:
-        """The nodes that it takes for lost, as it tells of them."""
+        """Nodes that the daemon counts as lost, as its reports list them."""
         return [] if self.node is None else self.node._service.lost
 
     @property
@@ -118,7 +116,7 @@ class SimNode:
         return self.process.has_ended or (self.task is not None and self.task.done())
 
     def stop_for(self, seconds: float) -> None:
-        """As SIGSTOP of the daemon, and SIGCONT later, unless its guardian kills it before (``SignOfLife``)."""
+        """Stop the daemon as SIGSTOP does, and continue it later unless its guardian kills it first."""
         self.process.stop_for(seconds)
         assert self.node is not None
         root = self.node._router.node_links.get(0)
@@ -126,7 +124,7 @@ class SimNode:
             self.scheduler.after(silent, self.kill)
 
     def kill(self) -> None:
-        """As SIGKILL of the daemon: its workers, which the kernel ends with it, end too."""
+        """Kill the daemon as SIGKILL does; its workers end with it, as the kernel would end them."""
         if self.has_ended:
             return
         assert self.node is not None
@@ -134,4 +132,4 @@ class SimNode:
             worker.kill()
         endpoints = self.node._router.endpoints.values()
         self.process.end([endpoint.connection for endpoint in endpoints if endpoint.connection is not None])
-        self._fabric.end_of(self.number)
+        self._fabric.end_node(self.number)

@@ -1,7 +1,7 @@
-"""``small_limits``: thresholds of the protocol in small, so that short simulated programs cross each of them.
+"""``small_limits``: small values for the protocol's thresholds, so that short simulated programs cross each of them.
 
-A run in earnest keeps the constants: the modules read them as they are, and only while a ``small_limits`` block runs
-do other numbers stand in their places.  Settings have environment variables, so a block returns theirs::
+Real runs keep the constants: the modules read them unchanged, and only while a ``small_limits`` block runs do small
+values replace them. Settings have environment variables, so the block returns their values::
 
     with small_limits() as settings:
         SimCluster(nodes=3, seed=7, settings=settings).run(main)
@@ -80,7 +80,7 @@ SETTINGS: Final = {
 
 @contextlib.contextmanager
 def small_limits() -> Iterator[dict[str, int]]:
-    """Put the small values in place while the block runs; yield the settings that go with them."""
+    """Install the small values while the block runs; yield the settings that go with them."""
     with contextlib.ExitStack() as places:
         for module, name, value in LIMITS:
             for place in _holders(module, name):
@@ -89,9 +89,9 @@ def small_limits() -> Iterator[dict[str, int]]:
 
 
 def _holders(module: ModuleType, name: str) -> list[ModuleType]:
-    """Return the module of a constant, and those that have imported it by name."""
+    """Return the module of a constant, and all modules that have imported it by name."""
     value = vars(module)[name]
     if name.startswith("_"):
         return [module]
-    ours = [each for key, each in sys.modules.items() if key.startswith(_PACKAGES) and each is not None]
-    return [each for each in ours if vars(each).get(name) is value]
+    own_modules = [each for key, each in sys.modules.items() if key.startswith(_PACKAGES) and each is not None]
+    return [each for each in own_modules if vars(each).get(name) is value]

@@ -232,6 +232,7 @@ async def test_a_self_started_cluster_is_ended_by_its_daemons(capsys: Any) -> No
             await getting
 
 
+@pytest.mark.slow
 async def test_restarted_ranks_are_counted_in_the_status(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -66,6 +66,7 @@ def test_a_truncated_log_is_read_on_from_its_end(tmp_path: Path) -> None:
     assert read(file) == ["three"]
 
 
+@pytest.mark.slow
 def test_a_long_log_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     file = log(tmp_path / "log", b"a line\n" * (1 << 20))
     tracemalloc.start()

@@ -31,7 +31,7 @@ CHANNEL = 1
 HERE = NODE << 32
 NONSENSE = [b"k", b"", "obs", "", 0, 1, 2, 5, 1.5, -1, None, True, [], [1], [[1]], {}, {"a": 1}, 1 << 40]
 HARMLESS = sorted(
-    OPERATIONS.keys() - {"Spawn", "Inventory", "OpenTrace"}  # these start processes, and write files
+    OPERATIONS.keys() - {"Spawn", "FindHardware", "OpenTrace"}  # these start processes, and write files
 )
 SEEDS = int(os.environ.get("SEEDS", "300"))
 """More of them take longer, and find more."""

@@ -481,6 +481,7 @@ async def test_of_a_failed_spawn_no_worker_is_left(tmp_path: Path) -> None:
 # -- whole runs -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_survives_floods_a_dead_template_and_odd_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """One run for all tests, because a start takes a second."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -503,6 +504,7 @@ def test_a_run_survives_floods_a_dead_template_and_odd_variables(monkeypatch: py
         assert time.monotonic() - since < 10
 
 
+@pytest.mark.slow
 def test_a_child_group_of_a_dying_parent_is_not_left() -> None:
     with Cluster(num_nodes=1, log_to_driver=False) as cluster:
         parent = Parent.create_group().launch(cluster, placement=ONE, name="parent").wait_ready()

@@ -10,14 +10,14 @@ from unittest.mock import Mock
 import pytest
 
 from rlinf_async._core import frames
-from rlinf_async._core.pool import Pool, Segment
+from rlinf_async._core.pool import Pool, PooledSegment
 from rlinf_async._core.segment import close_fds
 from rlinf_launcher.daemon.node_link import _HEADER, NodeLink
 
 from .test_daemon_faults import Link
 
 
-@pytest.mark.parametrize(("of", "step"), [(Pool, "borrow"), (Segment, "hand_out")], ids=str)
+@pytest.mark.parametrize(("of", "step"), [(Pool, "borrow"), (PooledSegment, "hand_out")], ids=str)
 async def test_a_body_without_memory_is_reported_and_ends_no_link(
     monkeypatch: pytest.MonkeyPatch, of: type, step: str
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_async._core.operations import NodeMetrics as Operation
+from rlinf_async._core.operations import ScrapeNode as Operation
 from rlinf_async._recorder.state import metric_table as table
 from rlinf_async._recorder.state.event_ring import EventRing, MetricKind, ring_path, size_of
 from rlinf_launcher.daemon import node_metrics

@@ -13,7 +13,7 @@ import pytest
 
 from rlinf_async._core import frames
 from rlinf_async._core.frames import FrameError, Status
-from rlinf_async._core.operations import NodeMetrics
+from rlinf_async._core.operations import ScrapeNode
 from rlinf_async.errors import LaunchError
 from rlinf_launcher.daemon import routed_frames, router as routers
 from rlinf_launcher.daemon.endpoint import Endpoint
@@ -59,7 +59,7 @@ def router() -> Iterator[Router]:
 
 
 def test_own_requests_are_answered_refused_or_cancelled(router: Router) -> None:
-    answered, refused, given_up = (router.ask(0, NodeMetrics()) for _ in range(3))
+    answered, refused, given_up = (router.ask(0, ScrapeNode()) for _ in range(3))
     given_up.cancel()
     daemon = frames.endpoint(0, 0)
     router.deliver((frames.ANSWER, 0, daemon, daemon, 1, True, {"samples": {}}))
@@ -71,16 +71,16 @@ def test_own_requests_are_answered_refused_or_cancelled(router: Router) -> None:
 
 
 def test_a_node_that_ends_waits_for_no_answer(router: Router) -> None:
-    asked = router.ask(0, NodeMetrics())
+    asked = router.ask(0, ScrapeNode())
     router.cancel_requests()
     assert asked.cancelled()
-    assert router.ask(0, NodeMetrics()).cancelled()
-    assert router.ask(7, NodeMetrics()).cancelled()
+    assert router.ask(0, ScrapeNode()).cancelled()
+    assert router.ask(7, ScrapeNode()).cancelled()
 
 
 def test_a_request_to_an_unknown_node_is_refused_at_once(router: Router) -> None:
     with pytest.raises(LaunchError, match="there is no node 7 in this run"):
-        router.ask(7, NodeMetrics()).result()
+        router.ask(7, ScrapeNode()).result()
 
 
 def attach(router: Router, role: str) -> tuple[Endpoint, Sent]:
@@ -165,7 +165,7 @@ def test_a_body_without_memory_stays_inline_or_is_explained(
     [
         ([frames.GET, 1, 0, frames.endpoint(0, 0), 7], False),
         ([frames.CALL, 1, 0, frames.route_to([1]), 7, "step", 0, 8], False),
-        ([frames.REQUEST, 1, 0, 0, 1, "NodeMetrics", {}], True),
+        ([frames.REQUEST, 1, 0, 0, 1, "ScrapeNode", {}], True),
         ([frames.SETTLED, 1, 0, []], True),
         ([frames.HELLO, 1, 0, {}], True),
         ([frames.RESTART, 1, 0], True),
