@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from typing import Final
 
 from rlinf_async._recorder.state.event_ring import EventKind, EventRing, size_of
-from rlinf_async._recorder.state.ring_admission import Admission
+from rlinf_async._recorder.state.ring_admission import RingAdmission
 
 from . import bench_call, bench_channel, contestant, session
 from .contestant import ContestantError
@@ -64,7 +64,7 @@ def _events(count: int) -> Sequence[float]:
 
 def _left_out(count: int) -> Sequence[float]:
     """Return the microseconds per operation that is not recorded because there are too many."""
-    admits = Admission(2, lambda count: None).question()  # one operation in 30 s
+    admits = RingAdmission(2, lambda count: None).question()  # one operation in 30 s
     admits()
     numbers = range(count)
     began = time.perf_counter()

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlinf_async._inspection.state.run_report import ActivityState, to_data
 from rlinf_async._recorder.state.event_ring import EventKind
-from rlinf_async._recorder.state.ring_contents import Event, RingContents
+from rlinf_async._recorder.state.ring_contents import RingContents, RingEvent
 from rlinf_launcher.control.recorded_run import RecordedRun
 from tests._support.made_reports import MadeRun, get
 from tests._support.made_rings import operation, point, ring
@@ -42,7 +42,7 @@ def made_run(events: int, *, rollouts: int = 6, is_stuck: bool = True) -> Record
     )
 
 
-def _ring(process: str, operations: list[list[Event]]) -> RingContents:
+def _ring(process: str, operations: list[list[RingEvent]]) -> RingContents:
     return ring(process, *operations, wall_offset=OFFSET)
 
 
