@@ -49,7 +49,6 @@ class Driver:
             self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """Send SIGKILL to the script."""
         # Not to its group, which contains trackers of shared memory: ``Orphans`` kills the rest, and trackers last.
         # tests/test_orphans.py::test_a_second_signal_ends_at_once_a_script_that_ignores_the_first
         if not self._exited.is_set():

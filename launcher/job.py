@@ -70,8 +70,7 @@ class Job:
     ) -> None:
         self.run_id = fresh_run_id()
         self.was_interrupted = False
-        self.unobserved: list[str] = []
-        """Failures that the script has not noticed; complete once the nodes have ended."""
+        self.unobserved: list[str] = []  # failures that the script has not noticed; complete once the nodes have ended
         self._nodes = nodes
         self._options = options
         self._exported = exported
@@ -178,11 +177,11 @@ class Job:
         """Return this machine's part of the run; None if nothing was started, or its logs end with the run."""
         from .control.run_places import LocalRun
 
-        here = [self._peers[node.rank] for node in self._nodes if node.is_here and self._peers]
-        logs = Path(here[0]["log_dir"]) if here and here[0]["log_dir"] else None
-        if logs is None or logs.is_relative_to(Path(here[0]["socket"]).parent) or not logs.is_dir():
+        local_peers = [self._peers[node.rank] for node in self._nodes if node.is_here and self._peers]
+        logs = Path(local_peers[0]["log_dir"]) if local_peers and local_peers[0]["log_dir"] else None
+        if logs is None or logs.is_relative_to(Path(local_peers[0]["socket"]).parent) or not logs.is_dir():
             return None
-        sockets = {peer["node"]: Path(peer["socket"]) for peer in here}
+        sockets = {peer["node"]: Path(peer["socket"]) for peer in local_peers}
         return LocalRun(self.run_id, time.time(), sockets, is_alive=self._phase != "stopping", logs=logs)
 
     async def _end_once_expired(self) -> None:
@@ -212,7 +211,6 @@ class Job:
             loop.call_later(_SCRIPT_GRACE_S, self._driver.kill)
 
     def kill(self) -> None:
-        """End everything at once."""
         self.was_interrupted = True
         self._end_at_once.set()
         self._abandon_bundle()
@@ -439,7 +437,6 @@ class Job:
 
 
 def script_command(options: Options) -> list[str]:
-    """Return the command line of the script."""
     assert options.script is not None
     target = ["-m", options.script] if options.module else [options.script]
     return [driver_python(options), *interpreter_flags(), *target, *options.args]

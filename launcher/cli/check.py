@@ -32,7 +32,6 @@ class CheckResult:
     checked: Mapping[int, Sequence[str]]
 
     def text(self) -> str:
-        """Return a table, then the errors of each failed host, then the checks made."""
         titles = ["NODE", "STATE", "HOSTNAME", "PY", "TORCH", "RLINF-ASYNC", "ADDRESS", "CLOCK"]
         out = [grid(titles, [self._row(node) for node in self.nodes])]
         for rank, text in sorted(self.failures.items()):
@@ -54,8 +53,8 @@ class CheckResult:
         for node in self.nodes:
             failure = self.failures.get(node.rank)
             answer = self.answers.get(node.rank)
-            told = {"failure": failure, "checked": self.checked[node.rank], "answer": answer}
-            yield {"event": "check", "rank": node.rank, "name": node.name, **told}
+            outcome = {"failure": failure, "checked": self.checked[node.rank], "answer": answer}
+            yield {"event": "check", "rank": node.rank, "name": node.name, **outcome}
 
     def _row(self, node: PlannedNode) -> list[str]:
         state = "failed" if node.rank in self.failures else "ok"
@@ -67,7 +66,6 @@ class CheckResult:
 
 
 async def check(nodes: Sequence[PlannedNode], options: Options, python_path: str, report: Report) -> CheckResult:
-    """Check all hosts in parallel, within ``--start-timeout``."""
     inspection = HostCheck(nodes, options, fresh_run_id(), report)
     inspection.python_path = python_path
     loop = asyncio.get_running_loop()
@@ -86,9 +84,9 @@ def _look_for_script(
     nodes: Sequence[PlannedNode], options: Options, failures: dict[int, str], checked: Mapping[int, list[str]]
 ) -> None:
     """Check for the script on this machine, where it runs; in a run Python itself reports a missing one."""
-    here = next(node.rank for node in nodes if node.is_here)
-    if options.script is None or options.module or not checked[here]:
+    rank = next(node.rank for node in nodes if node.is_here)
+    if options.script is None or options.module or not checked[rank]:
         return
-    checked[here].append(f"script {options.script}")
+    checked[rank].append(f"script {options.script}")
     if script_is_missing(options):
-        failures[here] = "\n".join(filter(None, [failures.get(here), missing_script_text(options)]))
+        failures[rank] = "\n".join(filter(None, [failures.get(rank), missing_script_text(options)]))

@@ -41,7 +41,6 @@ complete -o bashdefault -o default -F _rlinf_launch rlinf-launch"""
 
 
 def launch_script(shell: str) -> str:
-    """Return the script for ``rlinf-launch``; raises as `completion_script`."""
     text = completion_script(_launch_parser(), shell)
     return text + _BASH_UP_TO_SCRIPT if shell == "bash" else text
 
@@ -70,7 +69,6 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
 
 
 def _launch_parser() -> argparse.ArgumentParser:
-    """Return ``rlinf-launch``'s flags as an argparse parser, for completion only."""
     parser = argparse.ArgumentParser(prog="rlinf-launch", add_help=False)
     _add_flags(parser)
     return parser

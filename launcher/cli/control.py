@@ -37,7 +37,6 @@ _SCRIPTS_TIMEOUT_S: Final = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``rlinf-ctl`` with the words after its name; return the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
     try:
         if (passed_on := _launcher_words(words)) is not None:

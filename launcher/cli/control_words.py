@@ -127,9 +127,9 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if match := _UNKNOWN_COMMAND.match(message):
-            there = re.findall(r"\w+", match[2])
+            known = re.findall(r"\w+", match[2])
             message = (
-                f"there is no command {match[1]!r}{suggestion(match[1], there)}\n  fix: write one of {', '.join(there)}"
+                f"there is no command {match[1]!r}{suggestion(match[1], known)}\n  fix: write one of {', '.join(known)}"
             )
         super().error(message)
 

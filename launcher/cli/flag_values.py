@@ -96,7 +96,6 @@ def seconds(value: FlagValue) -> float:
 
 
 def timeout(value: FlagValue) -> float | None:
-    """Return seconds to wait; None for ever."""
     return seconds(value) or None
 
 
@@ -120,12 +119,12 @@ def folder(value: FlagValue) -> Path:
 
 def _project(value: FlagValue) -> Path:
     """Return the nearest project folder from here upwards, below the home folder; else this folder."""
-    here = Path.cwd().resolve()
+    folder = Path.cwd().resolve()
     too_large = {Path("/"), Path(os.environ.get("HOME", "/")).resolve()}
-    if here in too_large:
-        raise value.error(f"all of {here} would be shipped", "go to the folder of your code, or name it: --sync=DIR")
-    below = itertools.takewhile(lambda folder: folder not in too_large, (here, *here.parents))
-    return next((each for each in below if (each / "pyproject.toml").exists() or (each / ".git").exists()), here)
+    if folder in too_large:
+        raise value.error(f"all of {folder} would be shipped", "go to the folder of your code, or name it: --sync=DIR")
+    below = itertools.takewhile(lambda folder: folder not in too_large, (folder, *folder.parents))
+    return next((each for each in below if (each / "pyproject.toml").exists() or (each / ".git").exists()), folder)
 
 
 def user(value: FlagValue) -> str:
@@ -168,7 +167,6 @@ def tee(value: FlagValue) -> str:
 
 
 def split_shell(value: FlagValue) -> tuple[str, ...]:
-    """Split words as a shell does."""
     try:
         return tuple(shlex.split(value.text))
     except ValueError as error:

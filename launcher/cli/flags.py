@@ -237,7 +237,6 @@ FOREIGN = {
 
 
 def help_text() -> str:
-    """Return the text of ``--help``."""
     out = [
         "usage: rlinf-launch [options] [--] train.py [args ...]",
         "",

@@ -30,17 +30,17 @@ def read_entry(line: SourceSpan) -> tuple[Host, ...]:
     if not words:
         return ()
     head = words.pop(0)
-    said, variables = _settings(words)
-    name = _read_head(head, said)
+    settings, variables = _settings(words)
+    name = _read_head(head, settings)
     names = (name.text,) if name.is_ipv6 else expand(name.span)
     for each in names:
         _check_name(each, head)
-    address = _address(said.get("addr"))
+    address = _address(settings.get("addr"))
     if address and len(names) > 1:
-        raise said["addr"].error(f"one address for {len(names)} hosts", "give each host a line of its own")
-    slots, max_slots = _number(name.slots, 0), _number(said.get("max_slots"), 0)
-    if "fake_gpus" in said and "gpus" in said:
-        raise said["fake_gpus"].error("real and fake GPUs on one host", "keep gpus= or fake_gpus=, not both")
+        raise settings["addr"].error(f"one address for {len(names)} hosts", "give each host a line of its own")
+    slots, max_slots = _number(name.slots, 0), _number(settings.get("max_slots"), 0)
+    if "fake_gpus" in settings and "gpus" in settings:
+        raise settings["fake_gpus"].error("real and fake GPUs on one host", "keep gpus= or fake_gpus=, not both")
     return tuple(
         Host(
             name=each,
@@ -48,11 +48,11 @@ def read_entry(line: SourceSpan) -> tuple[Host, ...]:
             user=name.user,
             port=_number(name.port, 1, 65535),
             address=address,
-            python=_python(said.get("python")),
-            gpus=_gpus(said.get("gpus")),
-            labels=_labels(said.get("labels")),
+            python=_python(settings.get("python")),
+            gpus=_gpus(settings.get("gpus")),
+            labels=_labels(settings.get("labels")),
             env=variables,
-            fake_gpus=_number(said.get("fake_gpus"), 0, MAX_FAKE_GPUS),
+            fake_gpus=_number(settings.get("fake_gpus"), 0, MAX_FAKE_GPUS),
             source=head.where,
             max_slots=max_slots,
         )
@@ -70,7 +70,7 @@ class _Head:
     port: SourceSpan | None
 
 
-def _read_head(head: SourceSpan, said: dict[str, SourceSpan]) -> _Head:
+def _read_head(head: SourceSpan, settings: dict[str, SourceSpan]) -> _Head:
     if head.text.startswith("-"):
         raise head.error(f"{head.text!r} is not a host name: it begins with '-'", _EXAMPLE)
     if "=" in head.text:
@@ -92,7 +92,7 @@ def _read_head(head: SourceSpan, said: dict[str, SourceSpan]) -> _Head:
         host, number = place.cut(0, len(text)), place.cut(len(text) + 1) if colon else None
     if number is not None and not _NUMBER.fullmatch(number.text):
         raise place.error(f"{number.text!r} after the colon is not a number", "write node04:8 or user@node04:2222")
-    slots, port = said.get("slots"), said.get("port")
+    slots, port = settings.get("slots"), settings.get("port")
     if number is not None and (at or is_ipv6 or port):
         port = _agreed("port", number, port)
     elif number is not None:
@@ -138,7 +138,7 @@ def _check_name(name: str, head: SourceSpan) -> None:
 
 def _settings(words: list[SourceSpan]) -> tuple[dict[str, SourceSpan], dict[str, str]]:
     """Return the ``key=value`` words by key, and the ``env.NAME=value`` ones by name."""
-    said: dict[str, SourceSpan] = {}
+    settings: dict[str, SourceSpan] = {}
     variables: dict[str, str] = {}
     for word in words:
         key, equals, _ = word.text.partition("=")
@@ -157,12 +157,12 @@ def _settings(words: list[SourceSpan]) -> tuple[dict[str, SourceSpan], dict[str,
         if plain not in _KEYS:
             known = ", ".join(f"{each}=" for each in _KEYS)
             raise word.error(f"unknown key {key!r}{suggestion(plain, _KEYS)}", f"use one of {known}, env.NAME=")
-        if plain in said and plain != "max_slots":
+        if plain in settings and plain != "max_slots":
             raise word.error(f"{key}= is given twice", "keep one of the two")
-        if plain in said and said[plain].text != value.text:
+        if plain in settings and settings[plain].text != value.text:
             raise word.error("max_slots= is given twice, with two values", "keep one of the two")
-        said[plain] = value
-    return said, variables
+        settings[plain] = value
+    return settings, variables
 
 
 def _number(value: SourceSpan | None, low: int, high: int = 10**6) -> int | None:

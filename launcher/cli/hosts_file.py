@@ -126,9 +126,9 @@ def _read(entries: Sequence[SourceSpan], source: str, allow_duplicates: bool) ->
         except ConfigError as error:
             errors.append(error)
     if errors:
-        told = [str(error) for error in errors[:_MAX_ERRORS]]
-        told += [f"… and {len(errors) - _MAX_ERRORS} more bad lines"] if len(errors) > _MAX_ERRORS else []
-        raise ConfigError("\n".join(told))
+        texts = [str(error) for error in errors[:_MAX_ERRORS]]
+        texts += [f"… and {len(errors) - _MAX_ERRORS} more bad lines"] if len(errors) > _MAX_ERRORS else []
+        raise ConfigError("\n".join(texts))
     if not hosts:
         first_line = entries[0] if entries else SourceSpan("", source, 1, 0, "")
         raise first_line.error("no host is named here", "write one host per line, for example: node01 slots=8")

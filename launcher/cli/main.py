@@ -49,7 +49,6 @@ _MAX_UNNOTICED_LINES: Final = 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``rlinf-launch`` with the words after its name; return the exit code."""
     surroundings.open_standard_descriptors()
     # A supervisor may ignore SIGCHLD, which this process inherits; the script's exit code would be lost.
     # tests/test_environments.py
@@ -62,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.help:
             return _print(help_text())
         if options.version:
-            told = {"event": "version", "version": __version__}
-            return _print(json.dumps(told) if options.json else f"rlinf-launch {__version__}")
+            version = {"event": "version", "version": __version__}
+            return _print(json.dumps(version) if options.json else f"rlinf-launch {__version__}")
         if options.print_completion is not None:
             from .completion import launch_script  # imported late: a run does not need argparse
 
@@ -197,10 +196,10 @@ async def _launch(nodes: Sequence[PlannedNode], options: Options, variables: Map
         return code
     script_code = code
     if script_code == 0 and (failures := job.unobserved):
-        told = failures[:_MAX_UNNOTICED_LINES]
-        told += [f"and {len(failures) - _MAX_UNNOTICED_LINES} more"] if len(failures) > _MAX_UNNOTICED_LINES else []
+        shown = failures[:_MAX_UNNOTICED_LINES]
+        shown += [f"and {len(failures) - _MAX_UNNOTICED_LINES} more"] if len(failures) > _MAX_UNNOTICED_LINES else []
         await job.keep_bundle()
-        report.error("the script ended well, but did not notice these failures:\n  " + "\n  ".join(told))
+        report.error("the script ended well, but did not notice these failures:\n  " + "\n  ".join(shown))
         code = _UNNOTICED_FAILURE_CODE
     report.exit(str(options.script), code, script_code)
     return code

@@ -167,5 +167,5 @@ def _add(words: _GivenWords, flag: Flag, value: FlagValue) -> None:
 def _unknown(written: str, spelling: str) -> ConfigError:
     hint = FOREIGN.get(spelling)
     fix = hint or "rlinf-launch --help lists the flags; the script's own flags go after the script"
-    near = "" if hint else suggestion(spelling, BY_SPELLING)
-    return ConfigError(f"unknown flag '{written}'{near}\n  fix: {fix}")
+    similar = "" if hint else suggestion(spelling, BY_SPELLING)
+    return ConfigError(f"unknown flag '{written}'{similar}\n  fix: {fix}")

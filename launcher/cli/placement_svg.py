@@ -24,7 +24,6 @@ _COLOURS: Final = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07a
 
 
 def draw(chart: Chart, title: str) -> str:
-    """Return the drawing as SVG."""
     colours = {name: _COLOURS[number % len(_COLOURS)] for number, name in enumerate(chart.components)}
     cell_height = 20 + _BAR * max(1, max((len(spot.ranks) for node in chart.nodes for spot in node.spots), default=1))
     across = min(_CELLS_PER_ROW, max((len(node.spots) for node in chart.nodes), default=1))
@@ -112,13 +111,15 @@ def _spot(node: NodeChart, spot: Spot, x: int, y: int, height: int, colours: dic
     yield f'<text x="{x + 7}" y="{y + 12}" fill="#5b6270">{_text(_fit(name, _CELL - 12))}</text>'
     for number, (component, ranks) in enumerate(spot.ranks.items()):
         top = y + 17 + number * _BAR
-        told = format_ranks(sorted(ranks))
-        where = quoteattr(f"{component}:{told}")
-        full = f"{component} {'ranks' if len(ranks) > 1 else 'rank'} {told} on node {node.rank} {node.name}, {name}"
+        rank_text = format_ranks(sorted(ranks))
+        where = quoteattr(f"{component}:{rank_text}")
+        full = (
+            f"{component} {'ranks' if len(ranks) > 1 else 'rank'} {rank_text} on node {node.rank} {node.name}, {name}"
+        )
         yield f"<g data-ranks={where}><title>{_text(full)}</title>"
         fill = colours[component]
         yield f'<rect x="{x + 5}" y="{top}" width="{_CELL - 10}" height="{_BAR - 3}" rx="3" fill="{fill}"/>'
-        label = _fit(f"{component} {told}", _CELL - 16)
+        label = _fit(f"{component} {rank_text}", _CELL - 16)
         yield f'<text x="{x + 9}" y="{top + 11}" font-size="10" fill="#ffffff">{_text(label)}</text></g>'
 
 

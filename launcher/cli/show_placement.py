@@ -54,7 +54,6 @@ class Drawing:
         return f"{self.source}: {counted(ranks, 'rank')} on {counted(len(self.chart.nodes), 'node')}"
 
     def text(self) -> str:
-        """Return the table for a terminal."""
         columns = ["NODE", "DEVICE", *self.chart.components]
         rows = []
         for node in self.chart.nodes:
@@ -71,7 +70,6 @@ class Drawing:
         return "\n".join(out)
 
     def facts(self) -> dict[str, Any]:
-        """Return the same for ``--json``."""
         return {
             "event": "placement",
             "source": self.source,
@@ -130,11 +128,7 @@ def picture(nodes: Sequence[PlannedNode], options: Options, environ: Mapping[str
 
 
 def save(drawn: Drawing, path: Path) -> None:
-    """Write the drawing.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
+    """Write the drawing.  Raises ConfigError if the file cannot be written."""
     try:
         path.write_text(drawn.svg(), encoding="utf-8")
     except OSError as error:

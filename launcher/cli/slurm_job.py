@@ -52,8 +52,8 @@ def slurm_hosts(environ: Mapping[str, str], show: Callable[[str], str] = show_jo
                     f"${name}: {host.name!r} is in another component of the job as well, and would be two nodes\n"
                     "  fix: ask for whole nodes (sbatch --exclusive), or for other ones in each component"
                 )
-            here = environ.get("SLURMD_NODENAME") == host.name
-            slurm = SlurmNode(is_here=here, component=component) if job else None
+            is_here = environ.get("SLURMD_NODENAME") == host.name
+            slurm = SlurmNode(is_here=is_here, component=component) if job else None
             hosts[host.name] = replace(host, labels=labels, slurm=slurm)
     found = _gpus_by_node(show(job)) if job and hosts else {}
     if not found:

@@ -141,14 +141,15 @@ class Attachment:
         for future in (self.lost, self._greeted):
             future.cancel()
 
-    async def _in_time(self, answer: asyncio.Future[Answer], who: str, node: int) -> Answer:
+    async def _in_time(self, answer: asyncio.Future[Answer], daemon: str, node: int) -> Answer:
         now = self._loop.time()
         timeout = max(0.0, self.deadline - now) * _MOST_OF_TIME
         try:
             async with asyncio.timeout(timeout):
                 return await answer
         except TimeoutError:
-            raise DeadlineExceeded(f"{who} did not answer within {timeout:.1f} s: {self._why_silent(node)}") from None
+            text = f"{daemon} did not answer within {timeout:.1f} s: {self._why_silent(node)}"
+            raise DeadlineExceeded(text) from None
 
     def _why_silent(self, node: int) -> str:
         """Describe the kernel's state of a local daemon, with the command that resumes a stopped one."""
@@ -180,10 +181,10 @@ class Attachment:
                 _fail(answer, LaunchError(str(frame[6][1])))
 
     def _on_closed(self, reason: str) -> None:
-        said = f"the connection to {self} has ended ({reason})"
-        _settle(self.lost, said)
+        text = f"the connection to {self} has ended ({reason})"
+        _settle(self.lost, text)
         for answer in (self._greeted, *self._open.values()):
-            _fail(answer, ClosedError(said))
+            _fail(answer, ClosedError(text))
 
 
 def _state_of(pid: int) -> str:
@@ -226,5 +227,5 @@ async def attached(run: LocalRun, timeout: float) -> AsyncIterator[Attachment]:
                 return
         finally:
             attachment.close()
-    said = "".join(f"\n  {reason}" for reason in silent.values())
-    raise LaunchError(f"no daemon of run {run.run} on this machine answers:{said}")
+    reasons = "".join(f"\n  {reason}" for reason in silent.values())
+    raise LaunchError(f"no daemon of run {run.run} on this machine answers:{reasons}")

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from rlinf_async._core.printable import printable
 from rlinf_async._core.root_cause import fold_ranks
 
-OVER = frozenset(("ended", "refused"))
-"""States in which a rank sends nothing more."""
+OVER = frozenset(("ended", "refused"))  # states in which a rank sends nothing more
 
 
 class Dialogue:
@@ -57,7 +56,6 @@ class Dialogue:
         self._answers[rank] = self._answers.get(rank, "") + text
 
     def name_silent(self) -> None:
-        """Add a note about each rank that has not sent anything."""
         for rank in sorted(self._silent & self.asked):
             words = "has not answered: it may be in C code that holds the interpreter's lock, or be stopped"
             self.on_message(rank, "waiting", f"{self._names[rank]} {words}\n")

@@ -104,11 +104,11 @@ class _Session:
         self._together, self._waits_no_longer = None, True
         self._news.set()
 
-    async def _send(self, what: str, line: str, ranks: Iterable[int]) -> None:
+    async def _send(self, command: str, line: str, ranks: Iterable[int]) -> None:
         self._attachment.deadline = self._loop.time() + self._timeout
 
         async def send(rank: int) -> None:
-            operation = operations.DebugRank(frames.number_of(rank), what, line)
+            operation = operations.DebugRank(frames.number_of(rank), command, line)
             try:
                 await self._attachment.request(operation, frames.node_of(rank))
             except (LaunchError, DeadlineExceeded, ClosedError) as error:
@@ -119,8 +119,8 @@ class _Session:
             for rank in list(ranks):
                 tasks.create_task(send(rank))
 
-    def _on_event(self, what: str, facts: dict[str, Any]) -> None:
-        if what == "debug":
+    def _on_event(self, event: str, facts: dict[str, Any]) -> None:
+        if event == "debug":
             self._dialogue.on_message(facts["rank"], facts["state"], facts["text"])
             self._news.set()
 

@@ -39,8 +39,7 @@ class LogFile:
     rank: int
     stream: str
     path: Path
-    place: str = ""
-    """Origin of a copy."""
+    place: str = ""  # origin of a copy
     _position: int = 0
     _rest: list[bytes] = field(default_factory=list, repr=False)
 
@@ -160,8 +159,8 @@ def _note_silence(files: Sequence[LogFile], output: TextOutput) -> None:
     ranks: dict[str, list[str]] = {}
     for file in files:
         ranks.setdefault(file.group, []).append(str(file.rank))
-    told = ", ".join(f"{group}:{','.join(dict.fromkeys(numbers))}" for group, numbers in ranks.items())
-    output.note(f"nothing has been written by {told}" if files else "nothing has been written by any group")
+    silent_ranks = ", ".join(f"{group}:{','.join(dict.fromkeys(numbers))}" for group, numbers in ranks.items())
+    output.note(f"nothing has been written by {silent_ranks}" if files else "nothing has been written by any group")
 
 
 def chosen_logs(
@@ -191,9 +190,9 @@ def chosen_logs(
         raise NoSuchRun(f"there is no rank {min(absent)} of group {group!r}, and no log of it")
     if not files:
         _refuse_missing_folder(group, log_dir, is_known=group in known)
-        there = ", ".join(sorted({each for each in known if each != DIRECTORY})) or "none"
+        known_groups = ", ".join(sorted({each for each in known if each != DIRECTORY})) or "none"
         hint = "; what a driver writes is where it was started" if group == "driver" else ""
-        raise NoSuchRun(f"there is no group {group!r}, and no log of it in {log_dir}; there are: {there}{hint}")
+        raise NoSuchRun(f"there is no group {group!r}, and no log of it in {log_dir}; there are: {known_groups}{hint}")
     return [file for file in files if ranks is None or file.rank in ranks]
 
 

@@ -27,8 +27,7 @@ from .page_sections import sections_of
 from .recorded_run import RecordedRun
 from .run_view import split_ranks
 
-MAX_SPANS: Final = 300_000
-"""Spans of a page over all processes; each process keeps its latest ones."""
+MAX_SPANS: Final = 300_000  # spans of a page over all processes; each process keeps its latest ones
 
 _SLACK_US: Final = 100_000
 """Delay by which an event may enter its ring after a later one, because its thread was not running."""
@@ -46,23 +45,21 @@ class Snapshot:
     end: int
     names: list[str]
     processes: dict[str, dict[str, Any]]
-    latest: dict[str, int]
-    """Time of the last event by process."""
+    latest: dict[str, int]  # time of the last event by process
     sections: dict[str, Any]
     logs: dict[str, str]
     known_names: int
 
     def message(self, before: Snapshot | None = None) -> dict[str, Any]:
-        """Return the message for a page that knows ``before``."""
         processes, sections, logs, known = {}, {}, {}, 0
         if before is not None:
             sections, logs, known = before.sections, before.logs, before.known_names
         for key, process in self.processes.items():
             since = -math.inf if before is None or key not in before.latest else before.latest[key] - _SLACK_US
             is_new = since == -math.inf
-            told: dict[str, Any] = {"since": None if is_new else since}
-            told |= {name: process[name] if is_new else _since(process[name], since, n) for name, n in _COLUMNS}
-            processes[key] = {**process, **told}
+            columns: dict[str, Any] = {"since": None if is_new else since}
+            columns |= {name: process[name] if is_new else _since(process[name], since, n) for name, n in _COLUMNS}
+            processes[key] = {**process, **columns}
         return {
             "origin": self.origin,
             "begin": self.begin,

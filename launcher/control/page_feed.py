@@ -48,7 +48,6 @@ class PageFeed:
         return f"<PageFeed of {self._run.run} [{state}]>"
 
     async def follow(self) -> None:
-        """Take snapshots until the run has ended."""
         loop = asyncio.get_running_loop()
         while not self.has_ended:
             await self._watched.wait()

@@ -13,21 +13,18 @@ from rlinf_async._recorder.state.timeline import Timeline
 from .recorded_run import RecordedRun
 from .wait_picture import picture_of
 
-MAX_STEPS: Final = 600
-"""Changes of one series in a chart."""
+MAX_STEPS: Final = 600  # changes of one series in a chart
 
 _WINDOWS: Final = 48
 _MAX_FAILED: Final = 300
 _MAX_PHASES: Final = 60
 
-Micros = Callable[[int], int]
-"""Converts nanoseconds since the epoch into microseconds of the page's clock."""
+Micros = Callable[[int], int]  # converts nanoseconds since the epoch into microseconds of the page's clock
 
 
 def sections_of(
     run: RecordedRun, timelines: Sequence[Timeline], begin: int, end: int, micros: Micros
 ) -> dict[str, Any]:
-    """Return the sections by name, ready for JSON."""
     items = {} if run.status is None else _items(run.status)
     experiences = _experiences(run.status)
     return {
@@ -142,8 +139,8 @@ def _troubles(run: RecordedRun, timelines: Sequence[Timeline], micros: Micros) -
     """Return deaths, failed operations and notes about long waits, the latest first."""
     found: list[dict[str, Any]] = []
     for death in run.deaths:
-        told = {"kind": "death", "process": str(death.get("process", "?")), "text": str(death.get("text", ""))}
-        found.append({**told, "time": micros(int(death["time"] * 1e9)), "more": _words(death.get("last_words"))})
+        entry = {"kind": "death", "process": str(death.get("process", "?")), "text": str(death.get("text", ""))}
+        found.append({**entry, "time": micros(int(death["time"] * 1e9)), "more": _words(death.get("last_words"))})
     for timeline in timelines:
         for span in timeline.spans:
             if span.failed and span.end is not None:
@@ -164,8 +161,8 @@ def _words(words: Any) -> str:
 
 
 def _verdict(verdict: dict[str, Any]) -> dict[str, Any]:
-    told = {name: verdict[name] for name in ("kind", "headline", "lines", "advice", "is_stuck")}
-    cleaned: dict[str, Any] = _cleaned(told)
+    fields = {name: verdict[name] for name in ("kind", "headline", "lines", "advice", "is_stuck")}
+    cleaned: dict[str, Any] = _cleaned(fields)
     return cleaned
 
 

@@ -84,7 +84,7 @@ class PageServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            # Errors of a client that disconnects or sends rubbish concern its own connection only.
+            # Errors of a client that disconnects or sends garbage concern its own connection only.
             with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
                 async with asyncio.timeout(_TIMEOUT_S):
                     head = await reader.readuntil(b"\r\n\r\n")

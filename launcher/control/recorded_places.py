@@ -36,16 +36,16 @@ def choose_recorded(wanted: str | None, places: Sequence[Path], usage: str = "")
     if len(meant) == 1:
         return meant[0]
     if meant:
-        said = f"{len(meant)} runs {'are alive here' if wanted is None else 'begin so'}: name one of them{by(usage)}"
+        text = f"{len(meant)} runs {'are alive here' if wanted is None else 'begin so'}: name one of them{by(usage)}"
     elif wanted is None:
-        said = "no run of this user is alive on this machine: name one that has ended, or the directory of its logs"
-        said += by(usage)
+        text = "no run of this user is alive on this machine: name one that has ended, or the directory of its logs"
+        text += by(usage)
     else:
-        said = (
+        text = (
             unknown(wanted, places) + "\n  fix: of a run with --log-dir that has ended, name the directory of its logs"
         )
-        said += by(usage.replace("RUN", "./logs"))
-    raise NoSuchRun(said, latest(meant or runs))
+        text += by(usage.replace("RUN", "./logs"))
+    raise NoSuchRun(text, latest(meant or runs))
 
 
 def find_recorded(places: Sequence[Path]) -> list[LocalRun]:

@@ -75,8 +75,10 @@ async def find_remote_logs(attachment: Attachment, folder: Path) -> tuple[list[R
     Args:
         folder: folder for the copies.
     """
-    here = attachment.run.sockets
-    answers, missing = await attachment.ask_nodes(lambda node: None if node in here else operations.ListRunFiles())
+    local_nodes = attachment.run.sockets
+    answers, missing = await attachment.ask_nodes(
+        lambda node: None if node in local_nodes else operations.ListRunFiles()
+    )
     found = []
     for node, listing in answers.items():
         for file in (RunFile(*each) for each in listing):
@@ -84,4 +86,4 @@ async def find_remote_logs(attachment: Attachment, folder: Path) -> tuple[list[R
                 copy = folder / str(node) / file.path
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 found.append(RemoteLog(attachment, node, file, copy))
-    return found, {node: reason for node, reason in missing.items() if node not in here}
+    return found, {node: reason for node, reason in missing.items() if node not in local_nodes}

@@ -52,8 +52,8 @@ async def kill(attachment: Attachment, output: TextOutput, words: str, *, restar
         if output.as_json:
             output.json(facts)
         else:
-            said = f"not {done}: {trouble}" if trouble else done
-            output.line(f"{process.name} (pid {process.pid} on {process.node_name}): {said}")
+            outcome = f"not {done}: {trouble}" if trouble else done
+            output.line(f"{process.name} (pid {process.pid} on {process.node_name}): {outcome}")
     return complete
 
 

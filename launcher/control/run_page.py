@@ -56,7 +56,6 @@ async def show_page(
 
 
 def document_of(recorded: RecordedRun) -> PageDocument:
-    """Return the page with all its data."""
     return document(f"rlinf run {recorded.run}", PageData().snapshot(recorded).message())
 
 

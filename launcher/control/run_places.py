@@ -27,8 +27,8 @@ _MAX_LISTED: Final = 10
 class NoSuchRun(RLinfAsyncError):
     """There is no such run, group or rank here; lists the existing runs."""
 
-    def __init__(self, said: str, runs: Sequence[LocalRun] = ()) -> None:
-        super().__init__(said)
+    def __init__(self, text: str, runs: Sequence[LocalRun] = ()) -> None:
+        super().__init__(text)
         self.runs = runs
 
     def __str__(self) -> str:
@@ -60,10 +60,10 @@ class LocalRun:
 
     def __str__(self) -> str:
         nodes = ", ".join(f"node {node}" for node in sorted(self.sockets))
-        here = f"{nodes} here" if nodes else f"logs in {self.logs}"
+        location = f"{nodes} here" if nodes else f"logs in {self.logs}"
         script = f", {self.script}" if self.script else ""
         state = f"alive, since {self.since_text}" if self.is_alive else end_text(self)
-        return f"{self.run}  {state}, {here}{script}"
+        return f"{self.run}  {state}, {location}{script}"
 
 
 def clock_text(seconds: float) -> str:
@@ -82,7 +82,6 @@ def folders(folder: Path | None, environ: Mapping[str, str]) -> list[Path]:
 
 
 def find_runs(places: Sequence[Path]) -> list[LocalRun]:
-    """Return the runs with directories in these places, the latest last."""
     found: dict[str, LocalRun] = {}
     for place in places:
         for directory in (place, *_entries(place)):
@@ -113,26 +112,23 @@ def choose(runs: Sequence[LocalRun], wanted: str | None, places: Sequence[Path],
         state = "none is alive here" if any(map(other_hosts, meant)) else "all have ended"
         raise NoSuchRun(f"{len(meant)} runs begin with {wanted!r}, and {state}", latest(meant))
     if wanted is None:
-        said = f"no run of this user is alive on this machine (looked in {', '.join(map(str, places))})"
+        text = f"no run of this user is alive on this machine (looked in {', '.join(map(str, places))})"
     else:
-        said = unknown(wanted, places)
+        text = unknown(wanted, places)
     if not runs:
-        said += "\n  fix: --run-dir DIR names the folder that run directories lie in ($TMPDIR of the run)"
-    raise NoSuchRun(said, latest(runs))
+        text += "\n  fix: --run-dir DIR names the folder that run directories lie in ($TMPDIR of the run)"
+    raise NoSuchRun(text, latest(runs))
 
 
 def latest(runs: Sequence[LocalRun]) -> Sequence[LocalRun]:
-    """Return the runs for an error text: live ones and the latest."""
     return sorted(runs, key=lambda run: run.is_alive)[-_MAX_LISTED:]
 
 
 def unknown(wanted: str, places: Sequence[Path]) -> str:
-    """Return the error text for an id without a run directory or logs."""
     return f"there is no run {wanted!r} of this user on this machine (looked in {', '.join(map(str, places))})"
 
 
 def ended_text(run: LocalRun) -> str:
-    """Return the error text for a run without a daemon here."""
     if run.logs is None:
         return f"run {run.run} has ended, and where its logs are is not known\n  fix: `rlinf-ctl bundle DIR` names them"
     return (

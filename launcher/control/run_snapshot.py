@@ -15,8 +15,7 @@ from rlinf_async._recorder.state.ring_contents import RingContents
 
 from .recorded_run import RecordedRun
 
-MAX_BYTES: Final = 2 << 30
-"""Largest size of all files in a snapshot."""
+MAX_BYTES: Final = 2 << 30  # largest size of all files in a snapshot
 
 
 @dataclass
@@ -38,7 +37,6 @@ class RunSnapshot:
     _room: int = field(default=MAX_BYTES, repr=False)
 
     def add(self, path: str, data: bytes) -> None:
-        """Add a file if there is room."""
         if len(data) > self._room:
             self.missing[path] = f"a bundle has up to {MAX_BYTES >> 30} GiB"
             return
@@ -47,12 +45,12 @@ class RunSnapshot:
 
     def note_absent_files(self, logs: Path) -> None:
         """Name recorders and logs in ``missing`` that the run should have and that do not exist."""
-        told = [*self.files, *self.missing]
-        if not any(path.endswith(".ring") for path in told):
+        known = [*self.files, *self.missing]
+        if not any(path.endswith(".ring") for path in known):
             self.missing["its flight recorders"] = _why_absent(logs / DIRECTORY)
         for name in sorted({str(group.get("group")) for group in self._groups()}):
             folder = name.replace("/", "_")
-            if not any(path.startswith(f"{folder}/") for path in told):
+            if not any(path.startswith(f"{folder}/") for path in known):
                 self.missing[f"logs of group '{name}'"] = _why_absent(logs / folder)
 
     def recorded(self) -> RecordedRun:
@@ -72,12 +70,12 @@ class RunSnapshot:
     def lost_nodes(self) -> dict[str, str]:
         """Return places of files by node that other nodes knew of and that has no file here."""
         nodes = list(self._nodes({}))
-        here = {node.get("node") for node in nodes}
+        known = {node.get("node") for node in nodes}
         return {
             f"node {peer['node']} ({peer['name']})": f"its files are on {peer['host']}, in {peer['logs']}"
             for node in nodes
             for peer in node.get("peers", ())
-            if peer["node"] not in here
+            if peer["node"] not in known
         }
 
     def _rings(self, missing: dict[str, str]) -> Iterator[RingContents]:

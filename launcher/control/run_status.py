@@ -20,7 +20,6 @@ _MAX_SHOWN_CALLS: Final = 3
 
 
 async def show_runs(runs: Sequence[LocalRun], output: TextOutput, timeout: float) -> None:
-    """Print the runs with nodes here, ended ones included, by their daemons' answers."""
     rows = []
     for run in runs:
         facts = await _facts_of_run(run, timeout)
@@ -39,7 +38,6 @@ async def show_runs(runs: Sequence[LocalRun], output: TextOutput, timeout: float
 
 
 async def add_scripts(runs: Sequence[LocalRun], timeout: float) -> None:
-    """Ask the live runs in parallel for their scripts and working directories."""
     alive = [run for run in runs if run.is_alive]
     for run, facts in zip(alive, await asyncio.gather(*(_facts_of_run(run, timeout) for run in alive)), strict=True):
         run.script = " ".join(driver["command"] + _working_directory_of(driver["pid"]) for driver in facts["drivers"])
@@ -78,7 +76,6 @@ async def _facts_of_run(run: LocalRun, timeout: float) -> dict[str, Any]:
 
 
 def script_of(command: str) -> str:
-    """Return a command line without its interpreter."""
     first, _, rest = command.partition(" ")
     return rest if rest and Path(first).name.startswith("python") else command
 
@@ -91,8 +88,8 @@ async def show_status(attachment: Attachment, output: TextOutput) -> None:
         return
     run = attachment.run
     metrics = attachment.welcome.get("metrics")
-    told = f"run {run.run} since {run.since_text}, logs in {attachment.welcome['log_dir']}"
-    output.line(told + (f", metrics at http://{metrics}/metrics\n" if metrics else "\n"))
+    title = f"run {run.run} since {run.since_text}, logs in {attachment.welcome['log_dir']}"
+    output.line(title + (f", metrics at http://{metrics}/metrics\n" if metrics else "\n"))
     output.table(["NODE", "NAME", "STATE", "CPUS", "RANKS", "DEVICES"], _node_rows(attachment, view))
     if away := [worker for worker in view.workers() if view.detail(worker)["away"]]:
         output.line(f"\naway, coming back: {' '.join(_folded(away))}")
@@ -201,8 +198,8 @@ def weight_rows(view: RunView) -> list[list[str]]:
     for process in view.report.processes:
         for model, versions in view.detail(process)["weights"].items():
             if "published" in versions:
-                told = (versions["published"], process.name)
-                publishers[model] = max(publishers.get(model, told), told)
+                publisher = (versions["published"], process.name)
+                publishers[model] = max(publishers.get(model, publisher), publisher)
             if "applied" in versions:
                 holders.setdefault((model, versions["applied"]), []).append(process)
     rows = []

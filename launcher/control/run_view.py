@@ -48,7 +48,6 @@ class RunView:
         return [process for process in self.report.processes if process.role == "driver"]
 
     def groups(self) -> dict[str, list[ProcessReport]]:
-        """Return the workers of each group, by rank."""
         found: dict[str, list[ProcessReport]] = {}
         for worker in sorted(self.workers(), key=lambda each: (each.group, each.rank)):
             found.setdefault(worker.group, []).append(worker)
@@ -68,8 +67,8 @@ class RunView:
                 raise ConfigError(f"{words!r}: a driver is no group, and has no ranks\n  fix: write driver")
             return self.drivers()
         if group not in groups:
-            there = ", ".join(f"{name}:{span_of(workers)}" for name, workers in groups.items())
-            raise NoSuchRun(f"there is no group {group!r}; there are: {there or 'none'}")
+            known = ", ".join(f"{name}:{span_of(workers)}" for name, workers in groups.items())
+            raise NoSuchRun(f"there is no group {group!r}; there are: {known or 'none'}")
         chosen = [worker for worker in groups[group] if ranks is None or worker.rank in ranks]
         if ranks is not None and (absent := sorted(set(ranks) - {worker.rank for worker in chosen})):
             raise NoSuchRun(f"group {group!r} has no rank {absent[0]}; it has {span_of(groups[group])}")

@@ -24,11 +24,9 @@ from .run_status import status_data
 from .run_view import RunView, look
 from .stuck_verdict import look_twice, verdict_data
 
-LOG_BYTES: Final = 256 << 10
-"""Bytes from the end of each log."""
+LOG_BYTES: Final = 256 << 10  # bytes from the end of each log
 
-VERDICT: Final = "its verdict"
-"""Key of the verdict in ``missing``."""
+VERDICT: Final = "its verdict"  # key of the verdict in missing
 _NO_TIME: Final = "there was no time to read it"
 
 
@@ -111,8 +109,8 @@ def _note_missing(attachment: Attachment, view: RunView, snapshot: RunSnapshot) 
 
 async def fetch_files(attachment: Attachment, snapshot: RunSnapshot) -> None:
     """Fetch files of nodes on other machines; a path that several nodes have comes from its last writer."""
-    here = attachment.run.sockets
-    answers, _ = await attachment.ask_nodes(lambda node: None if node in here else operations.ListRunFiles())
+    local_nodes = attachment.run.sockets
+    answers, _ = await attachment.ask_nodes(lambda node: None if node in local_nodes else operations.ListRunFiles())
     latest: dict[str, tuple[float, int, RunFile]] = {}
     for node, listing in answers.items():
         for file in (RunFile(*each) for each in listing):

@@ -30,7 +30,6 @@ async def show_stacks(attachment: Attachment, output: TextOutput, words: str | N
 
 
 def show_missing(view: RunView, output: TextOutput) -> None:
-    """Note the nodes that did not answer."""
     for name, reason in view.report.missing.items():
         output.note(f"nothing is known of node {name}: {reason}")
 
@@ -50,8 +49,8 @@ def _shape(process: ProcessReport) -> Any:
         for each in process.activities
     ]
     calls = [call.method for call in process.calls]
-    who = process.group if process.role == "worker" else process.endpoint
-    return process.role, who, process.trouble, process.answered, *calls, *activities
+    owner = process.group if process.role == "worker" else process.endpoint
+    return process.role, owner, process.trouble, process.answered, *calls, *activities
 
 
 def stack_lines(processes: Sequence[ProcessReport]) -> Iterator[str]:

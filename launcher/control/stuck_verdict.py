@@ -36,7 +36,6 @@ async def look_twice(attachment: Attachment) -> tuple[Verdict, RunView]:
 
 
 def verdict_data(verdict: Verdict, view: RunView) -> dict[str, Any]:
-    """Return ``stuck --json``: the verdict and the whole report."""
     return {"verdict": verdict.to_data(), "report": to_data(view.report)}
 
 

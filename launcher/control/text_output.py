@@ -34,7 +34,6 @@ class TextOutput:
         self._write("\n".join(plain(line) for line in text.split("\n")))
 
     def note(self, text: str) -> None:
-        """Print a note on stderr."""
         sys.stderr.write("\n".join(plain(line) for line in text.split("\n")) + "\n")
 
     def worker_line(self, prefix: str, text: str) -> None:

@@ -122,7 +122,6 @@ def _live(boot: Boot, templates: Templates, sign_of_life: SignOfLife) -> None:
 
 
 def _log_to(log_dir: Path, node: int) -> None:
-    """Redirect the daemon's log and stderr to a file beside its workers' logs."""
     log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = log_dir / f"daemon_{node}.log"
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

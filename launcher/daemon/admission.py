@@ -63,7 +63,7 @@ class HelloAdmission:
             self.end_oldest()
 
     def remove(self, endpoint: Endpoint) -> None:
-        """Stop to track an endpoint that has said hello or has ended."""
+        """Stop tracking an endpoint that has said hello or has ended."""
         sock = self._socks.pop(endpoint, None)
         if sock is not None:
             self._forget(sock)
@@ -76,20 +76,19 @@ class HelloAdmission:
         return False
 
     def close(self) -> None:
-        """Evict all connections."""
         while self.end_oldest():
             pass
 
     def _read_hello(self, sock: socket.socket) -> None:
         """Begin a connection that has sent its first byte, or close one that hung up."""
         try:
-            said = sock.recv(1, socket.MSG_PEEK)
+            data = sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return
         except OSError:
-            said = b""
+            data = b""
         self._loop.remove_reader(sock.fileno())
-        if not said:
+        if not data:
             self._close(sock)
             return
         try:

@@ -52,7 +52,7 @@ class BlackBox:
             environment: environment of the workers.
             peers: the nodes of the run, with their log directories.
         """
-        told: dict[str, Any] = masked({
+        record: dict[str, Any] = masked({
             "run": self._run,
             "node": self._node,
             "name": config["name"],
@@ -64,12 +64,12 @@ class BlackBox:
             "config": dict(config),
             "peers": peers,
         })  # fmt: skip
-        told["config"]["env"] = masked_variables(environment)
+        record["config"]["env"] = masked_variables(environment)
         path = self._folder / f"node-{self._node}.json"
         fresh = path.with_name(f".{path.name}-{os.getpid()}")
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            _write(fresh, os.O_TRUNC, json.dumps(told, default=str))
+            _write(fresh, os.O_TRUNC, json.dumps(record, default=str))
             fresh.replace(path)  # atomic: readers see the whole file or none
         except OSError as error:
             logger.debug("the node's facts are not kept: %s", error)
@@ -91,17 +91,16 @@ class BlackBox:
         self._append("groups", {"group": op.group, "workers": workers, "config": config})
 
     def death(self, process: str, pid: int, text: str, last_words: Sequence[str] = ()) -> None:
-        """Record a process that has ended abnormally."""
         self._append("deaths", {"process": process, "pid": pid, "text": text, "last_words": list(last_words)})
 
-    def _append(self, what: str, facts: dict[str, Any]) -> None:
-        told = {"time": time.time(), "run": self._run, "node": self._node, **facts}
+    def _append(self, kind: str, facts: dict[str, Any]) -> None:
+        record = {"time": time.time(), "run": self._run, "node": self._node, **facts}
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            path = self._folder / f"{what}-{self._node}.jsonl"
-            _write(path, os.O_APPEND, "\n" + json.dumps(masked(told), default=str) + "\n")
+            path = self._folder / f"{kind}-{self._node}.jsonl"
+            _write(path, os.O_APPEND, "\n" + json.dumps(masked(record), default=str) + "\n")
         except OSError as error:
-            logger.debug("one of the %s is not kept: %s", what, error)
+            logger.debug("one of the %s is not kept: %s", kind, error)
 
 
 def _versions() -> dict[str, str]:

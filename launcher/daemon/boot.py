@@ -41,7 +41,6 @@ class Boot:
 
     @property
     def worker_environment(self) -> dict[str, str]:
-        """Environment of every worker of this node."""
         environment = {**os.environ, **self.config.env, "RLINF_RUN_ID": self.config.run}
         environment.pop("RLINF_TRACE", None)  # a run that a worker starts must not write into this run's trace file
         return environment

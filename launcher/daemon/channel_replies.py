@@ -39,8 +39,7 @@ class HostedChannel:
     """A channel's queue on this node."""
 
     noun = "channel"
-    fewer = "fewer: get(), or get_many(n, wait=False)"
-    """Advice in the error about a lack of descriptors for items."""
+    fewer = "fewer: get(), or get_many(n, wait=False)"  # advice in the error about a lack of descriptors for items
 
     __slots__ = ("gone_producers", "is_bounded", "name", "number", "owner", "pending", "queue")
 
@@ -51,21 +50,23 @@ class HostedChannel:
         self.owner = owner
         self.queue = queue
         self.is_bounded = is_bounded
-        self.pending: dict[int, PendingReplies] = {}
-        """Replies to send at the end of the loop's turn, by client."""
+        self.pending: dict[int, PendingReplies] = {}  # replies to send at the end of the loop's turn, by client
         self.gone_producers: dict[str, set[int]] = {}
         """Ended ranks of this node that have put here, by group; the latest ``_MAX_GONE_GROUPS`` groups."""
 
     def describe(self, key: bytes) -> str:
-        """Describe in words the items queued under a key and the waiting requests."""
         items, (puts, gets) = self.queue.size(key), self.queue.waiting(key)
         used = len(self.queue.clients)
-        others = [repr(key_of(each)) for each in self.queue.used if each != key and self.queue.size(each)]
-        more = f" and {len(others) - _MAX_NAMED_KEYS} more" if len(others) > _MAX_NAMED_KEYS else ""
-        there = f"; there are items under {', '.join(others[:_MAX_NAMED_KEYS])}{more}" if others and not items else ""
+        other_keys = [repr(key_of(each)) for each in self.queue.used if each != key and self.queue.size(each)]
+        more = f" and {len(other_keys) - _MAX_NAMED_KEYS} more" if len(other_keys) > _MAX_NAMED_KEYS else ""
+        hint = (
+            f"; there are items under {', '.join(other_keys[:_MAX_NAMED_KEYS])}{more}"
+            if other_keys and not items
+            else ""
+        )
         return (
             f"{items} item{'s' * (items != 1)} under this key, {puts} put{'s' * (puts != 1)} and {gets} "
-            f"get{'s' * (gets != 1)} wait; {used} process{'es' * (used != 1)} use{'s' * (used == 1)} the channel{there}"
+            f"get{'s' * (gets != 1)} wait; {used} process{'es' * (used != 1)} use{'s' * (used == 1)} the channel{hint}"
         )
 
     def ledger(self) -> dict[str, int]:
@@ -129,7 +130,6 @@ class ChannelReplies:
                 self._reply(hosted, client, pending)
 
     def flush(self, hosted: HostedChannel, client: int) -> None:
-        """Send a client's pending replies now."""
         pending = hosted.pending.pop(client, None)
         if pending is not None:
             self._reply(hosted, client, pending)
@@ -179,8 +179,8 @@ class ChannelReplies:
                 fds,
             )  # fmt: skip
 
-    def send(self, target: int, channel: int, what: str, facts: Any) -> None:
-        self._router.deliver((frames.QUEUE, 0, self._me, target, channel, what, facts))
+    def send(self, target: int, channel: int, kind: str, facts: Any) -> None:
+        self._router.deliver((frames.QUEUE, 0, self._me, target, channel, kind, facts))
 
 
 def _are_small(items: Sequence[Item]) -> bool:

@@ -70,7 +70,6 @@ class Channels:
     # -- frames of clients --------------------------------------------------------------------------------------
 
     def on_frame(self, frame: list[Any], fds: list[int]) -> None:
-        """Handle a PUT, GET or QUEUE frame for a queue of this daemon."""
         kind, source, number = frame[0], frame[2], frame[4]
         hosted = self._hosted.get(number)
         if hosted is None:
@@ -130,10 +129,10 @@ class Channels:
         if steps:
             self._follow(hosted, steps)
 
-    def _turn_down(self, hosted: HostedChannel, source: int, number: int, what: str) -> NoReturn:
+    def _turn_down(self, hosted: HostedChannel, source: int, number: int, problem: str) -> NoReturn:
         """Answer a malformed request with an error and skip its number, so that later requests do not wait for it."""
         self._follow(hosted, hosted.queue.skip(source, number))
-        text = f"{hosted.noun} '{hosted.name}' can make nothing of {what}"
+        text = f"{hosted.noun} '{hosted.name}' can make nothing of {problem}"
         self._replies.send(source, hosted.number, "failed", [number, "ValueError", text])
         raise TypeError(text)
 
@@ -154,9 +153,9 @@ class Channels:
         if steps or hosted.queue.closed:
             self._follow(hosted, steps)
 
-    def _on_queue_frame(self, hosted: HostedChannel, source: int, what: str, facts: Any) -> None:
+    def _on_queue_frame(self, hosted: HostedChannel, source: int, kind: str, facts: Any) -> None:
         queue = hosted.queue
-        if what == "requests":
+        if kind == "requests":
             puts, gets, taken = facts
             nonsense: TypeError | None = None
             for ask, requests in ((self._put, puts), (self._get, gets)):
@@ -169,17 +168,17 @@ class Channels:
                 self._taken(hosted, source, taken)
             if nonsense is not None:
                 raise nonsense
-        elif what == "taken":
+        elif kind == "taken":
             self._taken(hosted, source, facts)
-        elif what == "cancel":
+        elif kind == "cancel":
             (number,) = _numbers(facts)
             self._follow(hosted, queue.cancel(source, number))
             self._replies.flush(hosted, source)  # a put accepted before the cancel is reported as accepted first
             self._replies.send(source, hosted.number, "cancelled", facts)
-        elif what == "skip":
+        elif kind == "skip":
             (number,) = _numbers(facts)
             self._follow(hosted, queue.skip(source, number))
-        elif what == "confirm":
+        elif kind == "confirm":
             question, number, count = _numbers(facts)
             steps: list[Step] = []
             if queue.confirm(source, number, count, steps):
@@ -187,15 +186,15 @@ class Channels:
             else:
                 self._replies.send(source, hosted.number, "failed", [-question, "LeaseLost", lease_lost(hosted.name)])
             self._follow(hosted, steps)
-        elif what in ("size", "peek"):
+        elif kind in ("size", "peek"):
             question, key = facts
             _numbers([question]), _key(key)
             queue.client(source)  # registered as a client: it gets "gone" if the queue ends before the answer
-            self._answer(hosted, source, what, question, key)
+            self._answer(hosted, source, kind, question, key)
 
-    def _answer(self, hosted: HostedChannel, source: int, what: str, question: int, key: bytes) -> None:
+    def _answer(self, hosted: HostedChannel, source: int, kind: str, question: int, key: bytes) -> None:
         queue = hosted.queue
-        if what == "size":
+        if kind == "size":
             self._replies.send(source, hosted.number, "size", [question, queue.size(key), queue.full(key)])
         else:
             try:
@@ -207,13 +206,13 @@ class Channels:
                 self._replies.send(source, hosted.number, "peeked", [question])
 
     def _cannot_give(self, hosted: HostedChannel, error: OSError, count: int) -> tuple[str, str]:
-        what, act, stay = "an item", "hand it over", f"the item stays in the {hosted.noun}"
+        items, verb, consequence = "an item", "hand it over", f"the item stays in the {hosted.noun}"
         if count > 1:
-            what, act = f"{count} items", "hand them over at once"
-            stay = f"they stay in the {hosted.noun}, take {hosted.fewer}"
+            items, verb = f"{count} items", "hand them over at once"
+            consequence = f"they stay in the {hosted.noun}, take {hosted.fewer}"
         return "OSError", (
-            f"the daemon of node {self._router.node} has {what} of {hosted.noun} '{hosted.name}' and cannot {act}: "
-            f"{error.strerror}{limit_met(error)}; {stay}"
+            f"the daemon of node {self._router.node} has {items} of {hosted.noun} '{hosted.name}' and cannot {verb}: "
+            f"{error.strerror}{limit_met(error)}; {consequence}"
         )
 
     # -- questions ----------------------------------------------------------------------------------------------
@@ -221,9 +220,9 @@ class Channels:
     def _producers(self, hosted: HostedChannel, source: int) -> list[Any]:
         """Return the connections of the other local processes that have put items into this queue."""
         connections = []
-        for who, client in hosted.queue.clients.items():
-            if client.has_put and who != source and frames.node_of(who) == self._router.node:
-                endpoint = self._router.endpoints.get(frames.number_of(who))
+        for client_id, client in hosted.queue.clients.items():
+            if client.has_put and client_id != source and frames.node_of(client_id) == self._router.node:
+                endpoint = self._router.endpoints.get(frames.number_of(client_id))
                 if endpoint is not None and endpoint.connection is not None:
                     connections.append(endpoint.connection)
         return connections
@@ -236,7 +235,7 @@ class Channels:
         """Read what producers have sent so far, then answer the waiting questions and closes."""
         # A producer may have told another process of a put, and that process's question may be read first.  Therefore
         # the sockets of producers are read before the answer, once for all questions of one turn of the loop.
-        # tests/launcher/daemon/test_channels.py::test_who_asks_what_is_there_is_answered_when_others_have_been_heard
+        # tests/launcher/daemon/test_channels.py::test_a_question_is_answered_after_producers_sockets_are_read
         while self._questions or self._closing:
             questions, self._questions = self._questions, []
             closing, self._closing = self._closing, []
@@ -264,36 +263,38 @@ class Channels:
         self._follow(hosted, steps)
 
     def _follow(self, hosted: HostedChannel, steps: list[Step]) -> None:
-        for act, what in steps:
-            if act == ACCEPTED:
-                self._replies.pending(hosted, what.producer).accepted.append(what.number)
-            elif act == DELIVER:
+        for action, subject in steps:
+            if action == ACCEPTED:
+                self._replies.pending(hosted, subject.producer).accepted.append(subject.number)
+            elif action == DELIVER:
                 try:
-                    self._replies.deliver(hosted, what)
+                    self._replies.deliver(hosted, subject)
                 except OSError as full:
-                    text = self._cannot_give(hosted, full, len(what.items))
-                    self._replies.send(what.consumer, hosted.number, "failed", [what.number, *text])
-                    steps += hosted.queue.cancel(what.consumer, what.number)  # processed later in this loop
+                    text = self._cannot_give(hosted, full, len(subject.items))
+                    self._replies.send(subject.consumer, hosted.number, "failed", [subject.number, *text])
+                    steps += hosted.queue.cancel(subject.consumer, subject.number)  # processed later in this loop
                 else:
-                    if what.lease_s:
+                    if subject.lease_s:
                         # The timer holds the queue's number and not the queue: a closed queue and its items would
                         # otherwise stay in memory until the lease expires.
                         # tests/launcher/daemon/test_experiences.py::test_nothing_keeps_an_experience_that_has_ended
-                        self._loop.call_later(what.lease_s, self._end_lease, hosted.number, what.consumer, what.number)
-            elif act == QueueAction.FREED:
-                client, freed = what
+                        self._loop.call_later(
+                            subject.lease_s, self._end_lease, hosted.number, subject.consumer, subject.number
+                        )
+            elif action == QueueAction.FREED:
+                client, freed = subject
                 self._replies.pending(hosted, client).freed += freed
-            elif act == QueueAction.SHARED:
-                self._replies.send(what, hosted.number, "shared", None)
-            elif act == QueueAction.FAILED:
-                who, *failure = what
-                self._replies.send(who, hosted.number, "failed", failure)
-            elif act == QueueAction.CLOSED and what.sent:
-                self._replies.send(what.producer, hosted.number, "lost", 1)
+            elif action == QueueAction.SHARED:
+                self._replies.send(subject, hosted.number, "shared", None)
+            elif action == QueueAction.FAILED:
+                client_id, *failure = subject
+                self._replies.send(client_id, hosted.number, "failed", failure)
+            elif action == QueueAction.CLOSED and subject.sent:
+                self._replies.send(subject.producer, hosted.number, "lost", 1)
             else:
-                who = what.producer if type(what) is Item else what.consumer
-                error = refusal(act, what, hosted.name, hosted.queue.budget.max_bytes)
-                self._replies.send(who, hosted.number, "failed", [what.number, *error])
+                client_id = subject.producer if type(subject) is Item else subject.consumer
+                error = refusal(action, subject, hosted.name, hosted.queue.budget.max_bytes)
+                self._replies.send(client_id, hosted.number, "failed", [subject.number, *error])
         if hosted.queue.finished:
             self._end(hosted, "")
 
@@ -307,11 +308,7 @@ class Channels:
     # -- operations ---------------------------------------------------------------------------------------------
 
     def host(self, hosted: HostedChannel) -> None:
-        """Start to host a queue.
-
-        Raises:
-            ValueError: a queue of that number exists.
-        """
+        """Start hosting a queue.  Raises ValueError if a queue of that number exists."""
         if hosted.number in self._hosted:
             raise ValueError(f"a new channel has a number that no other one has, got {hosted.number}")
         self._hosted[hosted.number] = hosted
@@ -323,7 +320,6 @@ class Channels:
         return list(self._hosted.values())
 
     async def host_channel(self, requester: Requester, op: operations.HostChannel) -> None:
-        """Create the queue of a channel on this node."""
         max_bytes = op.max_bytes or self._budget
         queue = Queue(op.maxsize, max_bytes, self._gone)
         is_bounded = bool(op.maxsize or op.max_bytes)
@@ -349,21 +345,17 @@ class Channels:
             # From now on these producers wait for the answer to each put, so one that learns of the close later loses
             # no item.  The flush registers producers whose first put was accepted in this turn of the loop.
             # tests/launcher/daemon/test_channels.py::
-            # test_a_producer_whose_first_put_is_accepted_in_the_turn_of_the_close_hears_of_it
+            # test_a_put_accepted_in_the_turn_of_close_is_told
             self._replies.flush_all()
-            for who, client in hosted.queue.clients.items():
+            for client_id, client in hosted.queue.clients.items():
                 if client.has_put:
-                    self._replies.send(who, hosted.number, "answer_puts", None)
+                    self._replies.send(client_id, hosted.number, "answer_puts", None)
         self._follow(hosted, hosted.queue.close(discard=op.discard))
         await hosted.written()
         return True
 
     async def count_items(self, requester: Requester, op: operations.CountItems) -> list[Any]:
-        """Return how many items were put, taken and lost.
-
-        Raises:
-            ClosedError: the queue is closed and empty.
-        """
+        """Return how many items were put, taken and lost.  Raises ClosedError if the queue is closed and empty."""
         hosted = self._hosted.get(op.number)
         if hosted is None:
             raise ClosedError("it is closed, and everything in it has been taken")
@@ -374,7 +366,7 @@ class Channels:
     def drop_client(self, gone: int) -> None:
         """Return a dead process's leased items and cancel its gets; the items that it put stay in the queue."""
         # A delivered item is leased until its consumer confirms it.  A consumer that dies before the confirmation has
-        # handed the item to nobody.  The item returns to its old place, not to the end, so the order survives the
+        # handed it to no one.  The item returns to its old place, not to the end, so the order survives the
         # death.
         # tests/channel/test_ends.py::test_what_a_killed_consumer_had_not_taken_goes_to_the_next_at_its_place
         # tests/channel/test_ends.py::test_what_was_accepted_outlives_its_producer_and_what_waited_does_not
@@ -411,12 +403,10 @@ class Channels:
         hosted.ended()
 
     def describe(self, number: int, key: bytes) -> str:
-        """Describe in words the items queued under a key and the waiting requests."""
         hosted = self._hosted.get(number)
         return "not there" if hosted is None else hosted.describe(key)
 
     def reports(self) -> list[QueueReport]:
-        """Return a report of every queue of this node, with the processes that use it."""
         return [self._report(hosted) for hosted in self._hosted.values()]
 
     def _report(self, hosted: HostedChannel) -> QueueReport:
@@ -430,8 +420,8 @@ class Channels:
             nbytes=queue.budget.used,
             maxsize=queue.maxsize,
             full=any(client.puts for client in clients.values()),
-            producers=sorted(who for who, client in clients.items() if client.has_put or client.puts),
-            consumers=sorted(who for who, client in clients.items() if client.has_got or client.gets),
+            producers=sorted(client_id for client_id, client in clients.items() if client.has_put or client.puts),
+            consumers=sorted(client_id for client_id, client in clients.items() if client.has_got or client.gets),
             clients=sorted(clients),
             gone={group: sorted(ranks) for group, ranks in hosted.gone_producers.items()},
             ledger=hosted.ledger(),

@@ -3,7 +3,7 @@
 A dead process leaves entries in many tables: calls, leases, locks, names, ports.  If an exception in one of them
 skipped the others, locks would stay taken and callers would wait for as long as the daemon lives.
 
-tests/launcher/daemon/test_cleanup.py::test_whichever_part_of_a_cleanup_raises_the_others_are_done_and_it_is_logged_once
+tests/launcher/daemon/test_cleanup.py::test_whichever_part_of_a_cleanup_raises_the_others_run
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from rlinf_async._core.own_logger import own_logger
 logger = own_logger(__name__)
 
 
-def run_all(what: str, parts: Iterable[Callable[[], object]]) -> None:
+def run_all(owner: str, parts: Iterable[Callable[[], object]]) -> None:
     """Call every part in order; log the exception of a part and go on with the next one.
 
     Args:
-        what: owner of the state that is cleaned up, for the log.
+        owner: owner of the state that is cleaned up, for the log.
     """
     for part in parts:
         try:
             part()
         except Exception:
-            logger.exception("cleaning up after %s: one part failed, the others were done", what)
+            logger.exception("cleaning up after %s: one part failed, the others were done", owner)

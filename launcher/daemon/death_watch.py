@@ -21,8 +21,7 @@ class DeathWatch:
     def __init__(self, router: Router) -> None:
         self._router = router
         self._watchers_of: dict[int, set[int]] = {}
-        self.deaths = 0
-        """Number of unexpected ends."""
+        self.deaths = 0  # number of unexpected ends
 
     async def watch(self, requester: Requester, op: operations.Watch) -> None:
         """Report the ends of these local workers to the requester, also of those that have ended already."""

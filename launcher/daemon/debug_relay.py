@@ -56,7 +56,6 @@ class DebugRelay:
         self._router.send_event(rank.id, "debug", {"operator": requester.endpoint, "what": op.what, "line": op.line})
 
     async def debug_said(self, requester: Requester, op: operations.DebugSaid) -> None:
-        """Forward the output of a rank's debugger to the operator."""
         self._tell(op.operator, requester.endpoint, op.state, op.text)
 
     async def rank_stopped(self, requester: Requester, op: operations.RankStopped) -> None:
@@ -64,7 +63,7 @@ class DebugRelay:
         if frames.number_of(requester.endpoint):
             op = operations.RankStopped(requester.endpoint, op.name, op.where, op.attached)
         # A request runs as a task and may start after the rank was dropped; its stop would extend deadlines for ever.
-        # tests/launcher/daemon/test_debug_relay.py::test_a_stop_that_is_told_after_the_end_of_its_rank_is_none
+        # tests/launcher/daemon/test_debug_relay.py::test_a_stop_reported_after_its_ranks_end_is_ignored
         if op.where and op.endpoint in self._gone:
             return
         if frames.number_of(requester.endpoint):

@@ -35,19 +35,15 @@ class Locks:
         return in_the_way
 
     def drop(self, holder: int) -> None:
-        """Free the locks and requests of an ended process."""
         self._answer_acquired(self._devices.drop(holder))
 
     def in_the_way(self, ticket: Ticket) -> list[str]:
-        """Return the names of the holders that a waiting ticket waits for."""
         return self._devices.names(ticket)
 
     def holders(self) -> set[int]:
-        """Return the endpoints that hold or want a lock."""
         return self._devices.holders()
 
     def status(self) -> dict[str, list[int]]:
-        """Return the locked devices by the holder's name."""
         held: dict[str, set[int]] = {}
         for request in self._devices.held.values():
             held.setdefault(request.name, set()).update(request.devices)

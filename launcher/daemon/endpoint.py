@@ -14,8 +14,7 @@ from rlinf_async._wire.unix import Connection
 
 from .worker_process import WorkerProcess
 
-MAX_QUEUED_BYTES: Final = 4 << 20
-"""Queued bytes of an endpoint beyond which its workers' output lines are left out."""
+MAX_QUEUED_BYTES: Final = 4 << 20  # queued bytes of an endpoint beyond which its workers' output lines are left out
 
 
 class Endpoint:
@@ -140,7 +139,7 @@ class Endpoint:
     def _report_left_out(self) -> None:
         left_out, self._left_out = self._left_out, {}
         me = frames.endpoint(frames.node_of(self.id), 0)
-        for (who, stream), (count, log) in left_out.items():
+        for (worker, stream), (count, log) in left_out.items():
             lines = [f"… {count} lines left out here, see {log}"]
-            facts = {"who": who, "stream": stream, "lines": lines, "log": log}
+            facts = {"who": worker, "stream": stream, "lines": lines, "log": log}
             self.send((frames.EVENT, 0, me, self.id, "output", facts))

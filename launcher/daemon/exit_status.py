@@ -36,7 +36,6 @@ def reap(pidfd: int, at_start: MemoryKills) -> ExitStatus | None:
 
 
 def exit_status_of(status: int) -> ExitStatus:
-    """Convert a wait status."""
     if os.WIFSIGNALED(status):
         return ExitStatus(signal=_signal_name(os.WTERMSIG(status)))
     return ExitStatus(exit_code=os.waitstatus_to_exitcode(status))

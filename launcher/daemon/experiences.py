@@ -55,15 +55,11 @@ class HostedExperience(HostedChannel):
         self._away = 0  # endpoint of the trainer's process that ended last, or of its replacement
         self._is_closed = False  # true if the group of the _away process is closed
         if options.durable:
-            whose = f"experience '{name}' on node {router.node}"
-            self.store = SampleStore(options.durable, whose, loop, self._written)
+            description = f"experience '{name}' on node {router.node}"
+            self.store = SampleStore(options.durable, description, loop, self._written)
 
     async def open(self) -> None:
-        """Load the samples of an earlier run.
-
-        Raises:
-            ConfigError: the file cannot be used.
-        """
+        """Load the samples of an earlier run.  Raises ConfigError if the file cannot be used."""
         if self.store is not None:
             counts, rows = await self.store.open()
             self.queue.pool.count_earlier(counts.get("version"), counts.get("taken", 0), dropped_of(counts))
@@ -132,7 +128,6 @@ class HostedExperience(HostedChannel):
             self.trainer_gone(self._away)
 
     def note_return(self, op: operations.RankReturned) -> None:
-        """Record that the trainer's rank is back as another process, or will not return."""
         if op.was != self._away:
             return
         if self._question is not None:
@@ -241,8 +236,8 @@ class Experiences:
 
     async def _ask_for_publications(self, group: str) -> None:
         """Follow the group's publications on other nodes; an unreachable node reports with its next version."""
-        there = [node_link.node for node_link in self._router.node_links.values() if node_link.over is None]
-        answers = [self._router.ask(node, operations.FollowPublications(group)) for node in there]
+        nodes = [node_link.node for node_link in self._router.node_links.values() if node_link.over is None]
+        answers = [self._router.ask(node, operations.FollowPublications(group)) for node in nodes]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PUBLICATIONS_TIMEOUT_S):
                 for found in await asyncio.gather(*answers, return_exceptions=True):
@@ -298,16 +293,13 @@ class Experiences:
         await settled
 
     async def count_samples(self, requester: Requester, op: operations.CountSamples) -> dict[str, Any]:
-        """Return the counts of samples by fate."""
         return self._find(op.number).queue.pool.ledger().to_data()
 
     async def count_earlier(self, requester: Requester, op: operations.CountEarlier) -> None:
-        """Adopt the counts of a loaded experience."""
         hosted = self._find(op.number)
         hosted.follow(hosted.queue.count_earlier(op.version, op.taken, op.dropped))
 
     def note_return(self, op: operations.RankReturned) -> None:
-        """Record that a rank of a supervised group is back or will not return."""
         for hosted in self.all():
             hosted.note_return(op)
 

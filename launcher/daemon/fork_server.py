@@ -34,8 +34,7 @@ _REPORTS: Final = frozenset({"ready", "importing", "refused"})  # keys of messag
 
 _Answer = asyncio.Future[dict[str, Any]]
 
-MARKER: Final = "RLINF_WORKER"
-"""Environment variable of every child of a daemon and every descendant of a worker."""
+MARKER: Final = "RLINF_WORKER"  # environment variable of every child of a daemon and every descendant of a worker
 
 PARENT_SOCKET: Final = "RLINF_PARENT_SOCKET"
 """Environment variable with the path of this node's socket, through which a worker's subprocesses may join."""
@@ -82,18 +81,16 @@ def _too_large(spec: Mapping[str, Any], nbytes: int, limit: int) -> str:
 
 
 def control_pair() -> tuple[socket.socket, socket.socket]:
-    """Return this side's and a template's end of a new socket."""
-    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * PACKET_BYTES)
-    far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * PACKET_BYTES)
-    return near, far
+    own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * PACKET_BYTES)
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * PACKET_BYTES)
+    return own, other
 
 
 class ForkServer:
     """Requests to one process that forks workers; the workers become children of this daemon."""
 
-    doing = "importing torch"
-    """Activity until it is ready, for error texts."""
+    doing = "importing torch"  # activity until it is ready, for error texts
 
     def __init__(self, python: str, control: socket.socket, pid: int, open_files: int, log: Path | None) -> None:
         """Watch a process that was started already.
@@ -130,7 +127,7 @@ class ForkServer:
         self.facts: dict[str, Any] | None = None
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start to receive; separate from the constructor, so that torch's import begins before the loop runs."""
+        """Start receiving; separate from the constructor, so that torch's import begins before the loop runs."""
         self._loop = loop
         self._socket.setblocking(False)
         loop.add_reader(self._socket.fileno(), self._readable)
@@ -228,7 +225,6 @@ class ForkServer:
         return True
 
     def _on_report(self, facts: dict[str, Any]) -> None:
-        """Process a message that answers no request."""
         self.facts = facts
 
     def _ended(self) -> None:
@@ -315,7 +311,6 @@ class ForkServer:
             os.waitpid(pid, os.WNOHANG)
 
     def describe(self) -> str:
-        """Describe its state in words; empty if no request is open."""
         if not self._waiting and not self._to_send:
             return ""
         state = state_of(self.pid, None)

@@ -53,7 +53,6 @@ def prctl(option: int, value: int) -> None:
 
 
 def children() -> list[int]:
-    """Return the pids of this process's children, adopted ones included."""
     return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in _children_of(task)]
 
 
@@ -97,26 +96,26 @@ def guard(daemon: Callable[[bytes, int, SignOfLife], int]) -> NoReturn:
     # tests/test_orphans.py::test_nothing_is_left_of_a_plain_script
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     guardian = os.getpid()
-    told, tell = os.pipe()
+    read_end, write_end = os.pipe()
     sign = SignOfLife()
     pid = os.fork()
     if pid == 0:
-        os.close(told)
+        os.close(read_end)
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != guardian:
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        code = daemon(line, tell, sign)
+        code = daemon(line, write_end, sign)
         sweep()
         os._exit(code)
-    os.close(tell)
+    os.close(write_end)
     for number in (*_ENDING, signal.SIGINT):
         signal.signal(number, lambda *_: _signal(pid, signal.SIGTERM))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the preflight, which exec'ed this program, may have blocked some
     # SIGUSR1 kills the daemon at once: it is lost, and may be stopped.
     signal.signal(signal.SIGUSR1, lambda *_: _signal(pid, signal.SIGKILL))
     code, lifeline_cut = _watch(pid, sign)
-    with open(told, "rb") as folder:
+    with open(read_end, "rb") as folder:
         paths = [path for path in (os.fsdecode(folder.read()), *made_before(line)) if path]
     if lifeline_cut:
         end_scripts(paths)
@@ -149,8 +148,8 @@ def read_first_line(prepared: str) -> bytes:
 def made_before(line: bytes) -> list[str]:
     """Return the node's folder if the launcher's configuration names a run directory created before the daemon."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        told = json.loads(line.partition(b"\n")[0])
-        return [f"{told['run_dir']}/node-{told['node']}"] if told["run_dir"] else []
+        config = json.loads(line.partition(b"\n")[0])
+        return [f"{config['run_dir']}/node-{config['node']}"] if config["run_dir"] else []
     return []
 
 
@@ -169,7 +168,6 @@ def end_scripts(paths: list[str]) -> None:
 
 
 def remove(paths: list[str]) -> None:
-    """Remove folders, and their parent once it is empty."""
     for path in paths:
         shutil.rmtree(path, ignore_errors=True)
         with contextlib.suppress(OSError):  # another node of this run has its folder there
@@ -210,10 +208,10 @@ def sweep() -> dict[int, int]:
     codes: dict[int, int] = {}
     while True:
         found = children()
-        others = [child for child in found if not is_tracker(child)]
-        if not others:
+        workers = [child for child in found if not is_tracker(child)]
+        if not workers:
             _await_ends(found, TRACKERS_S)
-        for child in others or found:
+        for child in workers or found:
             with contextlib.suppress(PermissionError):  # it runs as another user and cannot be killed
                 os.kill(child, signal.SIGKILL)
         try:

@@ -119,10 +119,10 @@ class Inspection:
         if unknown := set(op.parts) - _PARTS:
             raise ValueError(f"Inspect: parts are {' and '.join(sorted(_PARTS))}, got {', '.join(sorted(unknown))}")
         found, ended = self._look_up(op.numbers)
-        told = await self._ask(found) if "activities" in op.parts else {}
+        answers = await self._ask(found) if "activities" in op.parts else {}
         most = _OLDEST if "oldest" in op.parts else self._max_calls_per_process()
-        processes = [self._report(endpoint, told.get(endpoint.id), most) for endpoint in found]
-        if told:
+        processes = [self._report(endpoint, answers.get(endpoint.id), most) for endpoint in found]
+        if answers:
             children = children_of({endpoint.os_pid for endpoint in self._router.endpoints.values() if endpoint.os_pid})
             for process in processes:
                 process["children"] = [to_data(child) for child in children.get(process["pid"], ())]
@@ -140,19 +140,19 @@ class Inspection:
         """Take the answer of a process; ignore it if its round is over or did not ask the process."""
         is_for_loop = op.round == operations.ALL_ROUNDS
         rounds = self._rounds.values() if is_for_loop else [self._rounds.get(op.round, {})]
-        answers = [answers[requester.endpoint] for answers in rounds if requester.endpoint in answers]
+        futures = [futures[requester.endpoint] for futures in rounds if requester.endpoint in futures]
         process = self._router.endpoints.get(frames.number_of(requester.endpoint))
-        if process is None or all(answer.done() for answer in answers):
+        if process is None or all(future.done() for future in futures):
             return
         # Read the calls now, not when all have answered: the process may reply meanwhile to a call that it reports as
         # running.
         calls = _open_calls(process, self._max_calls_per_process())
-        told = dataclasses.replace(await _checked(op.activities), calls=calls)
-        if is_for_loop and told.answered:
-            told = dataclasses.replace(told, trouble=LOOP_BLOCKED)
-        for answer in answers:
-            if not answer.done():
-                answer.set_result(told)
+        answer = dataclasses.replace(await _checked(op.activities), calls=calls)
+        if is_for_loop and answer.answered:
+            answer = dataclasses.replace(answer, trouble=LOOP_BLOCKED)
+        for future in futures:
+            if not future.done():
+                future.set_result(answer)
 
     def drop(self, gone: int) -> None:
         """Resolve the open questions to an ended process."""
@@ -218,8 +218,10 @@ class Inspection:
 
     def _look_up(self, numbers: list[int]) -> tuple[list[Endpoint], dict[int, str]]:
         """Return the requested processes of the run, and the fate of missing ones by endpoint."""
-        here = self._router.endpoints
-        wanted: Iterable[Endpoint | None] = map(here.get, dict.fromkeys(numbers)) if numbers else here.values()
+        endpoints = self._router.endpoints
+        wanted: Iterable[Endpoint | None] = (
+            map(endpoints.get, dict.fromkeys(numbers)) if numbers else endpoints.values()
+        )
         found = [each for each in wanted if each is not None and _is_of_the_run(each)]
         asked_for = {frames.endpoint(self._router.node, number) for number in numbers}
         missing = asked_for - {endpoint.id for endpoint in found}

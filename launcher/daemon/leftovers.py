@@ -67,13 +67,13 @@ class Leftovers:
         self._workers.add(worker)
 
     def end(self) -> None:
-        """Begin to kill the leftovers of the worker, which is dead and reaped."""
+        """Start killing the leftovers of the worker, which is dead and reaped."""
         self._workers.discard(self._worker)
         remove_cuda_files(self._worker)
         self._sweep()
 
     def release(self) -> None:
-        """Stop to track the worker; its leftovers live on."""
+        """Stop tracking the worker; its leftovers live on."""
         self._workers.discard(self._worker)
 
     def _sweep(self) -> None:

@@ -47,7 +47,6 @@ class Membership:
         self.epoch = 0
 
     def link_over(self, node_link: NodeLink, reason: str) -> None:
-        """Handle the end of a link of this node."""
         first = self._router.node_links.get(0)
         if node_link.lost is not None:
             return
@@ -69,7 +68,7 @@ class Membership:
         reporter = self._daemon(requester)
         # A run that ends closes its links one by one.  Once this node is closing, no answer and no end of a link
         # resolves the wait below, and the daemon waits for its handlers: so later reports are ignored.
-        # tests/launcher/daemon/test_membership.py::test_a_report_that_comes_while_node_0_ends_is_not_waited_for
+        # tests/launcher/daemon/test_membership.py::test_a_report_that_comes_while_node_0_ends_is_ignored
         if self._is_closed or self._is_lost(reporter) or self._is_lost(op.node):
             return
         # The reported node itself confirms over its link to this one that it is alive.  If it is not, the end of that
@@ -87,7 +86,6 @@ class Membership:
         """Confirm that this node is alive."""
 
     async def node_is_lost(self, requester: Requester, op: operations.NodeIsLost) -> None:
-        """Carry out a loss that node 0 has declared."""
         if self._daemon(requester) != 0:
             raise AuthError(f"node {frames.node_of(requester.endpoint)} declares node {op.node} lost: node 0 does that")
         if op.epoch <= self.epoch:
@@ -106,7 +104,7 @@ class Membership:
             node_link.set_lease(float(op.seconds))
 
     def close(self) -> None:
-        """Stop deciding and cancel open checks."""
+        """Stop deciding, and cancel open checks."""
         self._is_closed = True
         for answer in self._open_checks:
             answer.cancel()

@@ -40,17 +40,12 @@ class MetricsServer:
         return f"<MetricsServer [{len(self._tasks)} connections]>"
 
     async def open(self, host: str, port: int) -> str:
-        """Listen; return the address with the actual port.
-
-        Raises:
-            OSError: the address cannot be used.
-        """
+        """Listen; return the address with the actual port.  Raises OSError if the address cannot be used."""
         self._server = await asyncio.start_server(self._connected, host, port, limit=_MAX_REQUEST_BYTES)
         chosen = self._server.sockets[0].getsockname()[1]
         return f"[{host}]:{chosen}" if ":" in host else f"{host}:{chosen}"
 
     async def close(self) -> None:
-        """Stop to listen and cancel open answers."""
         if self._server is not None:
             self._server.close()
         tasks = list(self._tasks)

@@ -75,7 +75,6 @@ class NameService:
         self._settle(self.groups)
 
     async def is_alive(self, requester: Requester, op: operations.IsAlive) -> bool:
-        """True if the group has a live worker of that rank."""
         entry = self.groups.rank_of(op.group, op.rank)
         return entry is not None and not self._is_gone(entry["endpoint"])
 
@@ -94,7 +93,6 @@ class NameService:
         return self.channels.pin(op.number, op.key, op.node)
 
     def progress(self, op: operations.Find) -> str:
-        """Describe in words why a lookup waits."""
         if op.kind == self.promises.kind:
             return "the process that has passed it on is still making it"
         table = self._table(op.kind)
@@ -116,7 +114,6 @@ class NameService:
         self.channels.lose_node(node)
 
     def clients(self) -> set[int]:
-        """Return the endpoints with an entry or a lookup here."""
         return set().union(*(table.clients() for table in self._tables.values()))
 
     def _settle(self, *tables: NameTable[Any]) -> None:

@@ -24,7 +24,7 @@ class Network(Protocol):
         """
 
     async def stop(self) -> None:
-        """Stop to listen."""
+        """Stop listening."""
 
 
 class GrpcNetwork:

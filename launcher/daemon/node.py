@@ -41,8 +41,7 @@ from .worker_process import WorkerProcess
 
 logger = own_logger(__name__)
 
-LOG_DIR: Final = "RLINF_LOG_DIR"
-"""Environment variable that tells workers where this node's logs are."""
+LOG_DIR: Final = "RLINF_LOG_DIR"  # environment variable that tells workers where this node's logs are
 
 _ACCEPT_AGAIN_S: Final = 0.1  # seconds until the next accept after one that failed for lack of descriptors or memory
 
@@ -232,8 +231,8 @@ class Node:
         except* RLinfAsyncError as errors:
             event = {"event": "failed", "error": "; ".join(str(error) for error in _leaves(errors))}
         except* TimeoutError:
-            here = {*self._router.node_links, self._boot.config.node}
-            missing = ", ".join(peer["name"] for peer in peers if peer["node"] not in here)
+            connected = {*self._router.node_links, self._boot.config.node}
+            missing = ", ".join(peer["name"] for peer in peers if peer["node"] not in connected)
             text = f"no link to {missing} within {timeout:g} s (is a firewall between the nodes?)"
             event = {"event": "failed", "error": text}
         self._send_to_launcher(event)
@@ -396,7 +395,7 @@ class Node:
         else:
             self._router.endpoints.pop(endpoint.number, None)
             self._router.end_resumptions(endpoint)
-            if endpoint.is_known:  # an unknown process owns nothing and was announced to nobody
+            if endpoint.is_known:  # an unknown process owns nothing and was never announced
                 self._service.inspection.note_left(endpoint)
                 self._service.forget_endpoint(endpoint.id)
 
@@ -406,9 +405,9 @@ class Node:
     def _abandon(self, group: LocalGroup) -> None:
         self._start(self._service.groups.close_group(group, group.close_grace), f"closing group '{group.name}'")
 
-    def _start(self, work: Coroutine[Any, Any, None], what: str) -> None:
+    def _start(self, work: Coroutine[Any, Any, None], label: str) -> None:
         """Run a coroutine as a task of this node; its exception is logged and cancels no other task."""
-        task = _logged(work, what)
+        task = _logged(work, label)
         try:
             self._tasks.create_task(task)
         except RuntimeError:  # the task group has ended
@@ -451,7 +450,7 @@ class Node:
             await self._close_groups()
             await self._close_connections()
         await self._network.stop()
-        # The other daemons end at the same time and may not answer any more: a handler that waits for one would keep
+        # The other daemons end at the same time and may no longer answer: a handler that waits for one would keep
         # this node's task group open.
         # tests/launcher/daemon/test_router.py::test_a_node_that_ends_waits_for_no_answer
         self._router.cancel_requests()
@@ -477,11 +476,11 @@ class Node:
         )
 
 
-async def _logged(work: Coroutine[Any, Any, None], what: str) -> None:
+async def _logged(work: Coroutine[Any, Any, None], label: str) -> None:
     try:
         await work
     except Exception:
-        logger.exception("%s failed", what)
+        logger.exception("%s failed", label)
 
 
 def _places(peers: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -98,7 +98,7 @@ class NodeLink:
         return f"<NodeLink {self.node} {self.name} {self.over or 'connected'} [{len(self._outgoing)} bodies to send]>"
 
     def open(self) -> None:
-        """Start to receive; frames that arrived earlier are delivered now."""
+        """Start receiving; frames that arrived earlier are delivered now."""
         self._link.on_lost = self._gone
         self._link.on_control = self._control
         self._link.on_bulk = self._bulk
@@ -207,7 +207,7 @@ class NodeLink:
 
     # A local shortage, of descriptors for instance, must not end the link to a healthy node: only the one body is
     # dropped, and an error text replaces it in its frame, as for a frame of a local process.
-    # tests/launcher/daemon/test_node_link.py::test_a_body_for_which_nothing_is_free_is_told_and_ends_no_link
+    # tests/launcher/daemon/test_node_link.py::test_a_body_without_memory_is_reported_and_ends_no_link
 
     def _segment_for(self, size: int) -> PooledSegment | str:
         try:

@@ -33,11 +33,9 @@ _DEVICE_USE_TIMEOUT_S: Final = 1.0
 
 _PROCESSES_PER_TURN: Final = 32
 
-MAX_CELLS_PER_NODE: Final = 1 << 15
-"""Metric cells served per node; more would not fit into one frame."""
+MAX_CELLS_PER_NODE: Final = 1 << 15  # metric cells served per node; more would not fit into one frame
 
-Samples = dict[str, list[list[Any]]]
-"""Rows by metric: label values without ``node``, then the value."""
+Samples = dict[str, list[list[Any]]]  # rows by metric: label values without node, then the value
 
 
 def metrics_in(log_dir: Path, endpoint: int) -> list[RingMetric]:
@@ -83,11 +81,11 @@ class NodeMetricsReader:
         for number, endpoint in enumerate(alive):
             if number % _PROCESSES_PER_TURN == 0:
                 await asyncio.sleep(0)  # other tasks of the daemon are more urgent
-            who = self._identity(endpoint)
-            self._add_process(samples, endpoint, who)
+            identity = self._identity(endpoint)
+            self._add_process(samples, endpoint, identity)
             found = metrics_in(self._log_dir, endpoint.id) if room else []
             for metric in found[:room]:
-                cells.setdefault(metric.name, (int(metric.kind), []))[1].append([*who, metric.value])
+                cells.setdefault(metric.name, (int(metric.kind), []))[1].append([*identity, metric.value])
             if len(found) > room:
                 logger.warning("of this node's processes %d metrics are served, and no others", MAX_CELLS_PER_NODE)
             room = max(0, room - len(found))
@@ -106,13 +104,13 @@ class NodeMetricsReader:
             self._rank_of_driver[endpoint.id] = next(self._driver_ranks)
         return "driver", str(self._rank_of_driver[endpoint.id])
 
-    def _add_process(self, samples: Samples, endpoint: Endpoint, who: tuple[str, str]) -> None:
-        samples[table.MEMORY.name].append([*who, resident_bytes(endpoint.os_pid)])
-        samples[table.CPU.name].append([*who, cpu_seconds(endpoint.os_pid)])
+    def _add_process(self, samples: Samples, endpoint: Endpoint, identity: tuple[str, str]) -> None:
+        samples[table.MEMORY.name].append([*identity, resident_bytes(endpoint.os_pid)])
+        samples[table.CPU.name].append([*identity, cpu_seconds(endpoint.os_pid)])
         if endpoint.process is not None:
             oldest = endpoint.pending_calls.ages(clock.monotonic(), 1)
-            samples[table.OPEN_CALLS.name].append([*who, len(endpoint.pending_calls)])
-            samples[table.CALL_AGE.name].append([*who, oldest[0][3] if oldest else 0.0])
+            samples[table.OPEN_CALLS.name].append([*identity, len(endpoint.pending_calls)])
+            samples[table.CALL_AGE.name].append([*identity, oldest[0][3] if oldest else 0.0])
 
     def _add_node(self, samples: Samples) -> None:
         links = self._router.node_links.values()

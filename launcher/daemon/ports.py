@@ -36,13 +36,13 @@ class Ports:
         self._marks: dict[int, socket.socket] = {}
         """Sockets by leased port that mark it as taken for other nodes on this machine."""
 
-    def listen(self, what: str) -> socket.socket:
+    def listen(self, purpose: str) -> socket.socket:
         """Listen on this node's address, on a port that is not leased.
 
         Raises:
             LaunchError, OSError: as `listening_sockets`.
         """
-        return next(listening_sockets(self._address, self._ports, what))
+        return next(listening_sockets(self._address, self._ports, purpose))
 
     async def free_port(self, requester: Requester, op: operations.FreePort) -> int:
         """Return a port that was free on this node's address a moment ago and is not leased."""
@@ -83,7 +83,6 @@ class Ports:
         )
 
     def drop(self, owner: int) -> None:
-        """End the leases of an ended process."""
         for port in self._leases.drop(owner):
             self._marks.pop(port).close()
 
@@ -91,7 +90,6 @@ class Ports:
         return set(self._leases.owners.values())
 
     def status(self) -> list[int]:
-        """Return the leased ports."""
         return sorted(self._leases.owners)
 
     def _is_free(self, port: int) -> bool:

@@ -27,8 +27,7 @@ from .process_state import private_bytes, resident_bytes
 MOST_KEPT: Final = 8
 """Preloaded templates kept per node; a script that changes its environment would create ever more of them."""
 
-MOST_REFUSED: Final = 64
-"""Refusals remembered per node, bounded for the same reason."""
+MOST_REFUSED: Final = 64  # refusals remembered per node, bounded for the same reason
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def wanted_by(
     python: str,
     variables: Mapping[str, str],
     paths: Sequence[str],
-    here: Callable[[str], str],
+    local_path: Callable[[str], str],
 ) -> PreloadRequest:
     """Return the modules that a launch imports on this node before the fork.
 
@@ -77,7 +76,7 @@ def wanted_by(
         python: interpreter of the workers.
         variables: environment variables that all workers share.
         paths: folders before the script's ``sys.path``.
-        here: translates a path of the driver's machine into one of this machine.
+        local_path: translates a path of the driver's machine into one of this machine.
     """
     # For a single worker a template costs as much as it saves, unless the worker is restarted later.
     own = op.own_modules if len(op.workers) > 1 or op.supervised else []
@@ -86,9 +85,9 @@ def wanted_by(
     surroundings = Surroundings(
         python=python,
         variables=frozenset(variables.items()),
-        cwd=here(op.cwd),
-        sys_path=(*paths, *map(here, op.sys_path)),
-        script=here(op.script) if op.script else None,
+        cwd=local_path(op.cwd),
+        sys_path=(*paths, *map(local_path, op.sys_path)),
+        script=local_path(op.script) if op.script else None,
         module=op.module,
         own_variables=frozenset({MARKER, RESTARTS}.union(*(worker["env"] for worker in op.workers))),
     )
@@ -192,12 +191,13 @@ class Preloads:
 
     @contextlib.asynccontextmanager
     async def use(self, plain: ForkServer, wanted: PreloadRequest, on_refused: OnRefused) -> AsyncIterator[ForkServer]:
-        """The template for workers that want these modules: ``plain`` where none of them can be inherited.
+        """Context manager: a template with these modules, or ``plain`` if workers can inherit none of them.
 
-        It stays until the block is left.  ``on_refused`` hears of each module that workers import themselves, once.
+        The template lives at least until the block ends.  ``on_refused`` is called once for each module that workers
+        have to import themselves.
 
         Raises:
-            LaunchError: a module that the user names does not exist; or no template could be forked.
+            LaunchError: a module that the user named does not exist, or no template could be forked.
         """
         template = await self._find(plain, wanted, on_refused)
         try:
@@ -241,7 +241,7 @@ class Preloads:
     async def _fork(self, plain: ForkServer, key: _Key) -> PreloadedTemplate:
         modules, place = key
         loop = asyncio.get_running_loop()
-        near, far = control_pair()
+        own, other = control_pair()
         log = self._next_log()
         output = open_log(log)
         token = os.urandom(8).hex()
@@ -257,15 +257,15 @@ class Preloads:
             "parent": os.getpid(),
         }
         try:
-            pid = await plain.fork(order, [far.fileno(), *([] if output is None else [output, output])])
+            pid = await plain.fork(order, [other.fileno(), *([] if output is None else [output, output])])
         except BaseException:
-            near.close()
+            own.close()
             raise
         finally:
-            far.close()
+            other.close()
             if output is not None:
                 os.close(output)
-        return PreloadedTemplate(loop, plain, modules, near, pid, log, token)
+        return PreloadedTemplate(loop, plain, modules, own, pid, log, token)
 
     def _leave(self, template: PreloadedTemplate) -> None:
         template.users -= 1
@@ -284,12 +284,10 @@ class Preloads:
         return "; ".join(filter(None, (template.describe() for template in self._made.values())))
 
     def status(self) -> list[dict[str, Any]]:
-        """Pid, memory and modules of each template that is ready, for people."""
         ready = [template for template in self._made.values() if template.facts is not None and not template.dead]
         return [memory_of(template) | {"modules": list(template.modules)} for template in ready]
 
     def refusals(self) -> dict[str, str]:
-        """Reasons by module, for people."""
         return {module: reason for (module, _), reason in self._refused.items()}
 
     def close(self) -> None:
@@ -299,5 +297,5 @@ class Preloads:
 
 
 def memory_of(template: ForkServer) -> dict[str, Any]:
-    """Pid of a template, its memory, and the part of that which it shares with no other process."""
+    """Return a template's pid, its memory, and the part of that which it shares with no other process."""
     return {"pid": template.pid, "memory": resident_bytes(template.pid), "private": private_bytes(template.pid)}

@@ -41,7 +41,6 @@ class ProbeProcess:
             undo.pop_all()
 
     async def answer(self) -> tuple[str, str, int]:
-        """Wait for the end; return stdout, stderr and the exit code."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
 
@@ -62,7 +61,6 @@ class ProbeProcess:
         self._process.kill()
 
     def close(self) -> None:
-        """Kill the process if it runs, and free its memory."""
         self._process.kill()
         self._process.wait()
         for fd in (self._pidfd, *self._files):

@@ -29,12 +29,12 @@ class Probes:
     Args:
         node: name of the node, for errors.
         environment: environment of the probes and workers.
-        here: translates a path of the driver's machine into one of this machine.
+        local_path: translates a path of the driver's machine into one of this machine.
     """
 
-    def __init__(self, node: str, environment: Mapping[str, str], here: Callable[[str], str] = str) -> None:
+    def __init__(self, node: str, environment: Mapping[str, str], local_path: Callable[[str], str] = str) -> None:
         self._node = node
-        self._here = here
+        self._local_path = local_path
         self._environment = dict(environment)
         self._gpus: list[str] = []  # ids of GPUs of a maker whose tools report their use
         self._renderers: asyncio.Future[dict[str, int]] | None = None
@@ -79,12 +79,12 @@ class Probes:
 
     async def inventory(self, requester: Requester, op: operations.FindHardware) -> list[str]:
         """Return the node's registered hardware as a pickle in hex, and a warning for the user or an empty text."""
-        sys_path = [self._here(entry) for entry in op.sys_path]
+        sys_path = [self._local_path(entry) for entry in op.sys_path]
         question = {"node_rank": op.node_rank, "sections": op.sections, "sys_path": sys_path}
-        told = await self._ask("node_inventory", [], question, {EXTENSION: op.extension}, op.python)
-        if told["error"]:
-            raise ConfigError(f"on {self._node}: {told['error']}")
-        return [told["resources"], f"on {self._node}: {told['warning']}" if told["warning"] else ""]
+        answer = await self._ask("node_inventory", [], question, {EXTENSION: op.extension}, op.python)
+        if answer["error"]:
+            raise ConfigError(f"on {self._node}: {answer['error']}")
+        return [answer["resources"], f"on {self._node}: {answer['warning']}" if answer["warning"] else ""]
 
     async def device_use(self, timeout: float) -> dict[str, Any]:
         """Return ``used`` and ``memory`` in bytes and load in ``percent`` of each GPU, as far as known."""
@@ -98,7 +98,6 @@ class Probes:
         return found
 
     def close(self) -> None:
-        """Kill all running probes."""
         for inquiry in self._inquiries:
             inquiry.kill()
 

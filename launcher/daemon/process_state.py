@@ -30,8 +30,7 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
-Image = tuple[str, str]
-"""Program and start address of the stack; a fork keeps both, exec changes at least the second."""
+Image = tuple[str, str]  # program and start address of the stack; a fork keeps both, exec changes at least the second
 
 
 def image_of(pid: int) -> Image | None:
@@ -62,7 +61,6 @@ def state_of(pid: int, image: Image | None) -> str:
 
 
 def is_stopped(pid: int) -> bool:
-    """True if SIGSTOP or a debugger has stopped a process."""
     try:
         return stat_of(pid)[_STATE] in ("T", "t")
     except (OSError, IndexError):
@@ -102,7 +100,6 @@ def start_of(pid: int) -> str:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor seconds of a process with all its threads; 0 if unreadable."""
     try:
         return sum(map(int, stat_of(pid)[_CPU_TIMES])) / _TICKS_PER_S
     except (OSError, IndexError):
@@ -110,7 +107,6 @@ def cpu_seconds(pid: int) -> float:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the resident bytes of a process; 0 if unreadable."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
     except (OSError, ValueError, IndexError):
@@ -127,11 +123,7 @@ def private_bytes(pid: int) -> int:
 
 
 def stat_of(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the program's name.
-
-    Raises:
-        OSError: the process does not exist.
-    """
+    """Return the fields of /proc/PID/stat after the program's name.  Raises OSError if the process does not exist."""
     # Read as bytes: the kernel cuts the name after 15 bytes, which may split a character.
     with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
         return file.read(_MAX_STAT_BYTES).rpartition(b")")[2].decode("ascii").split()

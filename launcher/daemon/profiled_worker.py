@@ -53,17 +53,17 @@ class ProfiledStarter:
         environment: dict[str, str],
         python: str,
         flags: Sequence[str],
-        here: NodeSite,
+        site: NodeSite,
         open_files: int,
     ) -> None:
         def filled(text: str) -> str:
-            return text.replace("{python}", python).replace("{log_dir}", str(here.log_dir))
+            return text.replace("{python}", python).replace("{log_dir}", str(site.log_dir))
 
         environment |= {name: filled(value) for name, value in wrapped["env"].items()}
         tool = shutil.which(wrapped["tool"], path=environment.get("PATH"))
         if tool is None:
             raise LaunchError(
-                f"node {here.name} has no {wrapped['tool']!r}, which the profiling of this group needs: install it "
+                f"node {site.name} has no {wrapped['tool']!r}, which the profiling of this group needs: install it "
                 "there (in a folder of the workers' PATH), or take the group out of profiling.worker_groups"
             )
         Path(filled(wrapped["directory"])).mkdir(parents=True, exist_ok=True)
@@ -78,12 +78,12 @@ class ProfiledStarter:
         """
         order = {**spec, "open_files": self._open_files, "wrapped": True}
         packet = frames.pack(order)
-        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with near, far:
-            near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * PACKET_BYTES)
+        own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with own, other:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * PACKET_BYTES)
             try:
-                near.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
-                process = self._start(far.fileno(), spec["env"], fds)
+                own.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+                process = self._start(other.fileno(), spec["env"], fds)
             except OSError as error:
                 raise LaunchError(f"a profiled worker could not be started: {error} ({self._command[0]})") from error
         process.returncode = 0  # the pidfd reaps it; Popen must not wait for it, too

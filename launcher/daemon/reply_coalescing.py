@@ -6,11 +6,9 @@ from typing import Any, Final
 
 from rlinf_async._core.frames import OK
 
-MAX_DELAY_S: Final = 0.001
-"""Longest delay of a reply that waits for those of the other ranks."""
+MAX_DELAY_S: Final = 0.001  # longest delay of a reply that waits for those of the other ranks
 
-Answer = tuple[Any, list[int]]
-"""A REPLY frame with its descriptors."""
+Answer = tuple[Any, list[int]]  # A REPLY frame with its descriptors
 
 
 class ReplyCoalescing:
@@ -72,6 +70,5 @@ class ReplyCoalescing:
         return entry[1] if entry is not None else []
 
     def drop(self, source: int) -> list[Answer]:
-        """Forget the calls of an ended caller; return their replies."""
         calls = [key for key in self._open if key[0] == source]
         return [answer for key in calls for answer in self._open.pop(key)[1]]

@@ -17,11 +17,7 @@ _MAX_INLINE_BYTES: Final = 4 << 20  # largest body that stays in the frame witho
 
 
 def parse_hop(hop: Any) -> tuple[int, list[int]]:
-    """Return node and targets of one hop of a route.
-
-    Raises:
-        FrameError: the hop is malformed.
-    """
+    """Return node and targets of one hop of a route.  Raises FrameError if the hop is malformed."""
     is_one = type(hop) is list and len(hop) == 2 and type(hop[0]) is int and type(hop[1]) is list
     if not is_one or len(hop[1]) % 2 or not set(map(type, hop[1])) <= _INT:
         raise FrameError(f"a route with {hop!r}")
@@ -52,7 +48,6 @@ def split_route(route: Any, node: int, fds: list[int]) -> tuple[list[tuple[int, 
 
 
 def slots_of(route: list[list[Any]]) -> list[int]:
-    """Return the slots of every target of a route."""
     return [slot for _, targets in route for slot in targets[1::2]]
 
 
@@ -67,7 +62,6 @@ def is_well_formed(frame: list[Any], fds: list[int]) -> bool:
 
 
 def is_valid_queue_frame(frame: list[Any], fds: list[int]) -> bool:
-    """True if a queue's frame may go on."""
     # A list in the place of the body would be taken for a transfer between nodes; a text says why the body was lost.
     if frame[0] != frames.PUT:
         return not fds

@@ -201,7 +201,6 @@ class Router:
             self._send_to_node(node, frame, fds)
 
     def deliver(self, frame: frames.Frame, fds: Sequence[int] = ()) -> None:
-        """Send a frame to the endpoint in its target field."""
         target = frame[3]
         node = frames.node_of(target)
         if node != self.node:
@@ -460,7 +459,6 @@ class Router:
             endpoint.connection = None  # frees its buffers: the endpoint of a supervised rank lives on
 
     def drop_caller(self, source: int) -> None:
-        """Cancel the calls of an endpoint that is gone, and drop their answers."""
         for _, fds in self._coalescing.drop(source):
             close_fds(fds)
         run_all(
@@ -481,17 +479,14 @@ class Router:
             if frames.node_of(source) == node
         }
 
-    def send_event(self, target: int, what: str, facts: Any) -> None:
-        """Send an event to one endpoint on any node."""
-        self.deliver((frames.EVENT, 0, frames.endpoint(self.node, 0), target, what, facts))
+    def send_event(self, target: int, event: str, facts: Any) -> None:
+        self.deliver((frames.EVENT, 0, frames.endpoint(self.node, 0), target, event, facts))
 
-    def broadcast_event(self, what: str, facts: Any) -> None:
-        """Send an event to every live process of this node."""
+    def broadcast_event(self, event: str, facts: Any) -> None:
         for endpoint in self.endpoints.values():
             if endpoint.exit_report is None:
-                self.send_event(endpoint.id, what, facts)
+                self.send_event(endpoint.id, event, facts)
 
     def broadcast(self, frame: frames.Frame) -> None:
-        """Send a frame to every other daemon."""
         for node_link in self.node_links.values():
             node_link.send(frame)

@@ -79,8 +79,8 @@ class RunLogs:
             with _locked(self._parent):
                 runs = sorted(_runs(self._parent), key=lambda path: path.lstat().st_mtime_ns, reverse=True)
                 failed = [path for path in runs if _has_bundle(path)]
-                others = [path for path in runs if path not in failed]
-                old = [*others[keep:], *failed[keep:]][:_MAX_REMOVED_RUNS]
+                ordinary = [path for path in runs if path not in failed]
+                old = [*ordinary[keep:], *failed[keep:]][:_MAX_REMOVED_RUNS]
                 dead = [path for path in old if _lock_dead(path, stack)]
             for path in dead:
                 shutil.rmtree(path, ignore_errors=True)
@@ -93,8 +93,8 @@ def _find_parent(base: Path) -> tuple[Path, str]:
         usual.mkdir(mode=0o700)
     if not (refused := _refusal(usual)):
         return usual, ""
-    others = sorted(path for path in base.glob(f"{usual.name}-*") if not _refusal(path))
-    return others[0] if others else Path(tempfile.mkdtemp(prefix=f"{usual.name}-", dir=base)), refused
+    alternatives = sorted(path for path in base.glob(f"{usual.name}-*") if not _refusal(path))
+    return alternatives[0] if alternatives else Path(tempfile.mkdtemp(prefix=f"{usual.name}-", dir=base)), refused
 
 
 def _refusal(path: Path) -> str:

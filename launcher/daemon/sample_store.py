@@ -51,19 +51,19 @@ class SampleStore:
     """Samples of one experience in one file.
 
     Args:
-        whose: names the experience and its node in errors.
+        owner: names the experience and its node in errors.
         on_written: called on the loop with changes and their errors, in order.
     """
 
     def __init__(
         self,
         path: str,
-        whose: str,
+        owner: str,
         loop: asyncio.AbstractEventLoop,
         on_written: Callable[[list[tuple[Change, Exception | None]]], None],
     ) -> None:
         self._path = path
-        self._whose = whose
+        self._owner = owner
         self._loop = loop
         self._on_written = on_written
         self._changes: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
@@ -106,9 +106,9 @@ class SampleStore:
             # tests/launcher/daemon/test_sample_store.py::test_what_goes_wrong_in_the_thread_is_told
             self._tell(self._fail_open, error)
 
-    def _tell(self, callback: Callable[[Any], None], what: Any) -> None:
+    def _tell(self, callback: Callable[[Any], None], argument: Any) -> None:
         try:
-            self._loop.call_soon_threadsafe(callback, what)
+            self._loop.call_soon_threadsafe(callback, argument)
         except RuntimeError:
             pass  # the loop is closed: the daemon is ending
 
@@ -148,7 +148,7 @@ class SampleStore:
         except Exception as error:
             with contextlib.suppress(sqlite3.Error):  # else the next BEGIN fails and reports the error
                 connection.rollback()
-            return OSError(f"{self._whose} could not write to {self._path}: {error}; make room there")
+            return OSError(f"{self._owner} could not write to {self._path}: {error}; make room there")
         return None
 
     # -- on the loop --------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class SampleStore:
         elif "not a database" in why:
             why = "it is no file of an experience: give the path of a new file"
         if not self._opened.done():
-            self._opened.set_exception(ConfigError(f"{self._whose} cannot use durable={self._path!r}: {why}"))
+            self._opened.set_exception(ConfigError(f"{self._owner} cannot use durable={self._path!r}: {why}"))
 
 
 def _lack(path: str) -> str:
@@ -233,5 +233,4 @@ def _content(segment: SegmentFile) -> bytes:
 
 
 def dropped_of(counts: dict[str, int]) -> dict[str, int]:
-    """Return the counts of dropped samples by reason."""
-    return {what.removeprefix(_DROPPED): count for what, count in counts.items() if what.startswith(_DROPPED)}
+    return {name.removeprefix(_DROPPED): count for name, count in counts.items() if name.startswith(_DROPPED)}

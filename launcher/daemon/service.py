@@ -137,7 +137,7 @@ class DaemonService:
         self.locks = Locks(answer)
         self.ports = Ports(site.address, site.ports)
         self.sub_workers = SubWorkers(router, site.name)
-        self.probes = Probes(site.name, site.environment, site.here)
+        self.probes = Probes(site.name, site.environment, site.local_path)
         self.shared_links = SharedLinkService()
         self.stuck_ranks = StuckRanks(router)
         self.membership = Membership(router)
@@ -267,21 +267,21 @@ class DaemonService:
         """
         if self._site.node == 0:
             self.names.rank_returned(requester, op)
-            there = [node_link.node for node_link in self.router.node_links.values() if node_link.over is None]
-            for node in there:
+            nodes = [node_link.node for node_link in self.router.node_links.values() if node_link.over is None]
+            for node in nodes:
                 # The other daemon handles a request as a task.  A call that the owner sends right behind it, from a
                 # restart hook for example, would overtake it, and the rank would send to the dead process.  So nodes
                 # get an event, which keeps its place in the stream.  An owner on another node calls over other links.
                 # tests/simulation/test_sim_restarts.py::test_a_hook_sends_to_the_incarnation_that_is_back
                 self.router.send_event(frames.endpoint(node, 0), "rank_returned", vars(op))
             if not frames.node_of(requester.endpoint):
-                for node in there:
+                for node in nodes:
                     if node != frames.node_of(op.was):
                         self.router.request(node, op)  # for its experiences only: the owner need not wait
-                there = [node for node in there if node == frames.node_of(op.was)]
+                nodes = [node for node in nodes if node == frames.node_of(op.was)]
             with contextlib.suppress(TimeoutError):  # a node is unreachable at the moment
                 async with asyncio.timeout(_RETURN_ANSWER_S):
-                    await asyncio.gather(*(self.router.ask(node, op) for node in there), return_exceptions=True)
+                    await asyncio.gather(*(self.router.ask(node, op) for node in nodes), return_exceptions=True)
         elif requester.endpoint != frames.endpoint(0, 0):
             raise AuthError(f"{op.group}: a process of this node tells of a rank's return: its group's owner does that")
         endpoint = self.router.endpoints.get(frames.number_of(op.was))
@@ -335,7 +335,6 @@ class DaemonService:
     # -- those who are gone -------------------------------------------------------------------------------------
 
     def end_sub_worker(self, endpoint: Endpoint) -> None:
-        """Report the end of a worker's subprocess and free its state."""
         report = self.sub_workers.end(endpoint)
         if report is not None:
             logger.warning("worker %s (pid %d) %s", endpoint.name, endpoint.pid, report["verdict"])
@@ -400,7 +399,6 @@ class DaemonService:
     # -- questions ----------------------------------------------------------------------------------------------
 
     async def node_status(self, requester: Requester, op: operations.NodeStatus) -> dict[str, Any]:
-        """Return the state of this daemon, for people and for tests."""
         checked = asyncio.Event()
         self.call_check.begin(self.router.endpoints.values(), checked.set)
         await checked.wait()

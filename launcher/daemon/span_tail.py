@@ -65,11 +65,7 @@ class SpanTail:
         return self._read < self._goal
 
     def aim(self) -> None:
-        """Set the goal of ``take`` to everything written so far.
-
-        Raises:
-            ValueError: the file was truncated.
-        """
+        """Set the goal of ``take`` to everything written so far.  Raises ValueError if the file was truncated."""
         with open(self._path, "rb", buffering=0) as file:
             self._goal, _ = self._words(file.fileno())
 

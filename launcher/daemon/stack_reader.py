@@ -21,8 +21,7 @@ from rlinf_async._inspection.state import stack_dump
 from .endpoint import Endpoint
 from .process_state import catches
 
-TIMEOUT_S: Final = 1.0
-"""Seconds for a dump; the text received by then counts."""
+TIMEOUT_S: Final = 1.0  # seconds for a dump; the text received by then counts
 
 _QUIET_S: Final = 0.1  # seconds without a byte that end a dump, since no text marks its end
 
@@ -61,7 +60,6 @@ class StackReader:
         return dump.stacks
 
     def drop(self, gone: int) -> None:
-        """End the dump of an ended process."""
         dump = self._dumps.get(gone)
         if dump is not None:
             dump.end()

@@ -102,7 +102,6 @@ class SubWorkers:
             self._router.endpoints.pop(endpoint.number, None)
 
     def forget(self, root: Endpoint) -> None:
-        """Drop the ended subprocesses of a worker whose group is closed."""
         for endpoint in self._by_worker.pop(root.number, ()):
             if endpoint.exit_report is not None:
                 self._router.endpoints.pop(endpoint.number, None)

@@ -63,27 +63,27 @@ class Template(ForkServer):
         flags: Sequence[str] = (),
     ) -> None:
         """``log`` gets its output, by default this process's stdout; ``flags`` are options of the interpreter."""
-        near, far = control_pair()
+        own, other = control_pair()
         output = open_log(log)
         try:
             process = subprocess.Popen(
-                [python, *template_command(flags), str(far.fileno()), str(os.getpid())],
+                [python, *template_command(flags), str(other.fileno()), str(os.getpid())],
                 env={**environment, "OPENBLAS_NUM_THREADS": "1", MARKER: NO_TOKEN},
-                pass_fds=(far.fileno(),),
+                pass_fds=(other.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
             )
         except OSError as error:
-            near.close()
+            own.close()
             raise LaunchError(f"the worker template could not be started with {python}: {error}") from error
         finally:
-            far.close()
+            other.close()
             if output is not None:
                 os.close(output)
         process.returncode = 0  # the pidfd reaps it; Popen must not wait for it, too
-        super().__init__(python, near, process.pid, open_files, log)
+        super().__init__(python, own, process.pid, open_files, log)
 
     def _on_report(self, facts: dict[str, Any]) -> None:
         super()._on_report(facts)
@@ -156,18 +156,15 @@ class Templates:
         return self._preloads.use(plain, wanted, on_refused)
 
     def next_log(self) -> Path | None:
-        """Return the path for the output of a new template."""
         self._made += 1
         # The pid distinguishes nodes on one machine.
         return None if self._log_dir is None else self._log_dir / f"template_{os.getpid()}_{self._made - 1}.log"
 
     def describe(self) -> str:
-        """Describe in words the templates for which launches wait."""
         plain = (template.describe() for template in self._templates.values())
         return "; ".join(filter(None, (*plain, self._preloads.describe())))
 
     def status(self) -> dict[str, Any]:
-        """Return the templates with their memory, and modules that were not preloaded with the reason."""
         alive = [memory_of(template) for template in self._templates.values() if not template.dead]
         templates = [*(each | {"modules": []} for each in alive), *self._preloads.status()]
         return {"templates": templates, "not_preloaded": self._preloads.refusals()}

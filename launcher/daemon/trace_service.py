@@ -109,7 +109,7 @@ class Traces:
         return {"node": self._router.node, "path": str(self._file.path)}
 
     async def start_trace(self, requester: Requester, op: operations.StartTrace) -> None:
-        """Begin to trace: inform every process of this node, present and future."""
+        """Start tracing: inform every process of this node, present and future."""
         if "trace" not in self._welcome():
             self._welcome()["trace"] = facts = {"node": op.node, "path": op.path}
             self._router.broadcast_event("traced", facts)
@@ -124,8 +124,8 @@ class Traces:
                 async with asyncio.timeout(_CLOCK_TIMEOUT_S):
                     for _ in range(_CLOCK_SAMPLES):
                         asked = time.monotonic_ns()
-                        theirs = await self._router.ask(node, operations.ReadClock())
-                        clock.add_sample(asked, theirs, time.monotonic_ns())
+                        remote_time = await self._router.ask(node, operations.ReadClock())
+                        clock.add_sample(asked, remote_time, time.monotonic_ns())
         self._write(node, op.batch)
 
     def _write(self, node: int, batch: list[Any]) -> None:
@@ -143,7 +143,6 @@ class Traces:
             logger.warning("node %d sent spans that make no sense", node)
 
     async def read_clock(self, requester: Requester, op: operations.ReadClock) -> int:
-        """Return the time of this daemon's monotonic clock in nanoseconds."""
         return time.monotonic_ns()
 
     def close(self) -> None:
@@ -196,11 +195,11 @@ class Traces:
                         self._find(entry)
         for name, tail in list(self._tails.items()):
             has_ended = tail.identity["endpoint"] in self._gone  # before the read, which then gets its last spans
-            who = [tail.identity["endpoint"], tail.identity["process"], tail.identity["pid"], tail.shift]
+            identity = [tail.identity["endpoint"], tail.identity["process"], tail.identity["pid"], tail.shift]
             try:
                 tail.aim()
                 while tail.has_more:
-                    yield [*who, *tail.take()]
+                    yield [*identity, *tail.take()]
             except FileNotFoundError:
                 has_ended = True
             except OSError:  # no descriptor is free: the next round reads the rest

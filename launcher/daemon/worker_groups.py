@@ -85,13 +85,13 @@ class Site:
     tee: str = "all"
     ports: Sequence[int] | None = None
 
-    def here(self, path: str) -> str:
+    def local_path(self, path: str) -> str:
         """Return this machine's path for a path of the driver's machine (``--sync``)."""
         if self.sync is None:
             return path
-        near, far = self.sync
-        if path == near or path.startswith(near.rstrip("/") + "/"):
-            return far + path[len(near.rstrip("/")) :]
+        driver_folder, local_folder = self.sync
+        if path == driver_folder or path.startswith(driver_folder.rstrip("/") + "/"):
+            return local_folder + path[len(driver_folder.rstrip("/")) :]
         return path
 
 
@@ -106,7 +106,7 @@ class WorkerGroups:
 
     Attributes:
         by_number: groups by the number of their name.
-        closing: the node is ending; no worker is started any more.
+        closing: the node is ending; no further worker is started.
     """
 
     def __init__(
@@ -148,7 +148,6 @@ class WorkerGroups:
         return f"<WorkerGroups of node {self._site.node} [{len(self.by_number)} groups]>"
 
     def group_of(self, endpoint: Endpoint) -> LocalGroup | None:
-        """Return the group of a worker."""
         return next((group for group in self.by_number.values() if endpoint in group.workers), None)
 
     async def open_store(self, requester: Requester, op: operations.OpenStore) -> int:
@@ -163,8 +162,8 @@ class WorkerGroups:
     async def spawn(self, requester: Requester, op: operations.Spawn) -> list[list[Any]]:
         """Start workers on this node; return ``[number, pid, log path]`` of each, in the order of the request."""
         count = len(op.workers)
-        what = f"{count} worker{'s' * (count != 1)} of group '{op.group}'"
-        with explained_shortage(self._site.name, what, count * DESCRIPTORS_PER_WORKER):
+        workers = f"{count} worker{'s' * (count != 1)} of group '{op.group}'"
+        with explained_shortage(self._site.name, workers, count * DESCRIPTORS_PER_WORKER):
             started = await self._spawn(requester.endpoint, op)
         self._black_box.launched(op, started)
         return started
@@ -182,7 +181,7 @@ class WorkerGroups:
             group.spawning -= 1
             # A concurrent request may still start workers of this group; without the entry nothing would end them.  A
             # group whose ranks are all away keeps its channels and the store.
-            # tests/launcher/daemon/test_group_spawns.py::test_a_spawn_that_fails_leaves_what_others_have_in_the_group
+            # tests/launcher/daemon/test_group_spawns.py::test_a_failed_spawn_leaves_the_groups_other_workers
             if not (group.spawning or group.workers or group.former) and group.closed is None:
                 self.by_number.pop(group.number, None)
                 _close_store_of(group)
@@ -224,11 +223,11 @@ class WorkerGroups:
         threads = self._threads(op, op.workers[0]["env"] if op.workers else {}, shared)
         variables = self._shared_variables(shared, threads)
         python = place.python or self._templates.python
-        return wanted_by(op, self._site.name, python, variables, place.paths, self._site.here)
+        return wanted_by(op, self._site.name, python, variables, place.paths, self._site.local_path)
 
     def _threads(self, op: operations.Spawn, own: Mapping[str, str], environment: Mapping[str, str]) -> int:
-        there = max(len(op.workers), _first_number(own.get("NODE_LOCAL_WORLD_SIZE")) or 1)
-        return _first_number(environment.get("OMP_NUM_THREADS")) or max(1, self._site.cpus // there)
+        workers_here = max(len(op.workers), _first_number(own.get("NODE_LOCAL_WORLD_SIZE")) or 1)
+        return _first_number(environment.get("OMP_NUM_THREADS")) or max(1, self._site.cpus // workers_here)
 
     def _shared_variables(self, environment: Mapping[str, str], threads: int) -> dict[str, str]:
         node = {"RLINF_RUN_ID": self._site.run, "RLINF_NODE_RANK": str(self._site.node)}
@@ -298,9 +297,9 @@ class WorkerGroups:
         spec = {
             "env": environment,
             "token": token,
-            "cwd": self._site.here(op.cwd),
-            "sys_path": [*place.paths, *(self._site.here(entry) for entry in op.sys_path)],
-            "script": self._site.here(op.script) if op.script else None,
+            "cwd": self._site.local_path(op.cwd),
+            "sys_path": [*place.paths, *(self._site.local_path(entry) for entry in op.sys_path)],
+            "script": self._site.local_path(op.script) if op.script else None,
             "module": op.module,
             "seed": None if op.seed is None else op.seed + worker["rank"],
             "threads": threads,
@@ -385,11 +384,9 @@ class WorkerGroups:
             group.closed.set_result(None)
 
     def owners(self) -> set[int]:
-        """Return the endpoints that have groups here."""
         return {group.owner for group in self.by_number.values()}
 
     def drop(self, owner: int) -> None:
-        """Begin the end of an owner's groups, once it is gone."""
         for group in [group for group in self.by_number.values() if group.owner == owner]:
             self._abandon(group)
 

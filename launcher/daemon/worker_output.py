@@ -126,8 +126,8 @@ def log_lacks(outputs: Sequence[WorkerOutput]) -> str:
     if not error:
         return ""
     whole = sum(output.written_bytes for output in outputs)
-    there = whole - sum(output.lost_bytes for output in outputs)
-    amount = f"{there / 1e6:.1f} of {whole / 1e6:.1f} MB" if whole >= 100_000 else f"{there} of {whole} bytes"
+    kept = whole - sum(output.lost_bytes for output in outputs)
+    amount = f"{kept / 1e6:.1f} of {whole / 1e6:.1f} MB" if whole >= 100_000 else f"{kept} of {whole} bytes"
     return f"{amount} are in the log: {error}"
 
 

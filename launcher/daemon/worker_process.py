@@ -65,8 +65,7 @@ class WorkerProcess:
         self.ended: asyncio.Future[ExitStatus] = loop.create_future()
         self.closing = False
         self._kill_reason = ""
-        self.image: Image | None = None
-        """Program that the process runs from its fork on; None under a profiler."""
+        self.image: Image | None = None  # program that the process runs from its fork on; None under a profiler
         self._pidfd = -1
         self._memory_kills = MemoryKills.count()
         self._outputs: list[WorkerOutput] = []
@@ -84,18 +83,14 @@ class WorkerProcess:
         return f"{self.log}{_SUFFIXES[stream]}"
 
     async def start(self, template: WorkerStarter, on_death: Callable[[], None]) -> socket.socket:
-        """Start the process; return this daemon's end of its socket.
-
-        Raises:
-            LaunchError: the fork failed.
-        """
+        """Start the process; return this daemon's end of its socket.  Raises LaunchError if the fork failed."""
         try:
-            near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         except BaseException:
             if self.setup.store is not None:
                 self.setup.store.close()
             raise
-        fds = [far.fileno()]
+        fds = [other.fileno()]
         try:
             for name in _SUFFIXES:
                 read, write = os.pipe2(os.O_CLOEXEC)
@@ -116,18 +111,18 @@ class WorkerProcess:
             note_session(self.pid, self.pid, self.setup.spec["env"])
             self._leftovers = Leftovers(self._loop, self.pid, self.setup.spec["token"], self._all_gone)
         except BaseException:
-            near.close()
+            own.close()
             for output in self._outputs:
                 output.close()
             raise
         finally:
-            far.close()
+            other.close()
             for fd in fds[1:3]:
                 os.close(fd)
             if self.setup.store is not None:
                 self.setup.store.close()
         self._loop.add_reader(self._pidfd, self._died, on_death)
-        return near
+        return own
 
     def _open_pidfd(self) -> int:
         try:
@@ -164,11 +159,7 @@ class WorkerProcess:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the process.
-
-        Raises:
-            ProcessLookupError: it has ended.
-        """
+        """Send a signal to the process.  Raises ProcessLookupError if it has ended."""
         if self._pidfd < 0 or self.exit_status is not None:
             raise ProcessLookupError("it has ended")
         signal.pidfd_send_signal(self._pidfd, number)
@@ -180,13 +171,13 @@ class WorkerProcess:
     def exit_report(self, methods: list[str]) -> dict[str, Any]:
         """Return the facts of the death, as ``WorkerDied`` takes them."""
         assert self.exit_status is not None
-        told = self._kill_reason if self.exit_status.signal == "SIGKILL" else ""  # it may have died before the kill
+        reason = self._kill_reason if self.exit_status.signal == "SIGKILL" else ""  # it may have died before the kill
         return {
             "group": self.setup.group,
             "rank": self.setup.rank,
             "node": self.node,
             "pid": self.pid,
-            "verdict": told or self.exit_status.text,
+            "verdict": reason or self.exit_status.text,
             "signal": self.exit_status.signal,
             "exit_code": self.exit_status.exit_code,
             "methods": methods,

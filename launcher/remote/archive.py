@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from rlinf_async.errors import ConfigError
 
-LARGE_BYTES: Final = 64 << 20
-"""Size of an archive from which the launcher warns that it delays the start."""
+LARGE_BYTES: Final = 64 << 20  # size of an archive from which the launcher warns that it delays the start
 
 _SKIPPED_FOLDERS: Final = frozenset({".git", "__pycache__", ".venv", "node_modules"})
 _GIT_TIMEOUT_S: Final = 60.0

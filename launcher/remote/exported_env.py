@@ -56,14 +56,12 @@ OWN_TO_A_MACHINE = (
 )
 """Patterns of variables that describe one machine: only ``-e NAME`` exports them, no pattern, not even ``*``."""
 
-RESERVED = ("RLINF_RUN_ID", "RLINF_NODE_SOCKET")
-"""Variables that the launcher itself sets in each process."""
+RESERVED = ("RLINF_RUN_ID", "RLINF_NODE_SOCKET")  # variables that the launcher itself sets in each process
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 def is_name(name: str) -> bool:
-    """True if a shell can set a variable of this name."""
     return _NAME.fullmatch(name) is not None
 
 

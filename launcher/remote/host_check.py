@@ -111,7 +111,6 @@ class HostCheck:
         return [*found, "its clock"]
 
     async def close(self) -> None:
-        """Close every lifeline; the hosts remove unpacked files."""
         await asyncio.gather(*(lifeline.close(_CLEANUP_TIMEOUT_S) for lifeline in self.lifelines.values()))
 
     async def _visit(self, rank: int) -> dict[str, Any]:
@@ -221,13 +220,13 @@ def _machine(node: PlannedNode, answer: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _unlike(answer: Mapping[str, Any], driver: Mapping[str, Any]) -> list[str]:
-    there, here = (str(each["python"]).rsplit(".", 1)[0] for each in (answer, driver))
-    if there == here:
+    own, required = (str(each["python"]).rsplit(".", 1)[0] for each in (answer, driver))
+    if own == required:
         return []
     return [
         f"{answer['executable']} is Python {answer['python']}, the script's is {driver['python']} "
         f"({driver['executable']}): classes and functions could not travel between them\n"
-        f"fix: name a Python {here} there with --python PATH, or python=PATH after the host"
+        f"fix: name a Python {required} there with --python PATH, or python=PATH after the host"
     ]
 
 

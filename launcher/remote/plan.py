@@ -53,17 +53,17 @@ def plan(hosts: Sequence[Host], options: Options) -> tuple[PlannedNode, ...]:
     hosts = by_node_rank(chosen_hosts(hosts, options))
     nodes = [PlannedNode(rank, host, _way(host, options)) for rank, host in enumerate(hosts)]
     if not any(node.is_here for node in nodes):
-        here = Host("localhost", slots=0, source="the driver's own machine")
-        nodes.append(PlannedNode(len(nodes), here, LocalConnector(driver_python(options)), hidden=True))
+        hidden_host = Host("localhost", slots=0, source="the driver's own machine")
+        nodes.append(PlannedNode(len(nodes), hidden_host, LocalConnector(driver_python(options)), hidden=True))
     return tuple(nodes)
 
 
 def chosen_hosts(hosts: Sequence[Host], options: Options) -> tuple[Host, ...]:
     """Apply ``--local-nodes``, ``--fake-gpus`` and ``--nnodes`` to the hosts that were found."""
     if options.local_nodes is not None:
-        here = Host("localhost", source=f"--local-nodes {options.local_nodes}")
+        local_host = Host("localhost", source=f"--local-nodes {options.local_nodes}")
         count = options.local_nodes
-        hosts = [replace(here, name=f"local{number}") for number in range(count)] if count > 1 else [here]
+        hosts = [replace(local_host, name=f"local{number}") for number in range(count)] if count > 1 else [local_host]
     if options.fake_gpus is not None:
         hosts = [
             replace(host, fake_gpus=options.fake_gpus) if host.gpus is None and host.fake_gpus is None else host
@@ -85,20 +85,20 @@ def by_node_rank(hosts: Sequence[Host]) -> tuple[Host, ...]:
     Raises:
         ConfigError: only some hosts have it, or the values are not 0 to n-1.
     """
-    said = [(host, host.env[NODE_RANK].strip()) for host in hosts if NODE_RANK in host.env]
-    if not said:
+    ranked = [(host, host.env[NODE_RANK].strip()) for host in hosts if NODE_RANK in host.env]
+    if not ranked:
         return tuple(hosts)
-    told = ", ".join(f"{host.name}: {rank}" for host, rank in said)
-    if len(said) < len(hosts):
+    listing = ", ".join(f"{host.name}: {rank}" for host, rank in ranked)
+    if len(ranked) < len(hosts):
         silent = ", ".join(host.name for host in hosts if NODE_RANK not in host.env)
         raise ConfigError(
-            f"{NODE_RANK} is set for some hosts ({told}), and not for {silent}\n"
+            f"{NODE_RANK} is set for some hosts ({listing}), and not for {silent}\n"
             f"  fix: write env.{NODE_RANK}= for every host, or for none: then their order counts"
         )
-    ranks = {rank: host for host, rank in said}
+    ranks = {rank: host for host, rank in ranked}
     if set(ranks) != {str(rank) for rank in range(len(hosts))}:
         raise ConfigError(
-            f"{NODE_RANK} must be unique and run from 0 to {len(hosts) - 1}, got {told}\n"
+            f"{NODE_RANK} must be unique and run from 0 to {len(hosts) - 1}, got {listing}\n"
             f"  fix: correct env.{NODE_RANK}=, or leave it out: then the order of the hosts counts"
         )
     return tuple(ranks[str(rank)] for rank in range(len(hosts)))

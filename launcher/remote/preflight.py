@@ -190,10 +190,10 @@ class HostSurvey:
             return
         if self.sync is not None and str(find("rlinf_async").origin).startswith(str(self.sync)):
             return  # the shipped code is the launcher's own version
-        here, near = distribution_version("rlinf-async"), self.request["version"]
-        if here and near and here != near:
-            fix = f"install the same version on every host: pip install rlinf-async=={near}"
-            self.miss("version", f"rlinf-async is {here} there and {near} here", fix)
+        installed, expected = distribution_version("rlinf-async"), self.request["version"]
+        if installed and expected and installed != expected:
+            fix = f"install the same version on every host: pip install rlinf-async=={expected}"
+            self.miss("version", f"rlinf-async is {installed} there and {expected} here", fix)
 
     def look_for_script(self) -> None:
         script, module = self.request["script"], self.request["module"]
@@ -212,8 +212,8 @@ class HostSurvey:
         if name:
             self.iface_address = interface_address(name)
             if self.iface_address is None:
-                others = ", ".join(sorted(known for _, known in socket.if_nameindex()))
-                self.miss("interface", f"{name} has no address there; there are: {others}", "--iface NAME")
+                interfaces = ", ".join(sorted(known for _, known in socket.if_nameindex()))
+                self.miss("interface", f"{name} has no address there; there are: {interfaces}", "--iface NAME")
 
     def look_at_limits(self) -> None:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -248,7 +248,6 @@ class HostSurvey:
         }
 
     def end(self) -> None:
-        """End this process at once, on a signal."""
         self.clean_up()
         os._exit(1)
 

@@ -45,10 +45,8 @@ class SrunConnector:
 
     host: Host
     argv: Sequence[str]
-    run_there: Sequence[str]
-    """Prefix of every command that is run on the node."""
-    probe: Sequence[str]
-    """The same step without work, for the user to try by hand."""
+    run_there: Sequence[str]  # prefix of every command that is run on the node
+    probe: Sequence[str]  # the same step without work, for the user to try by hand
     python: str
     prologue: str | None
 
@@ -93,8 +91,8 @@ def explain(connector: SrunConnector, exited: RemoteExit) -> str:
     """Explain Slurm's error in one line, with a hint; else return the last lines of the remote program."""
     if text := explain_prologue(exited, connector.prologue):
         return text
-    said = "\n".join(exited.stderr)
-    if match := re.search(r"execve\(\): (?P<path>\S+): (?P<why>.+)", said):
+    output = "\n".join(exited.stderr)
+    if match := re.search(r"execve\(\): (?P<path>\S+): (?P<why>.+)", output):
         return (
             f"{match['path']} cannot be run there: {match['why']}\n"
             "fix: name the node's Python: --python PATH, or python=PATH after the host"
@@ -103,7 +101,7 @@ def explain(connector: SrunConnector, exited: RemoteExit) -> str:
         if line.startswith(TOO_OLD):
             return f"{line.removeprefix(TOO_OLD)}, which is too old\nfix: --python PATH, or python=PATH after the host"
     for pattern, fix in _CAUSES:
-        if match := re.search(pattern, said):
+        if match := re.search(pattern, output):
             hint = fix.format(name=connector.host.name, probe=shlex.join(connector.probe))
             return "\n".join([f"srun: {match['what']}", *_quoted(exited, match["what"]), f"try: {hint}"])
     if exited.exit_code is not None and exited.exit_code < 0:

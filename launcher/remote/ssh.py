@@ -31,8 +31,7 @@ class SshConnector:
 
     host: Host
     argv: Sequence[str]
-    probe: Sequence[str]
-    """The same ssh without work, for the user to try by hand."""
+    probe: Sequence[str]  # the same ssh without work, for the user to try by hand
     python: str
     prologue: str | None
 
@@ -99,8 +98,8 @@ def explain(connector: SshConnector, exited: RemoteExit) -> str:
         for pattern, cause in _CAUSES:
             if match := re.search(pattern, text, re.IGNORECASE):
                 return cause(connector, match, probe)
-        said = "\n".join(f"ssh | {line}" for line in exited.stderr[-8:])
-        return f"ssh: {_last(exited)}\n{said}\ntry: {probe}" if said else f"ssh failed without a word\ntry: {probe}"
+        output = "\n".join(f"ssh | {line}" for line in exited.stderr[-8:])
+        return f"ssh: {_last(exited)}\n{output}\ntry: {probe}" if output else f"ssh failed without a word\ntry: {probe}"
     if exited.exit_code is not None and exited.exit_code < 0:
         return "\n".join([f"its ssh client {exited.outcome()}, on this machine", *exited.last_lines()])
     return describe_exit(exited)

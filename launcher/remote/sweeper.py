@@ -48,11 +48,11 @@ def main(read: Callable[[int], bytes]) -> None:
     deadline = time.monotonic() + _DEATH_S
     found = processes_of(run, sessions)
     while found and time.monotonic() < deadline:
-        others = [pid for pid in found if not is_tracker(pid)]
-        if not others:  # trackers remove shared memory after its users' end, and then end themselves
+        workers = [pid for pid in found if not is_tracker(pid)]
+        if not workers:  # trackers remove shared memory after its users' end, and then end themselves
             wait(lambda: not processes_of(run, sessions), _TRACKERS_S)
         killed.update(found)
-        send(others or found, signal.SIGKILL)
+        send(workers or found, signal.SIGKILL)
         time.sleep(0.02)
         found = processes_of(run, sessions)
     removed = []

@@ -75,7 +75,7 @@ ROWS = (
             "tests/test_long_waits.py::test_a_stopped_rank_is_named_with_what_it_was_in",
             "tests/test_call_timeout.py::test_a_stopped_rank_is_named",
             "tests/launcher/control/test_commands.py"
-            "::test_status_is_there_at_once_while_the_drivers_loop_is_blocked_and_a_rank_is_stopped",
+            "::test_status_is_immediate_despite_a_blocked_driver",
         ),
     ),
     Row(
@@ -176,9 +176,9 @@ ROWS = (
         "the error says so, and does not where a worker was killed by hand at such a time",
         "",
         (
-            "tests/launcher/daemon/test_oom.py::test_a_worker_that_the_kernel_kills_for_its_memory_is_out_of_memory",
+            "tests/launcher/daemon/test_oom.py::test_a_worker_killed_for_its_memory_is_out_of_memory",
             "tests/launcher/daemon/test_oom.py"
-            "::test_a_worker_killed_by_hand_is_not_out_of_memory_because_something_else_was",
+            "::test_a_worker_killed_by_hand_is_not_out_of_memory",
         ),
     ),
     Row(
@@ -401,7 +401,7 @@ ROWS = (
             "tests/_client/test_direct_calls.py::test_order_holds_where_the_direct_way_is_full",
             "tests/test_concurrent.py::test_one_that_is_not_marked_begins_after_the_def",
             "tests/launcher/control/test_commands.py"
-            "::test_status_is_there_at_once_while_the_drivers_loop_is_blocked_and_a_rank_is_stopped",
+            "::test_status_is_immediate_despite_a_blocked_driver",
         ),
     ),
     Row(
@@ -681,7 +681,7 @@ ROWS = (
             "tests/_wire/test_peer_server.py::test_silent_connections_are_few_and_have_a_deadline",
             "tests/_wire/test_peer_server.py::test_a_silent_peer_is_shown_the_door",
             "tests/launcher/daemon/test_admission.py"
-            "::test_of_silent_connections_only_so_many_stay_and_the_oldest_end_first",
+            "::test_the_oldest_silent_connections_are_evicted_first",
             "tests/launcher/daemon/test_admission.py::test_whoever_says_hello_stays_however_many_are_silent",
         ),
     ),
@@ -727,7 +727,7 @@ ROWS = (
         "",
         (
             "tests/launcher/test_over_ssh.py::test_keys_that_are_unknown_or_changed_are_refused",
-            "tests/launcher/remote/test_ssh.py::test_a_host_that_could_be_an_option_or_a_command_is_refused",
+            "tests/launcher/remote/test_ssh.py::test_a_host_resembling_an_option_or_command_is_refused",
             "tests/_wire/test_lifeline.py::test_noise_without_end_is_survived_without_being_kept",
             "tests/_wire/test_lifeline.py::test_only_marked_lines_are_messages",
         ),
@@ -740,8 +740,8 @@ ROWS = (
         "15 s",
         (
             "tests/launcher/test_over_ssh.py::test_one_unreachable_and_one_without_the_package_among_four",
-            "tests/launcher/test_job.py::test_every_host_that_failed_is_listed_and_the_others_are_taken_down",
-            "tests/launcher/test_job.py::test_a_host_that_never_answers_is_named_within_the_start_timeout",
+            "tests/launcher/test_job.py::test_every_failed_host_is_listed_and_the_others_stopped",
+            "tests/launcher/test_job.py::test_a_silent_host_is_named_within_the_start_timeout",
         ),
     ),
     Row(
@@ -751,7 +751,7 @@ ROWS = (
         "",
         (
             "tests/launcher/test_over_ssh.py::test_one_unreachable_and_one_without_the_package_among_four",
-            "tests/launcher/remote/test_ssh.py::test_a_missing_python_is_named_with_the_path_that_was_tried",
+            "tests/launcher/remote/test_ssh.py::test_a_missing_python_is_named_with_its_path",
             "tests/launcher/remote/test_preflight.py::test_a_python_that_is_too_old_is_asked_nothing_else",
             "tests/launcher/remote/test_host_check.py::test_a_python_of_another_kind_is_named_on_both_sides",
         ),
@@ -764,7 +764,7 @@ ROWS = (
         (
             "tests/launcher/test_job.py::test_a_machine_under_two_names_is_found_out",
             "tests/launcher/remote/test_host_check.py"
-            "::test_the_same_machine_under_two_names_is_found_out_unless_host_names_differ",
+            "::test_one_machine_under_two_names_is_detected",
             "tests/launcher/cli/test_hosts_file.py::test_a_host_listed_twice_is_an_error_with_both_lines",
         ),
     ),
@@ -788,7 +788,7 @@ ROWS = (
         (
             "tests/test_embedding.py::test_two_clusters_live_in_one_loop",
             "tests/launcher/cli/test_main.py::test_sweep_ends_what_bears_the_runs_id_and_nothing_else",
-            "tests/launcher/test_over_slurm.py::test_two_jobs_side_by_side_on_the_same_nodes_do_not_meet",
+            "tests/launcher/test_over_slurm.py::test_two_jobs_on_the_same_nodes_do_not_meet",
         ),
     ),
 )

@@ -31,7 +31,7 @@ while True:
 
 
 async def hears(shares_terminal: bool, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What reaches a script when ``number`` ends the launcher."""
+    """Return the signals that reach a script when ``number`` ends the launcher."""
     monkeypatch.setattr(driver_module, "_in_foreground", lambda: shares_terminal)
     out = tmp_path / "out"
     program = f"import os; os.dup2(os.open({str(out)!r}, os.O_WRONLY | os.O_CREAT), 1)\n{LISTENER}"

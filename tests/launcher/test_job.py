@@ -59,7 +59,7 @@ def processes_of(run: str) -> list[int]:
     return found
 
 
-async def test_the_script_finds_its_run_and_its_exit_code_is_the_runs(stage: Stage, report: Report) -> None:
+async def test_the_script_finds_its_run_and_gives_the_exit_code(stage: Stage, report: Report) -> None:
     stage.runs(
         "import json, os, sys\n"
         "names = ['RLINF_RUN_ID', 'RLINF_NODE_SOCKET', 'PYTHONPATH', 'FAKE_DAEMONS']\n"
@@ -88,7 +88,7 @@ async def test_a_lone_local_node_has_neither_address_nor_keys(stage: Stage, repo
     assert not Path(config["run_dir"]).exists()
 
 
-async def test_local_nodes_speak_over_the_loopback_with_keys_of_one_authority(stage: Stage, report: Report) -> None:
+async def test_local_nodes_use_loopback_with_one_authoritys_keys(stage: Stage, report: Report) -> None:
     assert await life(stage.job(report, local_nodes=3)) == 0
     configs = [stage.daemon(rank)["config"] for rank in range(3)]
     assert [config["name"] for config in configs] == ["local0", "local1", "local2"]
@@ -101,7 +101,7 @@ async def test_local_nodes_speak_over_the_loopback_with_keys_of_one_authority(st
         assert "PRIVATE KEY" not in json.dumps([seen["environ"], seen["argv"]])
 
 
-async def test_what_the_user_says_of_a_host_reaches_its_daemon_alone(stage: Stage, report: Report) -> None:
+async def test_a_hosts_settings_reach_its_daemon_alone(stage: Stage, report: Report) -> None:
     here = Host("localhost", slots=4, gpus=("0", "2"), labels=("big",), env={"ROBOT_IP": "10.0.0.2"})
     assert await life(stage.job(report, [here], tee="0,3", log_dir=Path("/logs"))) == 0
     seen = stage.daemon(0)
@@ -111,7 +111,7 @@ async def test_what_the_user_says_of_a_host_reaches_its_daemon_alone(stage: Stag
     assert config["env"]["ROBOT_IP"] == seen["environ"]["ROBOT_IP"] == "10.0.0.2"
 
 
-async def test_a_host_behind_ssh_brings_a_hidden_node_for_the_script(stage: Stage, report: Report) -> None:
+async def test_a_host_behind_ssh_adds_a_hidden_node_here(stage: Stage, report: Report) -> None:
     assert await life(stage.job(report, [Host("noisy")])) == 0
     there, here = stage.daemon(0)["config"], stage.daemon(1)["config"]
     assert (there["name"], there["hidden"], here["hidden"]) == ("noisy", False, True)
@@ -125,7 +125,7 @@ async def test_addr_in_the_hosts_file_wins(stage: Stage, report: Report) -> None
     assert stage.daemon(0)["config"]["bind"] == "127.0.0.5"
 
 
-async def test_every_host_that_failed_is_listed_and_the_others_are_taken_down(stage: Stage, report: Report) -> None:
+async def test_every_failed_host_is_listed_and_the_others_stopped(stage: Stage, report: Report) -> None:
     job = stage.job(report, [Host("refused"), Host("noisy"), Host("pythonless", python="/no/python")])
     with pytest.raises(LaunchError) as caught:
         await life(job)
@@ -139,7 +139,7 @@ async def test_every_host_that_failed_is_listed_and_the_others_are_taken_down(st
     assert not list(stage.folder.glob("*.json"))  # no daemon was started for nothing
 
 
-async def test_a_script_that_only_this_machine_has_is_named_with_the_cure(
+async def test_a_local_only_script_is_named_with_the_fix(
     stage: Stage, report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(stage.folder)
@@ -148,7 +148,7 @@ async def test_a_script_that_only_this_machine_has_is_named_with_the_cure(
         await life(stage.job(report, [Host("there")]))
 
 
-async def test_a_folder_that_is_shipped_stands_first_on_the_path_there(
+async def test_a_shipped_folder_is_first_on_the_path(
     stage: Stage, report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = stage.folder / "code"
@@ -167,7 +167,7 @@ async def test_a_folder_that_is_shipped_stands_first_on_the_path_there(
     assert here["environ"]["PYTHONPATH"].split(":")[0] == stage.out.split(":")[0] == str(code)
 
 
-async def test_a_link_to_the_shipped_folder_is_as_good_as_its_name(stage: Stage, report: Report) -> None:
+async def test_a_link_to_the_shipped_folder_equals_its_name(stage: Stage, report: Report) -> None:
     (stage.folder / "code/inner").mkdir(parents=True)
     link = stage.folder / "link"
     link.symlink_to("code/inner")
@@ -183,7 +183,7 @@ async def test_a_machine_under_two_names_is_found_out(stage: Stage, report: Repo
     assert await life(stage.job(report, local_nodes=2)) == 0  # meant so
 
 
-async def test_a_node_that_never_answers_is_named_within_the_start_timeout(stage: Stage, report: Report) -> None:
+async def test_a_silent_node_is_named_within_the_start_timeout(stage: Stage, report: Report) -> None:
     stage.behaviour = {"local1": "mute"}
     job = stage.job(report, local_nodes=2, start_timeout=1.5)
     began = time.monotonic()
@@ -193,7 +193,7 @@ async def test_a_node_that_never_answers_is_named_within_the_start_timeout(stage
     assert processes_of(job.run_id) == []
 
 
-async def test_a_host_that_never_answers_is_named_within_the_start_timeout(stage: Stage, report: Report) -> None:
+async def test_a_silent_host_is_named_within_the_start_timeout(stage: Stage, report: Report) -> None:
     job = stage.job(report, [Host("silent"), Host("refused")], start_timeout=0.7)
     with pytest.raises(LaunchError, match=r"2 of 2 (.|\n)*silent   was still being reached"):
         await life(job)
@@ -210,9 +210,7 @@ async def test_daemons_that_fail_are_all_listed(stage: Stage, report: Report) ->
     ]
 
 
-async def test_a_node_that_is_lost_is_shown_and_the_script_goes_on(
-    stage: Stage, report: Report, screen: io.StringIO
-) -> None:
+async def test_a_lost_node_is_shown_and_the_script_continues(stage: Stage, report: Report, screen: io.StringIO) -> None:
     stage.behaviour = {"local1": "dying"}
     stage.runs(
         "import os, time\n"
@@ -234,7 +232,7 @@ async def test_a_node_that_is_lost_is_shown_and_the_script_goes_on(
 
 
 async def shown(job: Job, stage: Stage, screen: io.StringIO, text: str) -> float:
-    """Has the script end once a text stands on the screen; the seconds that the run's end took then."""
+    """End the script once a text is on the screen; return the seconds of the run's end."""
     os.mkfifo(stage.folder / "may_end")
     stage.runs(f"open({str(stage.folder / 'may_end')!r}).read()")
     ended_at = 0.0
@@ -252,7 +250,7 @@ async def shown(job: Job, stage: Stage, screen: io.StringIO, text: str) -> float
     return time.monotonic() - ended_at
 
 
-async def test_of_two_nodes_that_have_lost_each_other_the_one_that_the_scripts_own_has_lost_is_named(
+async def test_of_two_disconnected_nodes_the_scripts_loss_is_named(
     stage: Stage, report: Report, screen: io.StringIO
 ) -> None:
     stage.behaviour = {"local0": "accusing 1", "local1": "accusing 0"}
@@ -261,7 +259,7 @@ async def test_of_two_nodes_that_have_lost_each_other_the_one_that_the_scripts_o
 
 
 @pytest.mark.parametrize("accused", [0, 1])
-async def test_what_a_node_that_may_be_cut_off_believes_of_another_names_the_link_only(
+async def test_an_isolated_nodes_report_names_only_the_link(
     stage: Stage, report: Report, screen: io.StringIO, accused: int
 ) -> None:
     stage.behaviour = {"local2": f"accusing {accused}"}
@@ -270,16 +268,14 @@ async def test_what_a_node_that_may_be_cut_off_believes_of_another_names_the_lin
     assert ": lost: " not in screen.getvalue()
 
 
-async def test_the_end_does_not_wait_for_a_node_that_is_known_to_be_lost(
-    stage: Stage, report: Report, screen: io.StringIO
-) -> None:
+async def test_the_end_does_not_wait_for_a_lost_node(stage: Stage, report: Report, screen: io.StringIO) -> None:
     stage.behaviour = {"local0": "accusing 1", "local1": "stubborn"}
     job = stage.job(report, local_nodes=2)
     assert await shown(job, stage, screen, "local1: lost: no sign of life") < 2  # one, and what a busy machine needs
     assert processes_of(job.run_id) == []
 
 
-async def test_a_script_that_a_signal_ends_counts_as_in_a_shell(stage: Stage, report: Report) -> None:
+async def test_a_script_ended_by_a_signal_counts_as_in_shells(stage: Stage, report: Report) -> None:
     stage.runs("import os; os.kill(os.getpid(), 11)")
     assert await life(stage.job(report)) == 128 + 11
 

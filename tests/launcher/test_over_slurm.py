@@ -51,7 +51,7 @@ def slurm() -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def train(tmp_path: Path) -> Callable[..., str]:
-    """The line that runs the program: ``train(seconds, exit code, *flags)``."""
+    """Return a function for the program's command line: ``train(seconds, exit code, *flags)``."""
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
 
@@ -76,7 +76,7 @@ def run_id(text: str) -> str:
 
 
 def processes_of(run: str) -> list[str]:
-    """Of a run, everything but what has just ended."""
+    """Return the remaining processes of a run, except those that have just ended."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -98,9 +98,7 @@ def nothing_is_left(slurm: SlurmCluster, job: str, seconds: float = 12.0) -> Non
         time.sleep(0.1)
 
 
-def test_a_job_runs_on_all_its_nodes_without_sshd_and_ends_with_the_scripts_exit_code(
-    slurm: SlurmCluster, train: Callable[..., str]
-) -> None:
+def test_a_job_runs_on_all_nodes_without_sshd(slurm: SlurmCluster, train: Callable[..., str]) -> None:
     job = slurm.submit(train(0, 7), "--nodes=3", "--ntasks=3")
     assert slurm.wait(job) == "FAILED"
     assert exit_code(slurm, job) == "7:0"
@@ -118,7 +116,7 @@ def test_a_job_runs_on_all_its_nodes_without_sshd_and_ends_with_the_scripts_exit
         (["--gpus-per-node=1", "--cpus-per-task=2", "--ntasks-per-node=1", "--mem-per-cpu=1"], ["0"] * 3),
     ],
 )
-def test_a_node_has_all_gpus_that_the_job_has_there_however_they_were_asked_for(
+def test_a_node_has_all_gpus_of_the_job_there(
     slurm: SlurmCluster, train: Callable[..., str], options: list[str], devices: list[str]
 ) -> None:
     probe = "scontrol show job -d $SLURM_JOB_ID | grep GRES; "
@@ -154,9 +152,7 @@ def test_the_time_limit_leaves_nothing(slurm: SlurmCluster, train: Callable[...,
     assert "DUE TO TIME LIMIT" in slurm.output(job)
 
 
-def test_a_requeued_job_is_a_new_run_and_nothing_is_left_of_the_first(
-    slurm: SlurmCluster, train: Callable[..., str]
-) -> None:
+def test_a_requeued_job_is_a_new_run_without_leftovers(slurm: SlurmCluster, train: Callable[..., str]) -> None:
     job = slurm.submit(
         f'[ -n "$SLURM_RESTART_COUNT" ] && {{ {train(0, 0, "-v")}; }}; {train(600, 0)}',
         *("--nodes=3", "--ntasks=3", "--requeue", "--open-mode=append"),
@@ -171,7 +167,7 @@ def test_a_requeued_job_is_a_new_run_and_nothing_is_left_of_the_first(
     assert len(set(re.findall(r"rlinf run ([0-9a-f]{8})", slurm.output(job))) - {first}) == 1
 
 
-def test_a_lost_node_ends_the_run_with_an_error_that_names_it(train: Callable[..., str]) -> None:
+def test_a_lost_node_ends_the_run_with_its_name(train: Callable[..., str]) -> None:
     with SlurmCluster(3) as own:
         job = own.submit(train(600, 0), "--nodes=3", "--ntasks=3", "--no-kill")
         own.wait_for_output(job, "READY")
@@ -186,7 +182,7 @@ def test_a_lost_node_ends_the_run_with_an_error_that_names_it(train: Callable[..
 
 
 def nothing_is_left_but_a_folder(slurm: SlurmCluster, job: str) -> None:
-    """A node whose power was cut cannot remove its folder, and what was there is still on the disk."""
+    """A node that loses its power cannot remove its folder, which stays on its disk."""
     with contextlib.suppress(AssertionError):
         nothing_is_left(slurm, job, 4.0)
     run = run_id(slurm.output(job))
@@ -195,9 +191,7 @@ def nothing_is_left_but_a_folder(slurm: SlurmCluster, job: str) -> None:
         subprocess.run(["rm", "-r", str(path)], check=True)
 
 
-def test_a_srun_that_is_killed_is_told_as_a_lost_node_and_leaves_nothing(
-    slurm: SlurmCluster, train: Callable[..., str]
-) -> None:
+def test_a_killed_srun_is_a_lost_node_and_leaves_nothing(slurm: SlurmCluster, train: Callable[..., str]) -> None:
     job = slurm.submit(train(600, 0), "--nodes=2", "--ntasks=2")
     slurm.wait_for_output(job, "READY")
     for process in psutil.process_iter():
@@ -209,7 +203,7 @@ def test_a_srun_that_is_killed_is_told_as_a_lost_node_and_leaves_nothing(
     nothing_is_left(slurm, job)
 
 
-def test_two_jobs_side_by_side_on_the_same_nodes_do_not_meet(slurm: SlurmCluster, train: Callable[..., str]) -> None:
+def test_two_jobs_on_the_same_nodes_do_not_meet(slurm: SlurmCluster, train: Callable[..., str]) -> None:
     jobs = [slurm.submit(train(3, code), "--nodes=3", "--ntasks=3") for code in (0, 5)]
     for job in jobs:
         slurm.wait_for_output(job, "READY")
@@ -233,9 +227,7 @@ def test_components_of_a_heterogeneous_job_are_node_groups(slurm: SlurmCluster, 
     nothing_is_left(slurm, job)
 
 
-def test_from_salloc_on_another_machine_every_node_is_reached_by_srun(
-    slurm: SlurmCluster, train: Callable[..., str]
-) -> None:
+def test_from_salloc_elsewhere_every_node_is_reached_by_srun(slurm: SlurmCluster, train: Callable[..., str]) -> None:
     done = slurm.run(["salloc", "--nodes=2", "--ntasks=2", "--gpus=3", "bash", "-c", train(0, 0)])
     assert [line.split()[0] for line in at(done.stdout)] == ["n0", "n1"]
     assert "2 nodes, and a daemon here for the script" in done.stderr
@@ -248,7 +240,7 @@ def test_a_step_that_holds_the_nodes_keeps_no_daemon_out(slurm: SlurmCluster, tr
     assert "DONE" in slurm.output(job)
 
 
-def test_a_prologue_runs_on_every_node_and_its_failure_names_the_node(
+def test_a_prologue_runs_everywhere_and_its_failure_names_the_node(
     slurm: SlurmCluster, train: Callable[..., str]
 ) -> None:
     job = slurm.submit(train(0, 0, "--prologue", "export PROLOGUE=$SLURMD_NODENAME"), "--nodes=2", "--ntasks=2")
@@ -264,9 +256,7 @@ def test_a_prologue_runs_on_every_node_and_its_failure_names_the_node(
     assert "stderr | no such module" in text
 
 
-def test_an_interpreter_that_is_not_there_is_named_and_check_looks_by_srun_too(
-    slurm: SlurmCluster, train: Callable[..., str]
-) -> None:
+def test_a_missing_interpreter_is_named_by_run_and_check(slurm: SlurmCluster, train: Callable[..., str]) -> None:
     job = slurm.submit(launch("--check", "--python", "/nix/python"), "--nodes=2", "--ntasks=2")
     assert slurm.wait(job) == "FAILED"
     assert "  /nix/python cannot be run there: No such file or directory" in slurm.output(job)

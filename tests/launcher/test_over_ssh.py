@@ -1,4 +1,4 @@
-"""The launcher over real ssh, to several hosts with networks, mounts and names of their own."""
+"""The launcher over real ssh, to several hosts with their own networks, mounts and names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def launch(hosts: FakeHosts, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def a_project(folder: Path, program: str) -> Path:
-    """A folder to ship: a script, and our packages, which the hosts may lack."""
+    """A folder to ship: a script, and this project's packages, which hosts may lack."""
     folder.mkdir()
     for name in PACKAGES:
         (folder / name).mkdir()

@@ -1,4 +1,4 @@
-"""``--port-range``: where the daemons of a run, the stores of its groups and its workers listen."""
+"""``--port-range``: ports of a run's daemons, stores and workers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def launch(tmp_path: Path, ports: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_daemons_stores_and_workers_keep_to_the_range_and_its_end_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_listeners_keep_to_the_port_range_or_name_it(tmp_path: Path) -> None:
     done = launch(tmp_path, "23100-23111")
     lines = done.stdout.splitlines()
     listening, free = json.loads(lines[0])
@@ -58,7 +58,7 @@ def test_daemons_stores_and_workers_keep_to_the_range_and_its_end_is_an_error_th
     assert "promised by acquire_free_port()" in done.stdout
 
 
-def test_too_few_ports_for_the_daemons_are_an_error_before_the_script(tmp_path: Path) -> None:
+def test_too_few_ports_for_daemons_fail_before_the_script(tmp_path: Path) -> None:
     done = launch(tmp_path, "23120-23120")
     assert done.returncode == 255
     assert "no port of 23120-23120 (--port-range) is free on 127.0.0.1 for the daemon of node" in done.stderr

@@ -24,7 +24,7 @@ class Terminal(io.StringIO):
 
 
 def tell(report: Report) -> None:
-    """The story of a run."""
+    """Report the events of a run."""
     report.begin("0a1b2c3d", [Node("a"), Node("b"), Node("localhost", hidden=True)], "/tmp/logs")
     report.node(1, "reached", after=0.2, py="3.11.7")
     report.node(0, "failed", "ssh: no [way]\ntry: x")
@@ -78,7 +78,7 @@ def test_json_is_one_object_per_line() -> None:
     assert events[-1] == {"event": "exit", "script": "train.py", "code": 3, "script_code": 3}
 
 
-def test_quiet_json_leaves_errors_lost_and_failed_nodes_the_nodes_own_output_and_how_a_run_failed() -> None:
+def test_quiet_json_leaves_errors_losses_output_and_the_exit() -> None:
     screen = io.StringIO()
     tell(JsonReport(screen, verbosity=-1))
     events = [json.loads(line) for line in screen.getvalue().splitlines()]
@@ -87,7 +87,7 @@ def test_quiet_json_leaves_errors_lost_and_failed_nodes_the_nodes_own_output_and
     ]  # fmt: skip
 
 
-def test_the_scripts_code_is_told_beside_the_launchers_which_may_be_another() -> None:
+def test_the_scripts_code_is_told_beside_the_launchers() -> None:
     screen = io.StringIO()
     for report in (Report(screen), JsonReport(screen, verbosity=-1)):
         report.exit("train.py", 1, 0)

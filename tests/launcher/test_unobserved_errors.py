@@ -51,7 +51,7 @@ def launch(folder: Path, body: str, *flags: str) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.slow
-def test_for_machines_the_exit_event_has_the_launchers_code_and_the_scripts_also_when_quiet(tmp_path: Path) -> None:
+def test_the_exit_event_has_both_codes_even_when_quiet(tmp_path: Path) -> None:
     done = launch(tmp_path, "group.fail(); group.hello().wait(); group.hello().wait()", "-q", "--json", "--tee", "none")
     assert done.returncode == 1
     events = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
@@ -74,7 +74,7 @@ def test_for_machines_the_exit_event_has_the_launchers_code_and_the_scripts_also
     ],
     ids=["calls and streams", "deaths in a call and in none"],
 )
-def test_a_failure_that_the_script_did_not_notice_is_no_success(tmp_path: Path, body: str, said: list[str]) -> None:
+def test_an_unnoticed_failure_is_no_success(tmp_path: Path, body: str, said: list[str]) -> None:
     done = launch(tmp_path, body)
     assert done.returncode == 1, done.stderr
     _, _, told = done.stderr.partition("did not notice these failures")
@@ -124,7 +124,7 @@ def test_failures_that_the_script_dealt_with_are_its_own_business(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_with_fail_fast_a_script_that_waits_for_something_else_ends(tmp_path: Path) -> None:
+def test_fail_fast_ends_a_script_that_waits_for_something_else(tmp_path: Path) -> None:
     done = launch(tmp_path, "group[1].fail(); group[0].wait_for_ever().wait()", "--fail-fast")
     assert done.returncode == 1
     assert "ValueError: rank says no" in done.stderr
@@ -149,7 +149,7 @@ except NodeLost:
 
 
 @pytest.mark.slow
-def test_the_loss_of_a_node_with_ranks_that_the_script_did_not_notice_is_no_success(tmp_path: Path) -> None:
+def test_an_unnoticed_loss_of_a_used_node_is_no_success(tmp_path: Path) -> None:
     done = launch(tmp_path, LOSE_THE_OTHER, "--local-nodes", "2")
     assert done.returncode == 1, done.stderr
     assert "did not notice these failures:\n  node 1 (" in done.stderr
@@ -157,7 +157,7 @@ def test_the_loss_of_a_node_with_ranks_that_the_script_did_not_notice_is_no_succ
 
 
 @pytest.mark.slow
-def test_the_loss_of_a_node_that_the_script_dealt_with_is_its_own_business(tmp_path: Path) -> None:
+def test_a_handled_loss_of_a_node_is_a_success(tmp_path: Path) -> None:
     done = launch(tmp_path, LOSE_THE_OTHER + NOTICE, "--local-nodes", "2")
     assert "dealt with" in done.stdout
     assert done.returncode == 0, done.stderr

@@ -59,7 +59,7 @@ def test_without_any_source_this_machine_is_the_host() -> None:
     assert where.startswith("this machine")
 
 
-def test_the_flag_and_our_variable_take_a_file_stdin_or_a_list(tmp_path: Path) -> None:
+def test_flag_and_variable_take_a_file_stdin_or_a_list(tmp_path: Path) -> None:
     path = write(tmp_path / "nodes.txt", "a slots=2\n")
     assert found(path) == found(None, RLINF_HOSTS=path) == found("-", "a:2") == found("a:2,") == [("a", 2)]
     assert found(None, "a:2", RLINF_HOSTS="-") == [("a", 2)]
@@ -81,17 +81,17 @@ def test_slurm_variables_that_make_no_sense_are_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["PBS_NODEFILE", "LSB_DJOB_HOSTFILE"])
-def test_repeated_lines_of_pbs_and_lsf_are_slots_and_a_single_line_leaves_them_open(name: str, tmp_path: Path) -> None:
+def test_repeated_lines_of_pbs_and_lsf_are_slots(name: str, tmp_path: Path) -> None:
     path = write(tmp_path / "nodes", "b\na\nb\nb\n")
     assert found(None, **{name: path}) == [("b", 3), ("a", None)]
 
 
-def test_the_hosts_file_of_an_mpi_operator_is_read_as_ours_is(tmp_path: Path) -> None:
+def test_an_mpi_operators_hosts_file_is_read_as_ours(tmp_path: Path) -> None:
     path = write(tmp_path / "hostfile", "worker-0.job slots=1\nworker-1.job:4\n")
     assert found(None, OMPI_MCA_orte_default_hostfile=path) == [("worker-0.job", 1), ("worker-1.job", 4)]
 
 
-def test_a_file_that_happens_to_lie_there_comes_with_the_way_to_do_without(job_hostfile: Path) -> None:
+def test_a_job_hostfile_comes_with_the_way_around_it(job_hostfile: Path) -> None:
     job_hostfile.write_text("worker-1 slots=8\n")
     hosts, where = find_hosts(None, {}, io.StringIO())
     assert [host.name for host in hosts] == ["worker-1"]
@@ -100,7 +100,7 @@ def test_a_file_that_happens_to_lie_there_comes_with_the_way_to_do_without(job_h
 
 
 @pytest.mark.parametrize("name", ["PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "OMPI_MCA_orte_default_hostfile"])
-def test_a_missing_file_is_named_with_the_variable_that_names_it(name: str, tmp_path: Path) -> None:
+def test_a_missing_file_is_named_with_its_variable(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"gone:1:1: cannot read the hosts: No such file[^\n]*\n.*\${name}"):
         found(None, **{name: str(tmp_path / "gone")})
 

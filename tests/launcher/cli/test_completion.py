@@ -25,7 +25,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Files to complete, where the shell is."""
+    """Files to complete, in the shell's working directory."""
     (tmp_path / "train.py").touch()
     (tmp_path / "job.yaml").touch()
     (tmp_path / "data").mkdir()
@@ -39,7 +39,7 @@ def script_of(command: str, shell: str, capsys: pytest.CaptureFixture[str]) -> s
 
 
 def completed(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> set[str]:
-    """What bash offers for the last word of a line."""
+    """Return bash's proposals for the last word of a line."""
     words = line.split(" ")
     (folder / "script").write_text(script_of(words[0], "bash", capsys))
     command = ["bash", "--norc", "--noprofile", "-c", ASKED, "bash", "script", *words]
@@ -81,7 +81,7 @@ def test_bash_offers_every_flag_before_the_script_and_none_behind(
     assert completed("rlinf-launch train.py --", folder, capsys) == set()
 
 
-def test_the_script_for_bash_names_the_folder_that_bash_completion_looks_into(
+def test_the_bash_script_names_the_folder_of_bash_completion(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for command in ("rlinf-launch", "rlinf-ctl"):
@@ -103,7 +103,7 @@ def test_the_script_is_one_that_the_shell_reads(
     subprocess.run([program, "-n", "script"], cwd=tmp_path, timeout=30, check=True)
 
 
-def test_an_unknown_shell_is_an_error_that_lists_those_there_are() -> None:
+def test_an_unknown_shell_is_an_error_that_lists_the_known() -> None:
     with pytest.raises(ConfigError, match="'tcsh' is no shell of bash, zsh, fish\n  fix: name one"):
         launch_script("tcsh")
     assert control.main(["--print-completion", "tcsh"]) == 2

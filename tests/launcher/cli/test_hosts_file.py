@@ -76,9 +76,7 @@ def test_every_form_of_the_grammar_is_understood_in_order() -> None:
         ("10.0.0.1:4", 4, None),
     ],
 )
-def test_a_number_after_the_colon_is_slots_unless_a_user_a_port_or_ipv6_makes_it_a_port(
-    line: str, slots: int | None, port: int | None
-) -> None:
+def test_a_number_after_a_colon_is_slots_or_a_port(line: str, slots: int | None, port: int | None) -> None:
     (host,) = parse_hosts(line)
     assert (host.slots, host.port) == (slots, port)
 
@@ -102,7 +100,7 @@ def test_fake_gpus_are_counted() -> None:
     )
 
 
-def test_windows_line_ends_tabs_and_a_byte_order_mark_do_no_harm(tmp_path: Path) -> None:
+def test_windows_line_ends_tabs_and_a_bom_do_no_harm(tmp_path: Path) -> None:
     path = tmp_path / "nodes.txt"
     path.write_bytes(b"\xef\xbb\xbfnode01\tslots=8\r\nnode02\r\n")
     assert [(host.name, host.slots) for host in read_hosts(str(path), io.StringIO())] == [
@@ -123,7 +121,7 @@ def test_windows_line_ends_tabs_and_a_byte_order_mark_do_no_harm(tmp_path: Path)
         ("localhost port=2222", False),
     ],
 )
-def test_this_machine_is_local_unless_a_user_or_a_port_asks_for_ssh(line: str, local: bool) -> None:
+def test_this_machine_is_local_unless_user_or_port_need_ssh(line: str, local: bool) -> None:
     assert parse_hosts(line)[0].is_local is local
 
 
@@ -141,7 +139,7 @@ def test_a_host_can_be_a_key_of_a_dictionary() -> None:
     width=st.integers(1, 5),
     pieces=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 30)), min_size=1, max_size=5),
 )
-def test_expanding_a_range_gives_the_names_that_it_was_written_from(
+def test_expanding_a_range_gives_its_original_names(
     prefix: str, suffix: str, width: int, pieces: list[tuple[int, int]]
 ) -> None:
     bounds = [(str(low).zfill(width), str(low + more).zfill(width)) for low, more in pieces]
@@ -156,7 +154,7 @@ def test_several_brackets_multiply_and_the_last_counts_fastest() -> None:
     assert expand(span("r[1-2]n[08-09]")) == ("r1n08", "r1n09", "r2n08", "r2n09")
 
 
-def test_a_range_too_long_to_be_meant_is_refused_before_it_is_built() -> None:
+def test_an_oversized_range_is_refused_before_it_is_built() -> None:
     text = refusal("node[0-999999999]")
     assert "1000000000 hosts" in text
     assert str(MAX_HOSTS) in text
@@ -184,7 +182,7 @@ def test_a_bad_range_is_named_with_its_place(entry: str, column: int, words: str
 # --- bad input ----------------------------------------------------------------------------------------------
 
 
-def test_an_error_shows_the_place_the_text_a_mark_under_it_and_the_fix() -> None:
+def test_an_error_shows_place_text_mark_and_fix() -> None:
     assert refusal("node01\n\tnode02  slotz=8 # comment") == (
         "nodes.txt:2:10: unknown key 'slotz'; did you mean 'slots'?\n"
         "  2 | \tnode02  slotz=8 # comment\n"
@@ -234,7 +232,7 @@ def test_an_error_shows_the_place_the_text_a_mark_under_it_and_the_fix() -> None
         ("node labels=a,,b", 15, "'' is not a label", "labels="),
     ],
 )
-def test_every_bad_line_is_refused_with_its_place_and_a_fix(line: str, column: int, words: str, fix: str) -> None:
+def test_every_bad_line_is_refused_with_place_and_fix(line: str, column: int, words: str, fix: str) -> None:
     text = refusal(f"good01\n{line}")
     assert text.startswith(f"nodes.txt:2:{column}: "), text
     assert words in text
@@ -275,7 +273,7 @@ def test_two_ssh_ports_of_one_name_are_two_hosts() -> None:
     assert [host.port for host in parse_hosts("node port=2201\nnode port=2202")] == [2201, 2202]
 
 
-def test_where_duplicates_are_allowed_their_slots_add_up_and_the_first_place_counts() -> None:
+def test_allowed_duplicates_add_up_their_slots() -> None:
     hosts = parse_hosts("a slots=4\nb\na slots=2\nb\nb slots=0", allow_duplicates=True)
     assert [(host.name, host.slots, host.source) for host in hosts] == [
         ("a", 6, "nodes.txt:1"),
@@ -306,7 +304,7 @@ def test_hosts_are_read_from_stdin_a_file_or_a_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("argument", ["node01,", "node01:1", "localhost", "10.0.0.1", "me@node01", "[fe80::1]"])
-def test_one_host_may_stand_alone_where_it_cannot_be_a_file(argument: str) -> None:
+def test_one_host_alone_is_a_list_where_unambiguous(argument: str) -> None:
     assert len(read_hosts(argument, io.StringIO())) == 1
 
 
@@ -320,12 +318,12 @@ def test_a_list_may_be_longer_than_any_files_name() -> None:
     assert len(read_hosts(",".join(f"node{number}:8" for number in range(1000)), io.StringIO())) == 1000
 
 
-def test_a_stdin_that_is_no_text_is_a_mistake_of_the_users() -> None:
+def test_a_binary_stdin_is_a_users_mistake() -> None:
     with pytest.raises(ConfigError, match="stdin: cannot read the hosts: not a text"):
         read_hosts("-", io.TextIOWrapper(io.BytesIO(b"\xff\n"), encoding="utf-8"))
 
 
-def test_a_bare_word_is_taken_for_a_missing_file_and_the_list_is_offered() -> None:
+def test_a_bare_word_is_a_missing_file() -> None:
     with pytest.raises(ConfigError, match=re.escape("there is no file 'node01'")) as caught:
         read_hosts("node01", io.StringIO())
     assert "--hosts node01," in str(caught.value)
@@ -337,12 +335,12 @@ def test_a_hole_in_a_list_is_named_with_its_place(argument: str, column: int) ->
         parse_list(argument)
 
 
-def test_a_bad_host_in_a_list_is_named_with_its_place() -> None:
+def test_a_bad_host_in_a_list_is_named_with_place() -> None:
     with pytest.raises(ConfigError, match=r"^\$RLINF_HOSTS:1:5: 'slots=8' is a setting"):
         read_hosts("a:8,slots=8", io.StringIO(), "$RLINF_HOSTS")
 
 
-def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r":1:1: cannot read the hosts: Is a directory"):
         read_hosts(str(tmp_path), io.StringIO())
     binary = tmp_path / "nodes.txt"
@@ -354,7 +352,7 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> 
 # --- showing ------------------------------------------------------------------------------------------------
 
 
-def test_a_description_says_how_a_line_was_understood_and_keeps_secrets() -> None:
+def test_a_description_shows_a_lines_meaning_without_secrets() -> None:
     (host,) = parse_hosts(
         "me@[fe80::1]:22 addr=10.0.0.1 python=py gpus=0-1 max_slots=4 labels=a,b env.X=1 env.API_KEY=hush"
     )
@@ -374,7 +372,7 @@ TEXT = st.one_of(st.text(max_size=60), st.lists(st.one_of(WORDS, st.sampled_from
 
 
 @given(TEXT, st.booleans())
-def test_any_text_gives_hosts_that_ssh_cannot_mistake_or_an_error_with_a_place(text: str, again: bool) -> None:
+def test_any_text_gives_safe_hosts_or_an_error_with_place(text: str, again: bool) -> None:
     for read in (parse_hosts, parse_list):
         try:
             hosts = read(text, "nodes.txt", again)

@@ -1,4 +1,4 @@
-"""``rlinf-launch`` as a user meets it: words in, exit code and text out; the nodes are fakes."""
+"""``rlinf-launch`` from the user's view: words in, exit code and text out; the nodes are fakes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run(stage: Stage, *words: str, **options: Any) -> subprocess.CompletedProces
 def started(
     stage: Stage, *words: str, command: tuple[str, ...] = (), **options: Any
 ) -> Iterator[subprocess.Popen[str]]:
-    """A launcher whose script has written that it is running."""
+    """A launcher whose script has reported that it is running."""
     options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     argv = [*command, *stage.launcher(*words)]
     with subprocess.Popen(argv, cwd=CHECKOUT, env=stage.environ, text=True, **options) as process:
@@ -126,7 +126,7 @@ def test_quiet_json_says_nothing_of_a_run_that_goes_well(stage: Stage) -> None:
         ("--show-placement", "no_such_file.yaml"),
     ],
 )
-def test_quiet_json_is_json_and_nothing_else_whatever_is_asked_for(
+def test_quiet_json_is_json_and_nothing_else(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -146,14 +146,14 @@ def test_a_module_runs_as_under_python(stage: Stage) -> None:
     assert (done.returncode, done.stdout) == (0, "['a']\n"), done.stderr
 
 
-def test_a_script_that_is_not_there_is_pythons_to_complain_about(stage: Stage) -> None:
+def test_a_missing_script_is_reported_by_python(stage: Stage) -> None:
     done = run(stage, "no_such.py")
     assert done.returncode == 2
     assert "can't open file" in done.stderr
     assert not list(stage.folder.glob("*.json"))
 
 
-def test_a_script_that_fails_to_import_ends_with_its_own_traceback(stage: Stage) -> None:
+def test_a_failing_import_ends_with_its_own_traceback(stage: Stage) -> None:
     stage.runs("import no_such_module")
     done = run(stage, "-q", str(stage.script))
     assert done.returncode == 1
@@ -180,9 +180,7 @@ def test_wrong_usage_is_one_block_and_exit_code_2(
     assert screen.out == ""
 
 
-def test_a_hosts_file_that_is_wrong_is_shown_with_place_and_fix(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_hosts_file_is_shown_with_place_and_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hosts = tmp_path / "nodes.txt"
     hosts.write_text("node01\nnode02 slots=eight\n")
     assert main.main(["--hosts", str(hosts), "--dry-run"]) == 2
@@ -222,7 +220,7 @@ def test_dry_run_shows_everything_and_does_nothing(stage: Stage) -> None:
     assert not list(stage.folder.glob("*.json"))
 
 
-def test_dry_run_misses_a_script_and_says_where_its_hosts_are_from(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_reports_a_missing_script_and_its_hosts_source(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["--dry-run", "--local-nodes", "2", "x" * 300]) == 255  # longer than the name of any file
     capsys.readouterr()
     assert main.main(["--dry-run", "--local-nodes", "2", "no_such.py"]) == 255
@@ -289,7 +287,7 @@ def test_check_says_what_it_checked_also_where_all_is_well(stage: Stage) -> None
     assert left == "not checked: GPUs, whether the hosts reach each other\n"
 
 
-def test_check_lists_what_it_checked_once_for_hosts_that_are_alike(stage: Stage) -> None:
+def test_check_lists_its_checks_once_for_equal_hosts(stage: Stage) -> None:
     done = run(stage, "--check", "--hosts", "refused,there,elsewhere")
     assert "\nchecked on there, elsewhere, localhost:\n" in done.stdout
     assert "checked on refused" not in done.stdout
@@ -329,7 +327,7 @@ def test_sweep_ends_what_bears_the_runs_id_and_nothing_else(stage: Stage) -> Non
                 process.kill()
 
 
-def test_a_run_that_takes_too_long_is_ended_in_order_and_its_exit_code_says_so(stage: Stage) -> None:
+def test_a_run_beyond_its_timeout_ends_with_its_exit_code(stage: Stage) -> None:
     stage.runs(PATIENT)
     with started(stage, "--timeout", "4", str(stage.script)) as process:
         _, said = process.communicate(timeout=20)
@@ -344,7 +342,7 @@ def test_time_that_starting_takes_counts_too(stage: Stage) -> None:
     assert (done.returncode, done.stdout) == (124, "")
 
 
-def test_a_run_that_is_done_in_time_keeps_its_exit_code(stage: Stage) -> None:
+def test_a_run_within_its_timeout_keeps_its_exit_code(stage: Stage) -> None:
     stage.runs("raise SystemExit(3)")
     assert run(stage, "--timeout", "100", str(stage.script)).returncode == 3
 
@@ -398,7 +396,7 @@ def test_version_and_help_go_to_stdout(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out.startswith("usage: rlinf-launch ")
 
 
-def test_a_stderr_that_is_not_read_keeps_nothing_from_starting_and_ending(stage: Stage) -> None:
+def test_an_unread_stderr_blocks_neither_start_nor_end(stage: Stage) -> None:
     stage.runs("import sys; sys.exit(7)")
     read, write = os.pipe()
     with open(read), open(write, "wb", buffering=0) as full:

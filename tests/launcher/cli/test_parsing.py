@@ -87,7 +87,7 @@ def test_the_hosts_go_by_the_names_that_other_launchers_use(spelling: str) -> No
     assert parsed(f"{spelling} a:8,b x").hosts == "a:8,b"
 
 
-def test_a_value_may_follow_an_equals_sign_or_stick_to_a_short_flag() -> None:
+def test_a_value_follows_an_equals_sign_or_a_letter() -> None:
     assert parsed("--nnodes=2 x") == parsed("-n2 x") == parsed("-n 2 x") == parsed("-n=2 x")
     assert parsed("-eA=b=c x").env == (("A", "b=c"),)
     assert parsed("--env A= x").env == (("A", ""),)
@@ -120,7 +120,7 @@ def test_everything_after_the_script_is_the_scripts_word_for_word(args: list[str
     assert parse(["-n", "2", "--", "train.py", *args], {}).args == tuple(args)
 
 
-def test_two_dashes_end_the_flags_so_that_a_script_may_begin_with_one() -> None:
+def test_two_dashes_end_the_flags() -> None:
     options = parsed("-q -- -odd.py -- -n 2")
     assert (options.script, options.args) == ("-odd.py", ("--", "-n", "2"))
 
@@ -157,9 +157,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_sync_without_a_folder_is_the_project_that_this_one_is_in(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sync_without_a_folder_is_the_enclosing_project(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project / "src")
     assert parsed("--sync x").sync == project / "src"
     (project / "pyproject.toml").touch()
@@ -171,9 +169,7 @@ def test_sync_without_a_folder_is_the_project_that_this_one_is_in(
         assert parsed("--sync x").sync == CHECKOUT
 
 
-def test_sync_without_a_folder_ships_neither_a_home_nor_a_whole_disk(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sync_without_a_folder_ships_no_home_or_root(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / ".git").mkdir()
     monkeypatch.setenv("HOME", str(project))
     assert refusal("--sync x").startswith(f"--sync: all of {project} would be shipped")
@@ -205,7 +201,7 @@ def test_a_folder_that_sync_names_plainly_must_be_there(project: Path) -> None:
 # --- variables in place of flags ----------------------------------------------------------------------------
 
 
-def test_a_variable_stands_in_for_its_flag_and_the_flag_wins() -> None:
+def test_a_flag_overrides_its_variable() -> None:
     environ = {"RLINF_NNODES": "4", "RLINF_START_TIMEOUT": "0", "RLINF_JSON": "yes", "RLINF_VERBOSE": "2"}
     options = parsed("x", **environ)
     assert (options.nnodes, options.start_timeout, options.json, options.verbosity) == (4, None, True, 2)
@@ -213,7 +209,7 @@ def test_a_variable_stands_in_for_its_flag_and_the_flag_wins() -> None:
     assert (options.nnodes, options.start_timeout, options.json, options.verbosity) == (1, 5, False, 1)
 
 
-def test_the_variable_of_a_flag_that_repeats_holds_words_and_comes_first() -> None:
+def test_a_repeating_flags_variable_holds_words_and_comes_first() -> None:
     options = parsed("-e B=2 --ssh-args=-C x", RLINF_ENV="A='one two' B=1", RLINF_SSH_ARGS="-o 'X=a b'")
     assert options.env == (("A", "one two"), ("B", "1"), ("B", "2"))
     assert options.ssh_args == ("-o", "X=a b", "-C")
@@ -229,7 +225,7 @@ def test_a_bad_value_in_a_variable_names_the_variable() -> None:
     assert '$RLINF_ENV: cannot read "A=\'"' in refusal("x", RLINF_ENV="A='")
 
 
-def test_the_hosts_variable_is_left_to_the_search_for_hosts_where_it_has_its_own_rank() -> None:
+def test_the_hosts_variable_is_left_to_the_search_for_hosts() -> None:
     assert parsed("x", RLINF_HOSTS="a,").hosts is None
 
 
@@ -308,7 +304,7 @@ def test_any_words_are_options_or_an_error_with_a_fix(argv: list[str]) -> None:
 # --- help ---------------------------------------------------------------------------------------------------
 
 
-def test_the_help_shows_every_flag_and_the_variables_that_travel_and_fits_a_terminal() -> None:
+def test_the_help_fits_and_shows_flags_and_exported_variables() -> None:
     text = help_text()
     for flags in GROUPS.values():
         for flag in flags:
@@ -361,7 +357,7 @@ def test_the_default_variables_travel_and_nothing_else() -> None:
     assert list(exported(SHELL, Options())) == sorted(DEFAULT)
 
 
-def test_patterns_add_and_hold_back_but_never_take_what_belongs_to_one_machine() -> None:
+def test_patterns_never_export_variables_of_one_machine() -> None:
     assert exported(SHELL, parsed("--export 'MY_*' --export '!WANDB_*' --export '!NCCL_DEBUG' x")) == {
         **{name: value for name, value in DEFAULT.items() if name not in ("WANDB_API_KEY", "NCCL_DEBUG")},
         "MY_VAR": "x",
@@ -396,7 +392,7 @@ def test_a_file_of_variables_takes_comments_quotes_and_export(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("line", ["just words", "2A=1", "=1", "A B=1"])
-def test_a_bad_line_in_a_file_of_variables_is_named_with_its_place(tmp_path: Path, line: str) -> None:
+def test_a_bad_line_of_variables_is_named_with_place(tmp_path: Path, line: str) -> None:
     path = tmp_path / "vars"
     path.write_text(f"A=1\n{line}\n")
     with pytest.raises(ConfigError, match=r"vars:2:1: .* is not NAME=value"):
@@ -409,6 +405,6 @@ def test_a_missing_file_of_variables_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["WANDB_API_KEY", "HF_TOKEN", "my_secret", "DB_PASSWORD", "PASSWD"])
-def test_a_value_whose_name_speaks_of_a_secret_is_not_shown(name: str) -> None:
+def test_a_secret_value_is_not_shown(name: str) -> None:
     assert shown(name, "hush") == "***"
     assert shown("NCCL_DEBUG", "INFO") == "INFO"

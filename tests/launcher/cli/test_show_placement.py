@@ -1,4 +1,4 @@
-"""``--show-placement``: who would be where, as a table, as JSON, and as a drawing; nothing is started."""
+"""``--show-placement``: a planned placement as a table, as JSON and as a drawing; nothing is started."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NODE              DEVICE    actor  inference  rollout  env  agent  arm
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a job and hosts, which is where the launcher runs."""
+    """Working directory of the launcher, with a job and hosts."""
     monkeypatch.chdir(tmp_path)
     Path("job.yaml").write_text(JOB)
     Path("hosts").write_text(HOSTS)
@@ -63,7 +63,7 @@ def show(*words: str) -> int:
     return main.main(["--hosts", "hosts", *words])
 
 
-def test_the_table_has_the_ranks_of_every_component_on_every_device(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_every_components_ranks_on_every_device(capsys: pytest.CaptureFixture[str]) -> None:
     assert show("--show-placement", "job.yaml") == 0
 
     out, err = capsys.readouterr()
@@ -73,7 +73,7 @@ def test_the_table_has_the_ranks_of_every_component_on_every_device(capsys: pyte
     assert err == ""
 
 
-def test_with_a_dry_run_it_comes_after_the_hosts_and_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_dry_run_the_placement_comes_last(capsys: pytest.CaptureFixture[str]) -> None:
     assert show("--dry-run", "--show-placement", "job.yaml") == 0
 
     before, table, _ = capsys.readouterr().out.partition(TABLE)
@@ -82,7 +82,7 @@ def test_with_a_dry_run_it_comes_after_the_hosts_and_commands(capsys: pytest.Cap
     assert "n2 slots=(one per GPU, else 1) gpus=4,5,6,7" in before
 
 
-def test_the_drawing_is_xml_with_every_rank_where_the_table_has_it() -> None:
+def test_the_drawing_is_xml_with_the_tables_ranks() -> None:
     assert show("--show-placement=job.yaml", "--placement-svg", "out.svg") == 0
 
     root = ElementTree.parse("out.svg").getroot()
@@ -98,7 +98,7 @@ def test_the_drawing_is_xml_with_every_rank_where_the_table_has_it() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, 0), (1, 1), (3, 8), (40, 16)])
-def test_nothing_in_the_drawing_lies_outside_it_or_on_another_bar(nodes: int, gpus: int) -> None:
+def test_nothing_in_the_drawing_overlaps_or_lies_outside(nodes: int, gpus: int) -> None:
     Path("hosts").write_text(f"n[1-{nodes}] fake_gpus={gpus}\n")
     Path("job.yaml").write_text("cluster: {component_placement: {'a,b,c': all, d: all}}\n")
     assert show("--show-placement", "job.yaml") == 0
@@ -178,7 +178,7 @@ def test_a_label_of_the_hosts_file_is_a_node_group(capsys: pytest.CaptureFixture
     assert "1 b [fast]  NV_GPU 0  0\n" in capsys.readouterr().out
 
 
-def test_slots_stand_for_devices_and_a_host_that_says_nothing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_slots_count_as_devices_and_silent_hosts_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     Path("hosts").write_text("a slots=2\nb\n")
     Path("job.yaml").write_text("cluster: {component_placement: {actor: all}}\n")
 

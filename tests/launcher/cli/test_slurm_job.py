@@ -1,4 +1,4 @@
-"""Nodes of a Slurm job, from its variables and what scontrol tells; the choice between srun and ssh."""
+"""Nodes of a Slurm job, from its variables and scontrol; the choice between srun and ssh."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def gpus(text: str) -> list[int | None]:
 
 @pytest.fixture
 def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A srun, and a scontrol that fails."""
+    """Put an srun, and a scontrol that fails, on the PATH."""
     for name in ("srun", "scontrol"):
         (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
         (tmp_path / name).chmod(0o755)
@@ -52,7 +52,7 @@ def ways(hosts: str, launcher: str, environ: dict[str, str]) -> list[bool]:
     return [host.slurm is not None for host in with_launcher(parse_list(hosts), launcher, environ)]
 
 
-def test_every_node_has_as_many_slots_as_the_job_has_gpus_there() -> None:
+def test_every_node_has_a_slot_per_gpu_of_the_job() -> None:
     assert gpus(TOLD) == [2, 4, 4]
     assert [host.slots for host in slurm_hosts(JOB, lambda job: TOLD)] == [2, 4, 4]
 
@@ -63,18 +63,18 @@ def test_a_job_without_gpus_leaves_slots_open() -> None:
     assert [host.slots for host in slurm_hosts(JOB, lambda job: plain)] == [None] * 3
 
 
-def test_where_scontrol_is_silent_all_nodes_are_taken_to_be_as_this_one() -> None:
+def test_without_scontrol_all_nodes_count_as_this_one() -> None:
     assert [host.slots for host in slurm_hosts(JOB, silent)] == [2, 2, 2]
     assert gpus("") == [None, None, None]
 
 
-def test_this_node_is_that_of_slurmd_and_not_the_one_with_this_hosts_name() -> None:
+def test_this_node_is_slurmds_not_the_one_of_that_hostname() -> None:
     assert [host.slurm.is_here for host in slurm_hosts(JOB, silent) if host.slurm] == [True, False, False]
     elsewhere = {name: value for name, value in JOB.items() if name != "SLURMD_NODENAME"}
     assert not any(host.slurm.is_here for host in slurm_hosts(elsewhere, silent) if host.slurm)
 
 
-def test_components_of_a_heterogeneous_job_are_node_groups_by_number_and_by_name() -> None:
+def test_components_are_node_groups_by_number_and_name() -> None:
     hosts = slurm_hosts(HET, silent)
     assert [(host.name, host.labels) for host in hosts] == [
         ("n0", ("het0", "trainer")),
@@ -86,7 +86,7 @@ def test_components_of_a_heterogeneous_job_are_node_groups_by_number_and_by_name
 
 
 @pytest.mark.parametrize("names", [("job.sh", "job.sh"), ("node", "cluster"), ("my job", "a,b")])
-def test_a_components_name_that_is_no_label_of_its_own_is_none(names: tuple[str, str]) -> None:
+def test_an_ambiguous_component_name_is_no_label(names: tuple[str, str]) -> None:
     named = {f"SLURM_JOB_NAME_HET_GROUP_{number}": name for number, name in enumerate(names)}
     assert [host.labels for host in slurm_hosts({**HET, **named}, silent)] == [("het0",), ("het1",), ("het1",)]
 
@@ -97,7 +97,7 @@ def test_a_node_in_two_components_is_an_error() -> None:
 
 
 @pytest.mark.usefixtures("srun")
-def test_auto_is_srun_for_nodes_of_the_job_and_ssh_for_others() -> None:
+def test_auto_is_srun_within_the_job_and_ssh_outside() -> None:
     assert ways("n0,n1", "auto", JOB) == [True, True]
     assert ways("n0,other", "auto", JOB) == [False, False]
     assert ways("n0,me@n1", "auto", JOB) == [False, False]
@@ -113,12 +113,12 @@ def test_auto_is_ssh_without_a_srun(monkeypatch: pytest.MonkeyPatch) -> None:
         ways("n0,n1", "srun", JOB)
 
 
-def test_a_node_that_was_found_in_the_job_has_no_place_in_it_for_ssh() -> None:
+def test_a_node_of_the_job_is_not_reached_by_ssh() -> None:
     assert with_launcher((Host("n1", slurm=SlurmNode(gpus=3)),), "ssh", JOB) == (Host("n1"),)
 
 
 @pytest.mark.usefixtures("srun")
-def test_srun_for_a_host_outside_of_the_job_is_an_error_that_names_both() -> None:
+def test_srun_for_a_host_outside_the_job_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"'other' \(.*\) is none of this job's nodes \(n0, n1, n2\)"):
         ways("n0,other", "srun", JOB)
     with pytest.raises(ConfigError, match=r"'n0' \(.*\) is no node of a job: \$SLURM_JOB_ID is not set"):
@@ -126,7 +126,7 @@ def test_srun_for_a_host_outside_of_the_job_is_an_error_that_names_both() -> Non
 
 
 @pytest.mark.usefixtures("srun")
-def test_a_step_whose_tasks_would_each_start_the_run_is_an_error() -> None:
+def test_a_step_of_many_tasks_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"each of the 3 tasks of this step .* starts rlinf-launch"):
         ways("n0,n1", "auto", {**JOB, "SLURM_STEP_NUM_TASKS": "3"})
     assert ways("n0,n1", "auto", {**JOB, "SLURM_STEP_NUM_TASKS": "1"}) == [True, True]

@@ -1,4 +1,4 @@
-"""An operator at the socket of a daemon that is not ready for questions."""
+"""Operators at the socket of a daemon that is not ready for requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlinf_launcher.control.attachment import attached
 from rlinf_launcher.control.run_places import LocalRun
 
 
-async def test_a_daemon_that_does_not_know_its_run_yet_is_named_as_starting(tmp_path: Path) -> None:
+async def test_a_daemon_without_its_run_is_named_as_starting(tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
     place = tmp_path / "node.sock"
     run = LocalRun("cafe", 0.0, {0: place}, True)

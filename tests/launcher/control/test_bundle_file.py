@@ -1,4 +1,4 @@
-"""Bundles as files: what is written is read, for the user's eyes only; what is no bundle is refused."""
+"""Bundles as files: written for their owner only, read back unchanged, and refused if malformed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_secrets_of_a_command_line_are_not_in_a_bundle(tmp_path: Path) -> None:
     assert read_bundle(tmp_path / "run.zip").status == {"processes": [{"command": "train.py --api-key *** --steps 3"}]}
 
 
-def test_what_there_is_no_time_for_is_named_in_the_bundle(tmp_path: Path) -> None:
+def test_files_without_time_are_named_in_the_bundle(tmp_path: Path) -> None:
     write_bundle(made_snapshot(), tmp_path / "bundle.zip", deadline=0.0)
     read = read_bundle(tmp_path / "bundle.zip")
     assert read.files == {}
@@ -93,7 +93,7 @@ def without_facts(archive: zipfile.ZipFile) -> None:
         (without_a_run, "TypeError"), (nested_for_ever, "recursion"), (without_facts, "run.json"),
     ],
 )  # fmt: skip
-def test_a_zip_file_that_is_no_bundle_is_refused_with_the_reason(
+def test_a_zip_that_is_no_bundle_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fill: Callable[[zipfile.ZipFile], None], complaint: str
 ) -> None:
     monkeypatch.setattr(bundle_file, "MAX_BYTES", 200_000)
@@ -105,7 +105,7 @@ def test_a_zip_file_that_is_no_bundle_is_refused_with_the_reason(
         read_bundle(tmp_path / "bundle.zip")
 
 
-def test_a_file_that_unpacks_to_more_than_it_says_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_unpacks_to_more_than_declared_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bundle.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("run.json", json.dumps(FACTS))

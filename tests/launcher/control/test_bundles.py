@@ -1,4 +1,4 @@
-"""Bundles of real runs: of one that stands still, of one that was killed whole, of those that fail."""
+"""Bundles of real runs: a stuck one, one that was killed completely, failed ones."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def places() -> list[Path]:
 
 
 def bundle(path: Path, *words: str) -> RecordedRun:
-    """What the command has kept."""
+    """Return the bundle that the command has written."""
     assert main(["--run-dir", str(places()[0]), "bundle", "--output", str(path), *words]) == 0
     return read_bundle(path).recorded()
 
 
 def open_operations(run: RecordedRun) -> dict[str, set[tuple[EventKind, str]]]:
-    """By process: what has begun and not ended."""
+    """Return the open operations by process."""
     found = {}
     for ring in run.rings:
         ended = {event.operation for event in ring.events if event.phase in (Phase.END, Phase.FAILED)}
@@ -76,7 +76,7 @@ STANDING = {
 
 @pytest.fixture(scope="module")
 def launcher() -> Iterator[subprocess.Popen[str]]:
-    """Of a run with two nodes and a rank on each; the driver's loop is blocked."""
+    """A run with two nodes, a rank on each, and a driver with a blocked loop."""
     with standing_run("--local-nodes", "2", "--fake-gpus", "1") as launcher:
         yield launcher
 
@@ -86,7 +86,7 @@ def run(launcher: subprocess.Popen[str]) -> LocalRun:
     return find_runs(places())[-1]
 
 
-def test_a_live_run_is_kept_with_a_stopped_rank_and_a_blocked_driver(
+def test_a_live_run_is_bundled_with_a_stopped_rank(
     run: LocalRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = json.loads((run.logs / "recorder/groups-0.jsonl").read_text()) if run.logs else {}
@@ -107,7 +107,7 @@ def test_a_live_run_is_kept_with_a_stopped_rank_and_a_blocked_driver(
     ]  # fmt: skip
 
 
-async def test_files_of_another_machine_come_by_its_daemon_and_no_others_do(run: LocalRun) -> None:
+async def test_files_of_another_machine_come_through_its_daemon(run: LocalRun) -> None:
     here = LocalRun(run.run, run.since, {0: run.sockets[0]}, is_alive=True)
     snapshot = RunSnapshot(run.run, 0.0)
     async with attached(here, 10) as attachment:
@@ -121,10 +121,10 @@ async def test_files_of_another_machine_come_by_its_daemon_and_no_others_do(run:
     assert open_operations(snapshot.recorded()) == STANDING
 
 
-def test_a_run_of_which_every_process_was_killed_is_told_by_its_files(
+def test_a_completely_killed_run_is_told_by_its_files(
     launcher: subprocess.Popen[str], run: LocalRun, tmp_path: Path
 ) -> None:
-    """The last one of this run: it ends what the others look at."""
+    """Last test of this run: it ends the run."""
     processes = [psutil.Process(launcher.pid), *psutil.Process(launcher.pid).children(recursive=True)]
     for number in (signal.SIGSTOP, signal.SIGKILL):  # so that none hears of another's end
         for process in processes:
@@ -142,7 +142,7 @@ def test_a_run_of_which_every_process_was_killed_is_told_by_its_files(
 
 
 def launched(tmp_path: Path, script: str, *words: str, **environ: str) -> tuple[int, str, Path]:
-    """Exit code, what the launcher said, and the bundle that it has kept."""
+    """Return the exit code, the launcher's output and the bundle."""
     (tmp_path / "train.py").write_text(script)
     command = [sys.executable, "-m", "rlinf_launcher", *words, str(tmp_path / "train.py")]
     environ = {**os.environ, "PYTHONPATH": str(CHECKOUT), **environ}
@@ -153,7 +153,7 @@ def launched(tmp_path: Path, script: str, *words: str, **environ: str) -> tuple[
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_is_kept_beside_its_logs_and_can_be_kept_again(tmp_path: Path, capsys: Any) -> None:
+def test_a_failed_run_is_bundled_beside_its_logs_and_again(tmp_path: Path, capsys: Any) -> None:
     code, told, path = launched(tmp_path, DYING)
     assert code == 1
     assert "missing in the bundle" not in told
@@ -172,7 +172,7 @@ def test_a_run_that_fails_is_kept_beside_its_logs_and_can_be_kept_again(tmp_path
 
 
 @pytest.mark.slow
-def test_a_run_that_takes_too_long_is_kept_with_its_verdict_before_it_is_ended(tmp_path: Path) -> None:
+def test_a_run_beyond_its_timeout_is_bundled_with_its_verdict(tmp_path: Path) -> None:
     settings = {"RLINF_RECORDER_EVENTS": "0", "RLINF_INSPECTION_TIMEOUT_S": "0.3"}
     code, _, path = launched(tmp_path, ENDLESS, "--timeout", "8", "--log-dir", str(tmp_path / "logs"), **settings)
     assert code == 124

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.namespaces, pytest.mark.slow]
 CONTROL = "from rlinf_launcher.cli.control import main; raise SystemExit(main())"
 
 
-def test_what_other_machines_have_comes_by_their_daemons_and_is_named_where_these_are_gone(
+def test_remote_files_come_through_daemons_and_are_named_without_them(
     fake_hosts: Callable[..., FakeHosts], tmp_path: Path
 ) -> None:
     hosts = fake_hosts(2)

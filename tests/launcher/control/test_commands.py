@@ -33,7 +33,7 @@ def places() -> list[Path]:
 
 @pytest.fixture(scope="module")
 def launcher() -> Iterator[subprocess.Popen[str]]:
-    """Of a run with two nodes and a rank on each; the driver's loop is blocked."""
+    """A run with two nodes, a rank on each, and a driver with a blocked loop."""
     with standing_run("--local-nodes", "2", "--fake-gpus", "1") as launcher:
         yield launcher
 
@@ -45,7 +45,7 @@ def run(launcher: subprocess.Popen[str]) -> LocalRun:
 
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs a command; exit code, stdout and stderr."""
+    """Run a command; return exit code, stdout and stderr."""
 
     def command(*words: str) -> tuple[int, str, str]:
         code = main(["--run-dir", str(places()[0]), *words])
@@ -64,9 +64,7 @@ def test_ps_shows_who_runs_what_where(run: LocalRun, said: Any) -> None:
     assert facts["nodes"] == ["local0", "local1"]
 
 
-def test_status_is_there_at_once_while_the_drivers_loop_is_blocked_and_a_rank_is_stopped(
-    run: LocalRun, said: Any
-) -> None:
+def test_status_is_immediate_despite_a_blocked_driver(run: LocalRun, said: Any) -> None:
     report = json.loads(said("status", run.run, "--json")[1])
     ranks = {process["name"]: process for process in report["processes"]}
     assert sorted(ranks) == ["driver", "rollout:0", "rollout:1"], "the operator is none of them"
@@ -83,7 +81,7 @@ def test_status_is_there_at_once_while_the_drivers_loop_is_blocked_and_a_rank_is
     assert re.search(r"1 +local1 +ready +\d+ +1 +0 fake", out)
 
 
-def test_stacks_have_the_users_lines_also_where_the_loop_is_blocked(run: LocalRun, said: Any) -> None:
+def test_stacks_have_user_lines_even_of_a_blocked_loop(run: LocalRun, said: Any) -> None:
     code, out, _ = said("stack", "--run", run.run, "--all")
     assert code == 0
     assert re.search(r"> \S+/standing_runs.py:\d+ in stand\(\)", out)
@@ -93,12 +91,12 @@ def test_stacks_have_the_users_lines_also_where_the_loop_is_blocked(run: LocalRu
     )
 
 
-def test_a_run_that_is_not_stuck_has_a_verdict_and_no_exit_code(run: LocalRun, said: Any) -> None:
+def test_a_running_run_has_a_verdict_and_no_exit_code(run: LocalRun, said: Any) -> None:
     code, out, _ = said("stuck", run.run)
     assert (code, out.partition(":")[0]) == (0, "busy")
 
 
-def test_a_daemon_that_is_stopped_is_named_and_the_others_are_asked(run: LocalRun, said: Any) -> None:
+def test_a_stopped_daemon_is_named_and_the_others_are_asked(run: LocalRun, said: Any) -> None:
     with stopped(daemon_of(run, 0)):
         code, out, _ = said("status", run.run, "--timeout", "1")
     assert code == 0
@@ -182,7 +180,7 @@ def test_files_that_are_not_there_are_named(said: Any, tmp_path: Path, run: Loca
         assert (code, err.splitlines()[-1]) == (1, f"rlinf-ctl: {tmp_path}/nosuch/file: No such file or directory")
 
 
-def test_a_live_run_is_not_swept_by_the_beginning_of_its_id(run: LocalRun) -> None:
+def test_a_live_run_is_not_swept_by_a_prefix(run: LocalRun) -> None:
     command = [sys.executable, "-c", CONTROL, "sweep", run.run[:6]]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (255, "")
@@ -194,7 +192,7 @@ def test_sweep_says_what_it_does(said: Any) -> None:
     assert "A run of which a daemon answers is not swept" in said("sweep", "--help")[1]
 
 
-def test_a_run_that_does_not_exist_has_an_exit_code_of_its_own(run: LocalRun, said: Any) -> None:
+def test_an_unknown_run_has_its_own_exit_code(run: LocalRun, said: Any) -> None:
     code, out, err = said("down", "ffffffff")
     assert (code, out) == (3, "")
     assert re.search(rf"{run.run}  alive, since \S+, node 0, node 1 here, \S+standing_runs.py in {Path.cwd()}\n", err)
@@ -220,7 +218,7 @@ def test_check_and_sweep_are_the_launchers(capsys: pytest.CaptureFixture[str]) -
     assert "fix: write node04:8" in told["text"]
 
 
-async def test_a_cluster_that_has_started_its_nodes_by_itself_is_ended_by_them(capsys: Any) -> None:
+async def test_a_self_started_cluster_is_ended_by_its_daemons(capsys: Any) -> None:
     async with Cluster() as cluster:
         channel = Channel.create("obs")
         getting = channel.get()
@@ -235,7 +233,7 @@ async def test_a_cluster_that_has_started_its_nodes_by_itself_is_ended_by_them(c
 
 
 @pytest.mark.slow
-async def test_ranks_of_a_supervised_group_are_restarted_and_status_says_how_often(
+async def test_restarted_ranks_are_counted_in_the_status(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with Cluster(log_to_driver=False) as cluster:
@@ -267,10 +265,10 @@ async def _restarts_of(group: Any) -> list[int]:
         return [0] * len(group)
 
 
-def test_ranks_are_killed_and_the_run_is_ended_by_its_launcher(
+def test_ranks_are_killed_and_the_launcher_ends_the_run(
     launcher: subprocess.Popen[str], run: LocalRun, said: Any
 ) -> None:
-    """The last one: it ends what the others look at."""
+    """Last test of this run: it ends the run."""
     assert launcher.stdin is not None
     words = ["--run-dir", str(places()[0]), "logs", "-f", "--run", run.run, "rollout"]
     with subprocess.Popen([sys.executable, "-c", CONTROL, *words], stdout=subprocess.PIPE, text=True) as follower:

@@ -1,4 +1,4 @@
-"""The operator's side of a debugger of several ranks: who is asked, and how answers are shown."""
+"""The operator's side of a debugger of several ranks: asked ranks, and their answers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_rank_that_has_said_nothing_is_named(three: Dialogue) -> None:
     assert "rollout:2 has not answered" in three.take_answers()
 
 
-def test_a_single_ranks_answers_have_no_title_and_move_no_cursor() -> None:
+def test_a_single_ranks_answers_have_no_title() -> None:
     one = Dialogue({A: "rollout:0"})
     one.on_message(A, "stopped", "\x1b[2Jgone\n")
     assert one.take_answers() == "gone\n"

@@ -1,4 +1,4 @@
-"""Last lines of logs, and those that follow."""
+"""Last lines of logs, and further lines as they are written."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read(file: LogFile, tail: int | None = None, *, is_last: bool = False) -> li
     tail=st.integers(0, 5),
     block=st.integers(1, 8),
 )
-def test_the_tail_is_the_last_lines_whatever_the_size_of_a_read(
+def test_the_tail_is_the_last_lines_for_any_read_size(
     tmp_path_factory: pytest.TempPathFactory, data: bytes, tail: int, block: int
 ) -> None:
     file = log(tmp_path_factory.getbasetemp() / "tail", data)
@@ -56,7 +56,7 @@ def test_a_line_is_told_once_it_has_its_end(tmp_path: Path) -> None:
     assert read(file, is_last=True) == []
 
 
-def test_a_log_that_was_emptied_is_read_on_from_its_end(tmp_path: Path) -> None:
+def test_a_truncated_log_is_read_on_from_its_end(tmp_path: Path) -> None:
     file = log(tmp_path / "log", b"one\ntwo\n")
     read(file)
     file.path.write_bytes(b"")
@@ -83,7 +83,7 @@ def test_a_line_of_many_blocks_is_one_line(tmp_path: Path) -> None:
 
 
 def kept(folder: Path, **logs: bytes) -> LocalRun:
-    """An ended run, whose other node has its files elsewhere; by group what rank 0 has written."""
+    """Return an ended run with rank 0's output by group; another node has its files elsewhere."""
     (folder / "recorder").mkdir()
     peer = {"node": 1, "name": "gpu1", "host": "vm1", "logs": "/logs"}
     (folder / "recorder/node-0.json").write_bytes(made_node(0, peers=[peer]))
@@ -94,9 +94,7 @@ def kept(folder: Path, **logs: bytes) -> LocalRun:
     return LocalRun(RUN, 1.0, logs=folder)
 
 
-def test_logs_of_an_ended_run_are_those_of_all_groups_or_of_the_ranks_that_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_ended_runs_logs_are_shown_by_group_and_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = kept(tmp_path, actor=b"one\ntwo\n", rollout=b"three")
     for words, tail, shown in (
         (None, None, ["one", "two", "three"]),
@@ -114,7 +112,7 @@ def test_logs_of_an_ended_run_are_those_of_all_groups_or_of_the_ranks_that_are_n
 
 
 @pytest.mark.parametrize("broken", ["actor", "."])
-def test_logs_in_whose_place_a_file_is_are_no_missing_group(tmp_path: Path, broken: str) -> None:
+def test_logs_replaced_by_a_file_are_no_missing_group(tmp_path: Path, broken: str) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
     run = kept(logs, actor=b"one\n", rollout=b"two\n")
@@ -130,7 +128,7 @@ def test_logs_in_whose_place_a_file_is_are_no_missing_group(tmp_path: Path, brok
             show_kept_logs(run, TextOutput(io.StringIO(), as_json=False), None, tail=20)
 
 
-def test_a_live_group_without_a_log_is_not_said_to_be_missing(tmp_path: Path) -> None:
+def test_a_live_group_without_a_log_is_not_missing(tmp_path: Path) -> None:
     with pytest.raises(NoSuchRun, match=f"group 'actor' has no log in {tmp_path}"):
         log_files.chosen_logs(["actor"], tmp_path, (), "actor")
 
@@ -141,7 +139,7 @@ def test_of_empty_logs_all_ranks_are_named(tmp_path: Path, capsys: pytest.Captur
 
 
 class FarDaemon:
-    """An attachment to a daemon that reads from bytes, and is lost after so many reads."""
+    """Attachment to a daemon that serves bytes, and is lost after a number of reads."""
 
     def __init__(self, data: bytes, reads: int) -> None:
         self.data = data
@@ -165,7 +163,7 @@ class FarDaemon:
         (0, 2, b""),
     ],
 )
-async def test_a_log_elsewhere_is_copied_piece_by_piece_as_far_as_it_can_be_read(
+async def test_a_remote_log_is_copied_while_readable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: int, tail: int | None, copied: bytes
 ) -> None:
     monkeypatch.setattr(remote_logs, "MAX_PIECE_BYTES", 4 if tail is None else 7)

@@ -1,4 +1,4 @@
-"""Messages of the page: what a page keeps and what is new are together what there is."""
+"""Messages of the page: kept and new data together are the whole."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run_of(*rings: RingContents, taken_at: float = EPOCH + 100.0, is_alive: bool
 
 
 def kept(process: dict[str, Any], name: str, width: int, message: dict[str, Any]) -> list[list[float]]:
-    """As ``joined`` in model.js: rows of what a page has and of what it is sent, in the order of their begins."""
+    """Join the rows of a page with those of a message, by their begin, as ``joined`` in model.js."""
     rows = [process[name][at : at + width] for at in range(0, len(process[name]), width)]
     new = [message[name][at : at + width] for at in range(0, len(message[name]), width)]
     since, first = message["since"], message["first"]
@@ -41,7 +41,7 @@ def test_times_are_microseconds_since_the_runs_first_second() -> None:
     assert (message["begin"], message["end"]) == (1500, 100_000_000)
 
 
-def test_what_is_new_and_what_a_page_keeps_are_what_there_is() -> None:
+def test_new_and_kept_data_together_are_the_whole() -> None:
     whole = made_run(4000, is_stuck=False)
     data = PageData()
     parts = []
@@ -63,7 +63,7 @@ def test_what_is_new_and_what_a_page_keeps_are_what_there_is() -> None:
     assert len(json.dumps(parts[2].message(parts[1]))) < len(json.dumps(parts[2].message())) / 2
 
 
-def test_a_second_look_at_a_run_that_stands_still_says_little() -> None:
+def test_a_second_snapshot_of_an_idle_run_is_small() -> None:
     data, run = PageData(), made_run(4000)
     before = data.snapshot(run)
     message = data.snapshot(run).message(before)
@@ -72,7 +72,7 @@ def test_a_second_look_at_a_run_that_stands_still_says_little() -> None:
     assert 0 < spans < 200, "those that are open or have just ended"
 
 
-def test_of_a_run_that_is_too_large_each_process_has_its_latest_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_an_oversized_run_processes_keep_their_latest_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_SPANS >= 100_000
     monkeypatch.setattr("rlinf_launcher.control.page_data.MAX_SPANS", 4)
     begins = [operation(EventKind.CALL, "f", number * 1000, number * 1000 + 500) for number in range(5)]
@@ -84,7 +84,7 @@ def test_of_a_run_that_is_too_large_each_process_has_its_latest_spans(monkeypatc
     assert not other["is_full"]
 
 
-def test_a_process_that_has_died_ends_there_and_its_bubbles_too() -> None:
+def test_a_dead_process_and_its_bubbles_end_there() -> None:
     made = ring("a:0", operation(EventKind.SERVE, "f", 0, SECOND), operation(EventKind.SERVE, "g", 2 * SECOND, None))
     made = dataclasses.replace(made, wall_offset=OFFSET)
     death = {"time": EPOCH + 5.0, "process": "a:0", "pid": 100, "text": "was killed", "last_words": ["bye"]}
@@ -120,7 +120,7 @@ def test_texts_of_workers_lose_their_control_characters() -> None:
     assert message["logs"] == {"a/rank_0.out": "red\nplain"}
 
 
-def test_all_sections_of_a_stuck_run_are_there_and_plain_values() -> None:
+def test_a_stuck_run_has_all_sections_as_plain_values() -> None:
     message = json.loads(json.dumps(PageData().snapshot(made_run(4000)).message()))
     sections = message["sections"]
     assert sections["verdict"]["kind"] == "deadlock"

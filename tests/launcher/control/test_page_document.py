@@ -1,4 +1,4 @@
-"""The page's document: data that is no markup, one script and one style that its policy lets in, no other address."""
+"""The page's document: data without markup, one script and one style that its policy admits, no other address."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def between(html: str, begin: str, end: str) -> str:
     return html.partition(begin)[2].partition(end)[0]
 
 
-def test_data_cannot_leave_its_block_and_comes_back_as_it_was() -> None:
+def test_data_cannot_leave_its_block() -> None:
     data = {"text": HOSTILE, "places": "@SCRIPT@ @DATA@ <!-- &lt; \u2028"}
     html = document("run @DATA@ @SCRIPT@", data).html
     assert "<title>run @DATA@ @SCRIPT@</title>" in html
@@ -35,7 +35,7 @@ def test_a_title_is_no_markup() -> None:
     assert "<title>&lt;b> &amp;</title>" in document("<b> &", None).html
 
 
-def test_the_policy_lets_in_this_script_and_this_style_and_no_address() -> None:
+def test_the_policy_admits_this_script_and_style_only() -> None:
     page = document("a run", {"text": HOSTILE})
     style, script = (
         between(page.html, "<style>", "</style>"),

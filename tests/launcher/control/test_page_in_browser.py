@@ -60,7 +60,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def written(folders: pytest.TempPathFactory, events: int) -> str:
-    """The address of a page on the disk, with all its data."""
+    """Return the address of a page on the disk, with all its data."""
     run = made_run(events)
     assert sum(len(ring.events) for ring in run.rings) >= events
     path = folders.mktemp("page") / "run.html"
@@ -74,7 +74,7 @@ def shown(page: Page, address: str, **window: Any) -> None:
 
 
 def canvas(page: Page) -> tuple[float, float, float]:
-    """Left, top and width of the timelines."""
+    """Return left, top and width of the timelines."""
     box = page.evaluate(
         "(({left, top, width}) => [left, top, width])(document.getElementById('canvas').getBoundingClientRect())"
     )
@@ -86,7 +86,7 @@ def range_of(page: Page) -> str:
     return page.text("#span-text")
 
 
-def test_a_page_from_the_disk_shows_all_and_runs_nothing_that_a_worker_wrote(page: Page, small: str) -> None:
+def test_a_page_from_disk_shows_all_and_runs_nothing(page: Page, small: str) -> None:
     shown(page, small)
     assert page.complaints == [], "of scripts, or of the policy"
     assert page.evaluate("document.title") == "rlinf run cc6c3c8c"
@@ -119,7 +119,7 @@ def test_a_page_says_what_is_not_known_and_why(page: Page, tmp_path: Path) -> No
 
 
 @pytest.mark.browser
-def test_a_bundle_of_a_hundred_thousand_events_is_drawn_within_five_seconds(page: Page, large: str) -> None:
+def test_a_hundred_thousand_events_are_drawn_within_five_seconds(page: Page, large: str) -> None:
     shown(page, large)
     took = page.evaluate("performance.getEntriesByName('drawn')[0].startTime")
     print(f"100 000 events are drawn {took:.0f} ms after navigation")
@@ -129,7 +129,7 @@ def test_a_bundle_of_a_hundred_thousand_events_is_drawn_within_five_seconds(page
 
 
 @pytest.mark.browser
-def test_the_wheel_zooms_a_drag_pans_and_all_is_all_again(page: Page, small: str) -> None:
+def test_wheel_zooms_drag_pans_and_all_resets(page: Page, small: str) -> None:
     shown(page, small)
     whole = range_of(page)
     left, top, width = canvas(page)
@@ -148,7 +148,7 @@ def test_the_wheel_zooms_a_drag_pans_and_all_is_all_again(page: Page, small: str
 
 
 @pytest.mark.browser
-def test_a_span_under_the_pointer_is_told_and_keys_go_from_span_to_span(page: Page, small: str, pictures: Path) -> None:
+def test_a_span_under_the_pointer_is_described(page: Page, small: str, pictures: Path) -> None:
     shown(page, small)
     left, top, _ = canvas(page)
     page.mouse("mouseMoved", left + 150, top + 22 + 10)
@@ -178,7 +178,7 @@ def test_a_group_folds_to_one_row_by_its_button(page: Page, small: str) -> None:
 
 
 @pytest.mark.browser
-def test_everything_is_reached_by_the_tab_key_with_a_visible_focus(page: Page, small: str) -> None:
+def test_everything_is_reached_by_tab_with_visible_focus(page: Page, small: str) -> None:
     shown(page, small)
     reached = []
     while True:
@@ -226,7 +226,7 @@ def test_pictures_in_light_and_dark_and_on_a_phone(page: Page, small: str, pictu
 
 
 @pytest.mark.browser
-async def test_a_live_page_takes_news_keeps_its_range_and_the_last_state(page: Page) -> None:
+async def test_a_live_page_updates_and_keeps_its_range(page: Page) -> None:
     feed = HandFed()
     feeding: Any = feed
     server = PageServer(document("rlinf run cc6c3c8c", None), feeding)

@@ -1,4 +1,4 @@
-"""The page's server: who gets in, and what becomes of clients that are slow, silent or gone."""
+"""The page's server: admission, and clients that are slow, silent or gone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests._support.made_run import made_run
 
 
 class HandFed:
-    """A feed of which the test says what is new."""
+    """Feed with updates by the test."""
 
     def __init__(self) -> None:
         self.data = PageData()
@@ -156,7 +156,7 @@ async def test_a_client_that_goes_away_leaves_nothing() -> None:
         assert (await answer(port, f"/{server.token}/"))[0] == 200
 
 
-async def test_a_client_that_takes_nothing_holds_one_message_and_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_reads_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_server, "_TIMEOUT_S", 0.5)
     feed = HandFed()
     await feed.tell()

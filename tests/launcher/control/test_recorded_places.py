@@ -51,7 +51,7 @@ def test_several_or_none_are_an_error_that_lists_them(places: list[Path]) -> Non
         choose_recorded(None, places)
 
 
-def test_the_directory_of_the_logs_means_the_latest_run_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_of_logs_means_its_latest_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = tmp_path / "mine/recorder"
     recorder.mkdir(parents=True)
     (recorder / "node-0.json").write_bytes(made_node(0, "cafecafe", began=5.0))

@@ -41,7 +41,7 @@ def run(launcher: subprocess.Popen[str]) -> LocalRun:
 
 @contextlib.contextmanager
 def page(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command as an operator starts it, and the address that it prints."""
+    """Start the command; return it with the address that it prints."""
     command = [sys.executable, "-c", CONTROL, "--run-dir", str(places()[0]), "page", "--json", *words]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **streams) as process:
@@ -64,7 +64,7 @@ def get(address: str) -> str:
         return str(answer.read().decode())
 
 
-def test_a_live_runs_page_is_written_to_a_file_for_its_owner_alone(
+def test_a_live_runs_page_is_written_for_its_owner_alone(
     run: LocalRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.html"
@@ -92,7 +92,7 @@ def test_a_port_that_is_taken_is_an_error(run: LocalRun) -> None:
 
 @pytest.mark.slow
 def test_a_live_page_has_news_until_its_run_has_ended(launcher: subprocess.Popen[str], run: LocalRun) -> None:
-    """Last: it ends the run."""
+    """Last test of this run: it ends the run."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with page(run.run) as (process, address):
         assert embedded(get(address)) is None

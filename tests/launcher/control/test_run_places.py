@@ -1,4 +1,4 @@
-"""Runs are found by their directories, and told from those that have ended."""
+"""Runs found by their directories, and distinguished from ended ones."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def place() -> Iterator[Path]:
 
 
 def node(place: Path, name: str, number: int = 0) -> socket.socket:
-    """A node's socket, where its daemon would listen."""
+    """Return a node's socket in the place of a daemon's."""
     directory = place / name / f"node-{number}"
     directory.mkdir(parents=True, mode=0o700)
     return listen(str(directory / "node.sock"))
 
 
-def test_a_run_lives_as_long_as_a_daemon_of_it_listens(place: Path) -> None:
+def test_a_run_lives_while_one_of_its_daemons_listens(place: Path) -> None:
     with node(place, "rlinf-0a0a0a0a"), node(place, f"rlinf-{os.getuid()}-0b0b0b0b"):
         assert [(run.run, run.is_alive) for run in find_runs([place])] == [("0a0a0a0a", True), ("0b0b0b0b", True)]
     assert [run.is_alive for run in find_runs([place])] == [False, False]
@@ -41,13 +41,13 @@ def test_nodes_of_one_machine_are_one_run(place: Path) -> None:
         assert find_runs([place / "rlinf-0a0a0a0a"])[0].sockets.keys() == {0}
 
 
-def test_what_is_not_a_run_of_this_user_is_not_found(place: Path) -> None:
+def test_foreign_runs_and_other_folders_are_not_found(place: Path) -> None:
     with node(place, "rlinf-0a0a0a0"), node(place, f"rlinf-{os.getuid() + 1}-0b0b0b0b"), node(place, "other-0c0c0c0c"):
         (place / "rlinf-0d0d0d0d").mkdir()
         assert find_runs([place, place / "missing"]) == []
 
 
-def test_a_daemon_that_accepts_no_more_is_alive_and_is_not_waited_for(place: Path) -> None:
+def test_a_daemon_with_a_full_backlog_is_alive(place: Path) -> None:
     with node(place, "rlinf-0a0a0a0a") as listener:
         listener.listen(0)
         waiting = [socket.socket(socket.AF_UNIX) for _ in range(3)]
@@ -59,7 +59,7 @@ def test_a_daemon_that_accepts_no_more_is_alive_and_is_not_waited_for(place: Pat
             sock.close()
 
 
-def test_the_only_run_that_lives_is_chosen_or_one_by_the_beginning_of_its_id(place: Path) -> None:
+def test_the_only_live_run_or_a_prefix_chooses_a_run(place: Path) -> None:
     with node(place, "rlinf-0a0a0a0a"):
         node(place, "rlinf-0b0b0b0b").close()
         assert choose(find_runs([place]), None, [place]).run == "0a0a0a0a"
@@ -83,9 +83,7 @@ def test_the_only_run_that_lives_is_chosen_or_one_by_the_beginning_of_its_id(pla
         ("ff", ["no run 'ff'", "0a0a0a0a  alive"]),
     ],
 )
-def test_where_no_run_or_several_are_meant_those_that_there_are_are_listed(
-    place: Path, wanted: str | None, words: list[str]
-) -> None:
+def test_an_ambiguous_or_unknown_run_lists_the_existing(place: Path, wanted: str | None, words: list[str]) -> None:
     node(place, "rlinf-0b0b0b0b").close()
     with node(place, "rlinf-0a0a0a0a"), node(place, "rlinf-0c0c0c0c"), pytest.raises(NoSuchRun) as refused:
         choose(find_runs([place]), wanted, [place], "rlinf-ctl stack --run RUN")
@@ -93,7 +91,7 @@ def test_where_no_run_or_several_are_meant_those_that_there_are_are_listed(
         assert each in str(refused.value)
 
 
-def test_of_a_run_that_has_ended_it_is_said_when_and_what_shows_it(tmp_path: Path) -> None:
+def test_an_ended_runs_error_says_when_and_what_shows_it(tmp_path: Path) -> None:
     log = tmp_path / "rollout/rank_0.out"
     log.parent.mkdir()
     log.write_text("the last line")
@@ -113,7 +111,7 @@ def test_an_error_lists_the_live_runs_before_the_latest(tmp_path: Path) -> None:
     assert [run.since for run in listed] == [*range(21, 30), 1]
 
 
-def test_without_any_run_the_error_says_where_it_was_looked_for(place: Path) -> None:
+def test_without_runs_the_error_names_the_searched_places(place: Path) -> None:
     with pytest.raises(NoSuchRun, match=rf"looked in {place}[\s\S]*--run-dir"):
         choose([], None, [place])
 

@@ -1,4 +1,4 @@
-"""``RunSnapshot`` read from the files of a run: whole ones, torn ones, those of other runs, none."""
+"""``RunSnapshot`` read from the files of a run: complete ones, torn ones, those of other runs, none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_run_is_told_by_its_files() -> None:
     assert run.missing == {"node 1 (gpu1)": "it is lost"}
 
 
-def test_files_that_make_no_sense_are_named_and_the_others_are_there() -> None:
+def test_malformed_files_are_named_and_the_others_used() -> None:
     snapshot = made_snapshot()
     snapshot.files["recorder/1.ring"] = made_ring("driver")[:5000]
     snapshot.files["recorder/3.ring"] = bytes(len(made_ring("driver")))
@@ -34,14 +34,14 @@ def test_files_that_make_no_sense_are_named_and_the_others_are_there() -> None:
     assert "a flight recorder's ring has at least" in run.missing["recorder/1.ring"]
 
 
-def test_a_line_that_was_cut_short_is_left_out_and_deaths_of_all_nodes_are_in_order() -> None:
+def test_truncated_lines_are_left_out_and_deaths_are_in_order() -> None:
     snapshot = made_snapshot()
     snapshot.files["recorder/deaths-0.jsonl"] += made_death("actor:1", 9.0) + made_death("actor:2", 9.0)[:-20]
     snapshot.files["recorder/deaths-1.jsonl"] = made_death("rollout:0", 6.0)[:30] + made_death("rollout:1", 5.0)
     assert [death["process"] for death in snapshot.recorded().deaths] == ["actor:0", "rollout:1", "actor:1"]
 
 
-def test_of_an_earlier_run_in_the_same_directory_there_is_nothing() -> None:
+def test_an_earlier_run_in_the_directory_is_left_out() -> None:
     snapshot = made_snapshot()
     snapshot.files["recorder/3.ring"] = made_ring("critic:0", "deadbeef")
     snapshot.files["recorder/node-1.json"] = made_node(1, "deadbeef")
@@ -60,7 +60,7 @@ def test_groups_are_told_with_the_node_that_they_are_on() -> None:
     assert [group["group"] for group in node["groups"]] == ["on 0"]
 
 
-def test_nodes_whose_files_are_elsewhere_are_named_with_host_and_path() -> None:
+def test_nodes_with_remote_files_are_named_with_host_and_path() -> None:
     snapshot = RunSnapshot(RUN, 5.0)
     peers = [{"node": node, "name": f"gpu{node}", "host": f"host{node}", "logs": f"/logs{node}"} for node in range(3)]
     snapshot.add("recorder/node-0.json", made_node(0, peers=peers))

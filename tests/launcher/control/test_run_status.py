@@ -1,4 +1,4 @@
-"""Tables of ``rlinf-ctl status`` that are made of what several processes have."""
+"""Tables of ``rlinf-ctl status`` that combine several processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlinf_launcher.control.run_view import RunView
 from tests.launcher.control.test_run_view import process
 
 
-def test_a_process_of_a_silent_node_is_not_said_to_have_ended() -> None:
+def test_a_silent_nodes_process_is_not_said_to_have_ended() -> None:
     here, silent, gone = frames.endpoint(0, 1), frames.endpoint(1, 1), frames.endpoint(0, 2)
     report = RunReport("run", [process(here, "actor", 0)], [], {}, {gone: "ended: exit code 1"})
     view = RunView(report, {}, {1: "did not answer within 1.0 s"})
@@ -18,7 +18,7 @@ def test_a_process_of_a_silent_node_is_not_said_to_have_ended() -> None:
     assert named(view, []) == "-"
 
 
-def test_weights_have_a_row_for_each_version_that_is_applied_and_one_where_none_is() -> None:
+def test_weights_have_a_row_per_applied_version_and_unapplied_model() -> None:
     ranks = [process(endpoint, "rollout", endpoint) for endpoint in range(3)] + [process(9, "trainer", 0)]
     weights = {
         0: {"policy": {"applied": 4}},

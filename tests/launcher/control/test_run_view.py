@@ -1,4 +1,4 @@
-"""Groups and ranks are chosen by words."""
+"""Choice of groups and ranks by words."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_words_choose_ranks_in_their_order(words: str, names: list[str]) -> None
         ("critic:x", "there is no group 'critic:x'"),
     ],
 )
-def test_what_is_not_there_is_an_error_that_says_what_is(words: str, said: str) -> None:
+def test_an_unknown_rank_is_an_error_that_lists_the_known(words: str, said: str) -> None:
     with pytest.raises(NoSuchRun) as refused:
         VIEW.choose(words)
     assert said in str(refused.value)
@@ -64,13 +64,13 @@ def test_what_is_not_there_is_an_error_that_says_what_is(words: str, said: str) 
         ("driver:3", "'driver:3': a driver is no group, and has no ranks\n  fix: write driver"),
     ],
 )
-def test_words_that_are_not_written_so_are_wrong_usage_with_the_fix(words: str, said: str) -> None:
+def test_malformed_words_are_wrong_usage_with_the_fix(words: str, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         VIEW.choose(words)
     assert said in str(refused.value)
 
 
-def test_a_group_that_a_worker_has_made_has_a_colon_in_its_name() -> None:
+def test_a_workers_own_group_has_a_colon_in_its_name() -> None:
     assert split_ranks("rollout:2:0-1", ["rollout", "rollout:2"]) == ("rollout:2", [0, 1])
     assert split_ranks("rollout:2", ["rollout", "rollout:2"]) == ("rollout", [2])
     assert split_ranks("rollout:2", ["rollout:2"]) == ("rollout:2", None)

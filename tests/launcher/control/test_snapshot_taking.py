@@ -1,4 +1,4 @@
-"""Looks at runs that do not answer: whether they have ended, and which of their files are missing."""
+"""Snapshots of runs that do not answer: their state, and missing files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests._support.made_snapshots import RUN, made_group, made_node, made_ring
 
 @pytest.fixture
 def run() -> Iterator[LocalRun]:
-    """A run with files beside its logs, and with the place of a socket that nothing listens at."""
+    """Return a run with files beside its logs, and with the place of a socket without a listener."""
     with tempfile.TemporaryDirectory(prefix="rlp-") as name:  # short: a socket's path has 108 bytes
         logs = Path(name) / "logs"
         (logs / "recorder").mkdir(parents=True)
@@ -45,7 +45,7 @@ def run() -> Iterator[LocalRun]:
         ("is gone", "gpu7", None, "not known to have ended"),
     ],
 )
-async def test_a_run_has_ended_only_where_no_daemon_of_it_may_live(
+async def test_a_run_has_ended_only_without_possible_daemons(
     run: LocalRun, daemon: str, elsewhere: str, state: bool | None, told: str
 ) -> None:
     assert run.logs is not None
@@ -72,7 +72,7 @@ async def test_a_run_has_ended_only_where_no_daemon_of_it_may_live(
     assert ("stopped" in kept.missing.get("its daemons", "")) == (listener is not None)
 
 
-def test_a_shortage_of_this_process_is_not_the_end_of_a_run(run: LocalRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_shortage_is_not_a_runs_end(run: LocalRun, monkeypatch: pytest.MonkeyPatch) -> None:
     def connect(*args: object, **options: object) -> None:
         raise OSError(24, os.strerror(24))
 
@@ -80,7 +80,7 @@ def test_a_shortage_of_this_process_is_not_the_end_of_a_run(run: LocalRun, monke
     assert listens(run.sockets[0])
 
 
-def test_a_run_with_nodes_on_other_machines_has_ended_here_alone(run: LocalRun) -> None:
+def test_a_run_with_remote_nodes_has_ended_only_here(run: LocalRun) -> None:
     assert run.logs is not None
     peer = {"node": 1, "name": "gpu7", "host": "gpu7", "logs": "/logs"}
     (run.logs / "recorder/node-0.json").write_bytes(made_node(0, host=socket.gethostname(), peers=[peer]))

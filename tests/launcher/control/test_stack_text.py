@@ -30,11 +30,11 @@ def waiting(age: float) -> Activity:
     return Activity("task Task-7", ActivityState.WAITING, method="rollout", wait=wait, stack=stack)
 
 
-def test_a_wait_whose_age_is_not_known_is_told_without_one() -> None:
+def test_a_wait_of_unknown_age_is_shown_without_one() -> None:
     assert not any("0.0 s" in line for line in stack_lines([rank(0, [waiting(0.0)])]))
 
 
-def test_a_process_is_told_with_its_calls_and_what_its_tasks_wait_for() -> None:
+def test_a_process_is_shown_with_calls_and_tasks() -> None:
     process = rank(0, [waiting(200)], calls=[OpenCall(1, 1, "rollout", 200.4)])
     assert list(stack_lines([process])) == [
         "rollout:0  (pid 100 on node0)",
@@ -44,7 +44,7 @@ def test_a_process_is_told_with_its_calls_and_what_its_tasks_wait_for() -> None:
     ]
 
 
-def test_a_task_stands_below_the_one_that_awaits_it_and_once_only() -> None:
+def test_a_task_is_shown_once_below_its_awaiter() -> None:
     tasks = [
         Activity("task child", ActivityState.SLEEPING, age=1.0, line="/x/a.py:3 in child()"),
         Activity("task parent", ActivityState.WAITING, awaits=["task child", "task gone"]),
@@ -60,7 +60,7 @@ def test_a_task_stands_below_the_one_that_awaits_it_and_once_only() -> None:
     ]
 
 
-def test_what_is_known_of_a_process_that_is_silent_is_said_as_such() -> None:
+def test_a_silent_process_is_described_as_such() -> None:
     dumped = rank(0, [Activity("thread MainThread", ActivityState.RUNNING)], answered=False, trouble="does not answer")
     assert list(stack_lines([dumped])) == [
         "rollout:0  (pid 100 on node0)  does not answer",

@@ -1,4 +1,4 @@
-"""Tables, ages and sizes; nothing of a worker's moves the cursor."""
+"""Tables, ages and sizes; output of workers cannot move the cursor."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def test_a_size_has_one_unit(count: int, text: str) -> None:
     assert size(count) == text
 
 
-def test_colours_of_a_worker_stay_on_a_terminal_and_nothing_else_does() -> None:
+def test_workers_colours_stay_on_a_terminal_only() -> None:
     for stream, shown in ((Terminal(), "[a:0] \x1b[31mred\x1b[0m\n"), (io.StringIO(), "[a:0] red\n")):
         TextOutput(stream, as_json=False).worker_line("[a:0] ", "\x1b[31mred\x1b[2J\x1b[0m")
         assert stream.getvalue() == shown
 
 
-def test_a_table_in_a_pipe_is_not_cut_and_has_no_colours() -> None:
+def test_a_piped_table_is_uncut_and_uncoloured() -> None:
     stream = io.StringIO()
     TextOutput(stream, as_json=False).table(["NAME", "DOES"], [["\x1b[2Jrollout:0", "x" * 200], ["[bold]a", "-"]])
     assert stream.getvalue().splitlines() == ["NAME       DOES", f"rollout:0  {'x' * 200}", "[bold]a    -"]
 
 
-def test_a_table_that_fits_aligns_wide_characters_and_cells_of_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fitting_table_aligns_wide_and_multiline_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     stream = Terminal()
     TextOutput(stream, as_json=False).table(["NAME", "DOES", "PID"], [["模型", "a\nb", "1"], ["rollout", "-", "2"]])
@@ -58,7 +58,7 @@ def test_a_table_that_fits_aligns_wide_characters_and_cells_of_several_lines(mon
     assert stream.getvalue().splitlines() == expected
 
 
-def test_a_table_on_a_terminal_keeps_to_its_width_and_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_on_a_terminal_wraps_to_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("NO_COLOR", "1")
     stream = Terminal()

@@ -1,4 +1,4 @@
-"""Picture of the waits: alike ranks are one box, things that are waited for too, and circles have a place for each."""
+"""Picture of the waits: one box for similar ranks, boxes for resources, and places in cycles."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def face_to_face(ranks: int) -> MadeRun:
     return run
 
 
-def test_alike_ranks_are_one_box_and_those_of_the_verdict_are_marked() -> None:
+def test_similar_ranks_are_one_box_and_blamed_ones_marked() -> None:
     drawn = picture(face_to_face(4))
     assert arrows(drawn) == {
         ("the driver", "call", "actor:0"),
@@ -43,7 +43,7 @@ def test_alike_ranks_are_one_box_and_those_of_the_verdict_are_marked() -> None:
     assert {box["state"] for box in drawn["boxes"]} == {"waits"}
 
 
-def test_no_two_boxes_have_the_same_place_and_what_waits_is_left_of_what_it_waits_for() -> None:
+def test_boxes_have_distinct_places_left_of_what_they_wait_for() -> None:
     drawn = picture(face_to_face(4))
     places = [(box["column"], box["row"]) for box in drawn["boxes"]]
     assert len(set(places)) == len(places)
@@ -74,7 +74,7 @@ def test_what_has_ended_stands_still_or_works_says_so() -> None:
     assert {box["name"]: box["state"] for box in picture(run)["boxes"]}["a:2"] == "stopped"
 
 
-def test_of_a_run_that_goes_on_the_picture_says_what_works_beside_what_waits() -> None:
+def test_the_picture_of_a_running_run_shows_workers_beside_waits() -> None:
     run = MadeRun(a=1)
     serves = run.driver_calls("step", "a:0")
     run.does("a:0", ActivityState.WAITING, get(name="obs"), serves=serves, task="task one", age=9.0)

@@ -1,4 +1,4 @@
-"""Connections that have not said hello: few at a time, each with a deadline, and they leave nothing."""
+"""Connections without a HELLO: bounded in number, each with a deadline, and without leftovers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cluster() -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def knocking(cluster: Cluster, count: int, say: bytes = b"") -> Iterator[list[socket.socket]]:
-    """Connections that say that, and hang up at the end of the block."""
+    """Context manager: connections that send that, and hang up at the end of the block."""
     path = os.path.join(node_directory(cluster), "node.sock")
     with contextlib.ExitStack() as stack:
         sockets = []
@@ -49,7 +49,7 @@ def knocking(cluster: Cluster, count: int, say: bytes = b"") -> Iterator[list[so
 
 
 def is_heard(sock: socket.socket) -> bool:
-    """Whether the daemon greets back; what else it says, and its end, are not waited for."""
+    """True if the daemon greets back; its other messages are not awaited."""
     sock.settimeout(10)
     (welcome,) = frames.FrameReader().feed(sock.recv(65536))
     return welcome[0] == frames.HELLO
@@ -60,12 +60,12 @@ def files_of(cluster: Cluster) -> int:
 
 
 def resident(cluster: Cluster) -> int:
-    """Bytes of the daemon's memory that are its own."""
+    """Return the resident bytes of the daemon."""
     pages = int(Path(f"/proc/{cluster.status()['pid']}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_of_silent_connections_only_so_many_stay_and_the_oldest_end_first(cluster: Cluster) -> None:
+def test_the_oldest_silent_connections_are_evicted_first(cluster: Cluster) -> None:
     files = files_of(cluster)
     with knocking(cluster, 5 * MOST) as silent:
         for sock in silent[:-MOST]:
@@ -74,7 +74,7 @@ def test_of_silent_connections_only_so_many_stay_and_the_oldest_end_first(cluste
         assert cluster.status()["endpoints"] == 1
 
 
-def test_a_connection_that_says_something_else_than_hello_counts_among_them(cluster: Cluster) -> None:
+def test_a_connection_without_hello_counts_as_silent(cluster: Cluster) -> None:
     files = files_of(cluster)
     with knocking(cluster, 5 * MOST, b"\x97") as chatting:  # how a frame begins
         for sock in chatting[:-MOST]:
@@ -124,7 +124,7 @@ def test_a_second_thousand_of_silent_connections_adds_no_memory(cluster: Cluster
 
 
 def test_a_daemon_without_descriptors_does_not_spin_and_goes_on(cluster: Cluster) -> None:
-    """A listener that is readable and cannot be accepted from would wake the loop all the time."""
+    """A listener that is readable but fails to accept would keep the loop busy."""
     pid = cluster.status()["pid"]
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     with knocking(cluster, 1, hello()) as (known,):
@@ -145,7 +145,7 @@ def test_a_daemon_without_descriptors_does_not_spin_and_goes_on(cluster: Cluster
 
 @pytest.mark.parametrize("said", [b"", b"\x97"], ids=["nothing", "something"])
 def test_a_connection_that_ends_here_is_not_watched_any_more(said: bytes) -> None:
-    """The next connection gets its descriptor, which the loop would take for one that it watches already."""
+    """The next connection reuses the descriptor, which the loop must no longer watch."""
 
     def refuse(sock: socket.socket) -> Endpoint:
         raise OSError("no descriptor is left")

@@ -1,4 +1,4 @@
-"""Black boxes of nodes: lines that outlive kills and full disks, and no secrets in them."""
+"""Black boxes of nodes: lines that survive kills and full disks, without secrets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_facts_groups_and_deaths_are_there_once_they_are_told(tmp_path: Path) ->
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "recorder").iterdir()} == {0o600}
 
 
-def test_a_line_that_was_cut_short_does_not_spoil_the_next(tmp_path: Path) -> None:
+def test_a_truncated_line_does_not_spoil_the_next(tmp_path: Path) -> None:
     box = BlackBox(tmp_path, "cafecafe", 0)
     box.death("actor:0", 1, "exited")
     path = tmp_path / "recorder/deaths-0.jsonl"

@@ -31,7 +31,7 @@ SIZE = 100_000
 
 
 class Process:
-    """A process of this node: it has an endpoint, and remembers what it is sent."""
+    """A process of this node with an endpoint; records the frames that it gets."""
 
     def __init__(self, channels: Daemon, role: str = "worker") -> None:
         self.endpoint: Endpoint = channels.router.new_endpoint(role)
@@ -52,7 +52,7 @@ class Process:
             os.close(fd)
 
     def heard(self) -> list[Any]:
-        """What it was told since it was last asked: (word, facts), and ("give", number, body) of single items."""
+        """Return new messages as (word, facts), and single items as ("give", number, body)."""
         sent, self.sent = self.sent, []
         heard: list[Any] = []
         for frame in sent:
@@ -65,7 +65,7 @@ class Process:
         return heard
 
     def read_available(self) -> None:
-        """Says what it had said, and nobody has read yet."""
+        """Send the frames that were queued on its socket."""
         unread, self.unread = self.unread, []
         for body in unread:
             self.put(body, frames.SENT)
@@ -89,7 +89,7 @@ class Process:
         return self._said
 
     def takes(self, *gets: int) -> None:
-        """Say that it has all items of these gets."""
+        """Confirm all items of these gets."""
         self.tell("taken", [[get, 1 << 20] for get in gets])
 
     def tell(self, what: str, facts: Any) -> None:
@@ -124,7 +124,7 @@ async def daemon() -> Daemon:
 
 
 async def turn() -> None:
-    """The loop's turn ends."""
+    """Let the loop's turn end."""
     await asyncio.sleep(0)
     await asyncio.sleep(0)
 
@@ -167,9 +167,7 @@ async def test_a_large_item_does_not_overtake_a_small_one(daemon: Daemon) -> Non
     ],
     ids=["by itself", "with other requests", "with the next get"],
 )
-async def test_a_segment_is_held_until_it_is_taken_and_no_longer(
-    daemon: Daemon, take: Callable[[Process, int], None]
-) -> None:
+async def test_a_segment_is_held_until_it_is_taken(daemon: Daemon, take: Callable[[Process, int], None]) -> None:
     producer, consumer = Process(daemon), Process(daemon)
     await daemon.host(producer.id)
     before = open_segments()
@@ -183,7 +181,7 @@ async def test_a_segment_is_held_until_it_is_taken_and_no_longer(
     assert daemon.channels.status()["obs"]["bytes"] == 0
 
 
-async def test_a_daemon_that_can_open_no_more_files_says_so_and_keeps_the_items(
+async def test_without_descriptors_a_daemon_reports_and_keeps_the_items(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer, consumer, other = Process(daemon), Process(daemon), Process(daemon)
@@ -237,7 +235,7 @@ async def test_a_dead_consumers_item_goes_to_the_next_flagged(daemon: Daemon) ->
     assert second.heard() == [("replies", [[], [(1, False, True, b"x")]])]
 
 
-async def test_a_report_of_a_queue_names_those_that_put_and_those_that_get(daemon: Daemon) -> None:
+async def test_a_queues_report_names_producers_and_consumers(daemon: Daemon) -> None:
     owner, producer, consumer, onlooker = (Process(daemon) for _ in range(4))
     await daemon.host(owner.id, maxsize=2)
     onlooker.tell("size", [1, b"k"])
@@ -258,7 +256,7 @@ async def test_a_report_of_a_queue_names_those_that_put_and_those_that_get(daemo
     assert (report.items, report.producers, report.consumers, report.clients) == (3, [], [], clients[2:])
 
 
-async def test_words_about_a_key_without_items_name_those_that_have_some(daemon: Daemon) -> None:
+async def test_an_empty_key_is_described_with_keys_that_have_items(daemon: Daemon) -> None:
     owner, producer, consumer = (Process(daemon) for _ in range(3))
     await daemon.host(owner.id)
     for key in (b"sobs", *(b"sk%d" % number for number in range(5))):
@@ -288,7 +286,7 @@ async def test_a_report_counts_those_that_wait_although_nothing_has_moved(daemon
 
 
 @pytest.mark.parametrize("large", [False, True])
-async def test_those_that_get_large_items_or_many_at_once_are_known_as_consumers(daemon: Daemon, large: bool) -> None:
+async def test_receivers_of_large_or_many_items_are_consumers(daemon: Daemon, large: bool) -> None:
     producer, consumer = Process(daemon), Process(daemon)
     await daemon.host(producer.id)
     gets = []
@@ -349,15 +347,13 @@ async def test_a_closed_channel_is_gone_with_its_last_item(daemon: Daemon) -> No
 
 
 async def known(daemon: Daemon, process: Process) -> None:
-    """The process has put something, so that its socket is read before questions are answered."""
+    """Put an item, so that the process's socket is read before questions are answered."""
     process.put(b"first")
     await turn()
     process.heard()
 
 
-async def test_sent_items_have_no_answer_but_a_word_about_half_a_window(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_sent_items_are_acknowledged_by_half_a_window(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(put_window, "WINDOW_BYTES", 4 * ITEM_OVERHEAD_BYTES)
     process = Process(daemon)
     await daemon.host(process.id)
@@ -370,7 +366,7 @@ async def test_sent_items_have_no_answer_but_a_word_about_half_a_window(
     assert process.heard() == [("replies", [[], [], 2 * (ITEM_OVERHEAD_BYTES + 1)])]
 
 
-async def test_items_on_the_socket_of_a_producer_are_in_before_the_channel_is_closed(daemon: Daemon) -> None:
+async def test_items_on_a_producers_socket_precede_the_close(daemon: Daemon) -> None:
     owner, producer = Process(daemon, "driver"), Process(daemon)
     await daemon.host(owner.id)
     await known(daemon, producer)
@@ -389,7 +385,7 @@ async def test_items_on_the_socket_of_a_producer_are_in_before_the_channel_is_cl
     assert producer.heard() == [("gone", ""), ("lost", 1), ("gone", "")]
 
 
-async def test_a_producer_whose_first_put_is_accepted_in_the_turn_of_the_close_hears_of_it(daemon: Daemon) -> None:
+async def test_a_put_accepted_in_the_turn_of_close_is_told(daemon: Daemon) -> None:
     producer = Process(daemon)
     await daemon.host(producer.id)
     producer.put(b"first")
@@ -397,7 +393,7 @@ async def test_a_producer_whose_first_put_is_accepted_in_the_turn_of_the_close_h
     assert [what for what, _ in producer.heard()] == ["replies", "answer_puts"]
 
 
-async def test_a_lease_that_lasts_too_long_goes_back_and_is_told(daemon: Daemon) -> None:
+async def test_an_expired_lease_goes_back_and_is_told(daemon: Daemon) -> None:
     producer, holder, other = Process(daemon), Process(daemon), Process(daemon)
     await daemon.host(producer.id, maxsize=9)
     for body in (b"a", b"b", b"c"):
@@ -415,7 +411,7 @@ async def test_a_lease_that_lasts_too_long_goes_back_and_is_told(daemon: Daemon)
     assert other.heard() == [("replies", [[], [(waiting, False, True, b"b")]])]
 
 
-async def test_a_put_that_waits_is_taken_back_and_one_that_is_in_is_not(daemon: Daemon) -> None:
+async def test_a_waiting_put_is_cancelled_and_an_accepted_one_not(daemon: Daemon) -> None:
     process = Process(daemon)
     await daemon.host(process.id, maxsize=1)
     there, waits = process.put(b"a"), process.put(b"b")
@@ -436,7 +432,7 @@ async def test_a_put_that_waits_is_taken_back_and_one_that_is_in_is_not(daemon: 
     ]  # fmt: skip
 
 
-async def test_who_asks_what_is_there_is_answered_when_others_have_been_heard(daemon: Daemon) -> None:
+async def test_a_question_is_answered_after_producers_sockets_are_read(daemon: Daemon) -> None:
     asker, producer = Process(daemon), Process(daemon)
     await daemon.host(asker.id)
     await known(daemon, producer)
@@ -454,7 +450,7 @@ async def test_who_asks_what_is_there_is_answered_when_others_have_been_heard(da
     assert asker.heard() == [("replies", [[], [(get, False, False, b"another")]])]
 
 
-async def test_a_question_that_makes_no_sense_does_not_keep_others_from_their_answers(daemon: Daemon) -> None:
+async def test_a_malformed_question_does_not_block_other_answers(daemon: Daemon) -> None:
     wild, asker, producer = Process(daemon), Process(daemon), Process(daemon)
     await daemon.host(asker.id)
     await known(daemon, producer)
@@ -464,7 +460,7 @@ async def test_a_question_that_makes_no_sense_does_not_keep_others_from_their_an
     assert asker.heard() == [("size", [1, 1, False])]
 
 
-async def test_a_drivers_channels_end_with_it_and_a_workers_with_its_group(daemon: Daemon) -> None:
+async def test_channels_end_with_their_driver_or_the_workers_group(daemon: Daemon) -> None:
     owner, user = Process(daemon), Process(daemon)
     await daemon.host(owner.id)
     user.get()
@@ -477,7 +473,7 @@ async def test_a_drivers_channels_end_with_it_and_a_workers_with_its_group(daemo
     assert daemon.asked == [("QueueEnded", {"number": NUMBER})]
 
 
-async def test_a_discarded_channel_is_gone_for_all_who_use_it_at_once(daemon: Daemon) -> None:
+async def test_a_discarded_channel_is_gone_for_all_at_once(daemon: Daemon) -> None:
     owner, producer, consumer = Process(daemon, "driver"), Process(daemon), Process(daemon)
     await daemon.host(owner.id)
     await known(daemon, producer)
@@ -497,7 +493,7 @@ async def test_a_discarded_channel_is_gone_for_all_who_use_it_at_once(daemon: Da
     assert daemon.asked == [("QueueEnded", {"number": NUMBER})]
 
 
-async def test_who_has_only_asked_what_is_there_hears_of_the_end(daemon: Daemon) -> None:
+async def test_a_process_that_only_asked_learns_of_the_end(daemon: Daemon) -> None:
     owner, asker = Process(daemon), Process(daemon)
     await daemon.host(owner.id)
     asker.tell("size", [1, b"k"])
@@ -505,7 +501,7 @@ async def test_who_has_only_asked_what_is_there_hears_of_the_end(daemon: Daemon)
     assert asker.heard() == [("size", [1, 0, False]), ("gone", "")]
 
 
-async def test_whatever_is_asked_of_a_channel_that_is_not_there_is_answered(daemon: Daemon) -> None:
+async def test_every_request_to_an_unknown_channel_is_answered(daemon: Daemon) -> None:
     process = Process(daemon)
     for ask in (
         lambda: process.put(b"x"),
@@ -546,7 +542,7 @@ async def test_nonsense_is_refused_and_harms_nobody_else(daemon: Daemon) -> None
     assert process.heard() == [("replies", [[1], [(2, False, False, b"x")]])]
 
 
-async def test_whoever_asks_nonsense_hears_so_and_what_it_asks_next_is_done(daemon: Daemon) -> None:
+async def test_a_malformed_request_is_answered_and_the_next_one_done(daemon: Daemon) -> None:
     process = Process(daemon)
     await daemon.host(process.id)
     nonsenses: list[Callable[[], int]] = [lambda: process.put(b"x", weight="3"), lambda: process.get(target=True)]
@@ -566,7 +562,7 @@ async def test_whoever_asks_nonsense_hears_so_and_what_it_asks_next_is_done(daem
 @pytest.mark.parametrize(
     ("mode", "told"), [(frames.WAIT, ("failed", "[1, 'OSError', ")), (frames.SENT, ("lost", "1"))], ids=str
 )
-async def test_a_put_whose_content_was_lost_for_want_of_descriptors_is_refused_and_its_producer_goes_on(
+async def test_a_put_that_lost_its_content_is_refused(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch, mode: int, told: tuple[str, str]
 ) -> None:
     monkeypatch.setattr(
@@ -595,7 +591,7 @@ async def test_of_what_is_asked_together_only_the_nonsense_is_refused(daemon: Da
     assert heard[-1] == ("replies", [[1, 3], [(5, False, False, b"a")]])
 
 
-async def test_a_batch_that_is_there_is_given_and_one_that_is_not_is_refused(daemon: Daemon) -> None:
+async def test_a_present_batch_is_given_and_a_missing_one_refused(daemon: Daemon) -> None:
     process = Process(daemon)
     await daemon.host(process.id)
     process.put(b"a", weight=2)
@@ -610,9 +606,7 @@ async def test_a_batch_that_is_there_is_given_and_one_that_is_not_is_refused(dae
     assert (word, had) == ("replies", given)
 
 
-async def test_many_small_items_share_frames_and_among_large_ones_each_has_its_own(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_small_items_share_frames_and_large_ones_do_not(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_replies, "_MAX_ITEMS_PER_FRAME", 2)
     producer, consumer = Process(daemon), Process(daemon)
     await daemon.host(producer.id)

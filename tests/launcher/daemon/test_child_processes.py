@@ -22,7 +22,7 @@ with subprocess.Popen(["sleep", "60"]) as below:
 
 @pytest.fixture
 def family() -> Iterator[tuple[int, int]]:
-    """Pids of a child of this process, and of a child of that."""
+    """Yield the pids of a child of this process, and of its child."""
     with subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         yield child.pid, int(child.stdout.readline())

@@ -1,4 +1,4 @@
-"""Cleanup after a process: complete, also where one part of it raises."""
+"""Cleanup after a process: complete even if a part of it raises."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SEEDS = int(os.environ.get("SEEDS", "300"))
 
 
 class Client:
-    """A process of the node, as far as a daemon knows it; it remembers what it is sent."""
+    """A process of the node as a daemon knows it; records the frames that it gets."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.endpoint: Endpoint = daemon.router.new_endpoint("driver")
@@ -61,7 +61,7 @@ class Client:
         return
 
     def say(self, frame: list[Any]) -> bool:
-        """Whether it made sense; a daemon ends a connection that makes none."""
+        """Send a frame; return True if it was valid (a daemon ends the connection otherwise)."""
         try:
             self._daemon.router.from_endpoint(self.endpoint, frame, [])
         except (FrameError, TypeError, ValueError, IndexError, AttributeError):
@@ -93,23 +93,23 @@ class Daemon:
         self.requests.add(asyncio.ensure_future(handling))
 
     async def settle(self) -> None:
-        """Returns when everything that was asked has been done, or waits."""
+        """Wait until every request is done or waiting."""
         while self.requests:
             requests, self.requests = self.requests, set()
             await asyncio.wait(requests)
         await asyncio.sleep(0)
 
     async def end(self, client: Client) -> None:
-        """The client's process has ended."""
+        """End the client's process."""
         self.router.endpoints.pop(client.endpoint.number, None)
         self.service.forget_endpoint(client.id)
         await self.settle()
 
     def left_of(self, client: Client) -> list[str]:
-        """Where the daemon's state still names a client.
+        """Return the places where the daemon's state still names a client.
 
-        It may know that the client is gone, whose items these were, which channel was promised by it, and which of its
-        errors the script has never got: the end of the run tells of these.
+        The daemon may know that the client is gone, which items were its own, which channel it has promised, and which
+        of its errors the script has not observed, for the end of the run.
         """
         found = find(self.service, client.id, "service", set())
         items = ("items[].producer", "returned[].producer")
@@ -127,7 +127,7 @@ class Daemon:
 
 
 def find(inside: Any, number: int, path: str, seen: set[int]) -> Iterator[str]:
-    """The paths by which a number is reached from an object of the daemon's."""
+    """Return the paths by which a number is reached from the daemon's objects."""
     if type(inside) is int:
         if inside == number:
             yield path
@@ -157,7 +157,7 @@ async def daemon(tmp_path: Path) -> AsyncIterator[Daemon]:
 
 
 async def with_channel(daemon: Daemon) -> Client:
-    """An honest process that has made a channel."""
+    """A well-behaved process that has created a channel."""
     honest = Client(daemon)
     honest.request(1, operations.Reserve("channel", "obs"))
     honest.request(2, operations.HostChannel(CHANNEL, "obs", 0, 1 << 30))
@@ -186,7 +186,7 @@ PARTS = [
 
 
 @pytest.mark.parametrize("part", PARTS)
-async def test_whichever_part_of_a_cleanup_raises_the_others_are_done_and_it_is_logged_once(
+async def test_whichever_part_of_a_cleanup_raises_the_others_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     daemon = Daemon(tmp_path)
@@ -208,7 +208,7 @@ async def test_whichever_part_of_a_cleanup_raises_the_others_are_done_and_it_is_
     assert caplog.text.count("RuntimeError: stray") == 1
 
 
-async def test_of_several_queues_one_that_raises_keeps_the_others_from_nothing(
+async def test_a_queue_that_raises_does_not_stop_the_others(
     daemon: Daemon, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, other = Client(daemon), Client(daemon)
@@ -243,10 +243,10 @@ ODD_REQUESTS: dict[str, list[Operation[Any]]] = {
 
 @pytest.mark.parametrize("requests", ODD_REQUESTS.values(), ids=ODD_REQUESTS)
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_what_a_process_requests_before_or_after_its_end_leaves_nothing(
+async def test_requests_around_a_processs_end_leave_nothing(
     daemon: Daemon, caplog: pytest.LogCaptureFixture, when: str, requests: list[Operation[Any]]
 ) -> None:
-    """A frame is read before its connection ends; what it asks for begins in a task of its own, maybe later."""
+    """The frame is read before its connection ends; its request runs as a task, perhaps later."""
     client = Client(daemon)
     client.endpoint.is_known = True
     for number, operation in enumerate(requests):
@@ -266,7 +266,7 @@ async def test_a_request_has_a_number(daemon: Daemon, number: Any) -> None:
 
 @pytest.mark.parametrize("name", [5, ["a"], b"a"], ids=repr)
 async def test_names_are_texts(daemon: Daemon, name: Any) -> None:
-    """Others that ask which names there are would have theirs sorted among them."""
+    """A listing of names would sort such a name among the others."""
     client = Client(daemon)
     client.request(1, operations.Reserve("group", name))
     await daemon.settle()
@@ -275,7 +275,7 @@ async def test_names_are_texts(daemon: Daemon, name: Any) -> None:
 
 @pytest.mark.parametrize("address", ["w:0:x", "w:0:", "w:0:1:", "w:0", "w:01", "w:0:-1", 7], ids=repr)
 async def test_a_subprocess_of_a_worker_joins_under_ranks_only(daemon: Daemon, address: Any) -> None:
-    """Its rank is read when it ends."""
+    """The rank in the name is parsed at the end of the process."""
     root: Any = daemon.router.new_endpoint("worker")
     root.process = SimpleNamespace(exit_status=None, pid=os.getppid(), setup=SimpleNamespace(name="w:0"))
     endpoint = Client(daemon).endpoint
@@ -285,7 +285,7 @@ async def test_a_subprocess_of_a_worker_joins_under_ranks_only(daemon: Daemon, a
 
 
 class Liar:
-    """Frames that are nearly what they should be, from one seed."""
+    """Return almost valid frames, from one seed."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -358,7 +358,7 @@ async def test_whatever_a_process_says_nothing_is_left_of_it(tmp_path: Path, cap
     assert "cleaning up" not in caplog.text
 
 
-async def test_nothing_is_kept_for_a_process_whose_request_is_read_just_before_its_node_is_lost(daemon: Daemon) -> None:
+async def test_a_request_read_just_before_a_nodes_loss_leaves_nothing(daemon: Daemon) -> None:
     far = frames.endpoint(7, 4)
     for number, operation in enumerate(
         (operations.Reserve("group", "g"), operations.LockDevices("actor:0", [1]), operations.LeasePort(None))

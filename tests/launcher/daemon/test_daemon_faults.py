@@ -1,4 +1,4 @@
-"""Faults around a daemon: they end nothing, hang nothing and leave nothing behind."""
+"""Faults around a daemon, which must neither end nor block it, nor leave anything behind."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Link:
 
 
 class Client:
-    """A process of this node, as far as a router knows it: what it is sent is remembered."""
+    """A process of this node as a router knows it; records the frames that it gets."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -102,7 +102,7 @@ def call(source: Endpoint, route: list[Any], size: Any = b"", count: int = 0) ->
 
 
 @pytest.mark.parametrize("error", [NodeLost("gone"), OSError("unreadable")])
-async def test_a_node_that_is_lost_in_the_middle_of_a_body_ends_neither_the_sender_nor_keeps_the_body(
+async def test_a_node_lost_within_a_body_keeps_neither_side(
     error: Exception,
 ) -> None:
     lost: list[str] = []
@@ -119,8 +119,8 @@ async def test_a_node_that_is_lost_in_the_middle_of_a_body_ends_neither_the_send
             os.fstat(fd)
 
 
-async def test_that_a_process_is_gone_comes_after_everything_that_it_had_said() -> None:
-    """The body of an item is still on its way, and behind it the word which items the process has taken."""
+async def test_gone_comes_after_everything_that_the_process_sent() -> None:
+    """The body of an item is in transfer, followed by the process's confirmation of items."""
     came: list[int] = []
 
     def on_frame(node_link: NodeLink, frame: list[Any], fds: list[int]) -> None:
@@ -140,7 +140,7 @@ async def test_that_a_process_is_gone_comes_after_everything_that_it_had_said() 
     assert came == [frames.PUT, frames.QUEUE, frames.GONE]
 
 
-async def test_what_goes_wrong_in_a_task_of_a_node_is_logged_and_ends_nothing(
+async def test_a_nodes_failed_task_is_logged_and_ends_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def fail() -> None:
@@ -167,7 +167,7 @@ async def test_a_lost_neighbour_answers_asks_and_calls() -> None:
     assert frames.unpack(client.sent[0][7]) == [1, "node 1 (far) is lost: it burnt"]
 
 
-async def test_without_descriptors_for_it_every_rank_of_a_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_descriptors_every_rank_of_a_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     to = new_router()
     source, client = attach(to)
     workers = [attach(to, "worker") for _ in range(3)]
@@ -194,7 +194,7 @@ async def test_without_descriptors_for_it_every_rank_of_a_call_is_refused(monkey
 # -- output -----------------------------------------------------------------------------------------------------------
 
 
-async def test_lines_are_left_out_for_who_does_not_read_them_and_their_number_is_told_once() -> None:
+async def test_lines_for_a_slow_reader_are_dropped_and_counted_once() -> None:
     to = new_router()
     endpoint, client = attach(to)
 
@@ -213,7 +213,7 @@ async def test_lines_are_left_out_for_who_does_not_read_them_and_their_number_is
     assert [frame[5]["lines"] for frame in client.sent] == [["a"], ["… 3 lines left out here, see /log"], ["e"]]
 
 
-async def test_the_end_of_an_output_is_near_even_where_somebody_writes_on(
+async def test_an_outputs_end_is_near_even_if_somebody_writes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, write = os.pipe()
@@ -253,7 +253,7 @@ def open_files() -> int:
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Templates]:
-    """Templates whose process is no Python, and never says anything."""
+    """Templates whose process is not Python, and is silent."""
     with contextlib.closing(Templates("/bin/cat", dict(os.environ), open_files=1024)) as made:
         yield made
 
@@ -292,9 +292,7 @@ async def test_births_do_not_wait_for_a_silent_template_for_ever(
     assert stuck.dead
 
 
-async def test_a_worker_whose_birth_was_given_up_is_ended_and_reaped(
-    stuck: Template, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_whose_birth_was_cancelled_is_reaped(stuck: Template, monkeypatch: pytest.MonkeyPatch) -> None:
     start = asyncio.ensure_future(stuck.fork({}, []))
     await asyncio.sleep(0)
     start.cancel()
@@ -354,7 +352,7 @@ def new_service(tmp_path: Path, to: Router, template: Any = None) -> DaemonServi
     return DaemonService(asyncio.get_running_loop(), site, given, to, abandoned.append)
 
 
-async def test_only_the_lookup_that_was_meant_is_forgotten_and_a_dead_endpoint_waits_for_nothing(
+async def test_only_the_cancelled_lookup_is_forgotten(
     tmp_path: Path,
 ) -> None:
     service = new_service(tmp_path, new_router())
@@ -368,7 +366,7 @@ async def test_only_the_lookup_that_was_meant_is_forgotten_and_a_dead_endpoint_w
     assert not service.names.groups._lookups
 
 
-async def test_the_stores_of_a_dead_owner_are_closed_and_its_groups_not_listed(tmp_path: Path) -> None:
+async def test_a_dead_owners_stores_are_closed_and_groups_not_listed(tmp_path: Path) -> None:
     service = new_service(tmp_path, new_router())
     port = await service.groups.open_store(Requester(9, 1), operations.OpenStore("g", 1))
     service.drop_node(0)
@@ -389,7 +387,7 @@ async def test_who_attaches_later_is_told_which_nodes_are_lost(tmp_path: Path) -
 
 
 class Forker:
-    """Stands in for a template: its workers do nothing."""
+    """Replacement of a template; its workers do nothing."""
 
     def __init__(self, fail_after: int = 1000) -> None:
         self.may = asyncio.Event()
@@ -436,7 +434,7 @@ def request(workers: int = 3, **changed: Any) -> operations.Spawn:
     ("variable", "threads"), [({}, 4), ({"OMP_NUM_THREADS": "many"}, 4), ({"OMP_NUM_THREADS": "0"}, 1)], ids=repr
 )
 @pytest.mark.parametrize("script", [None, "/of/the/driver/train.py"])
-async def test_a_worker_is_born_with_the_script_and_the_threads_of_its_launch(
+async def test_a_worker_starts_with_its_launchs_script_and_threads(
     tmp_path: Path, script: str | None, variable: dict[str, str], threads: int
 ) -> None:
     to, forker = new_router(), Forker(fail_after=0)
@@ -448,7 +446,7 @@ async def test_a_worker_is_born_with_the_script_and_the_threads_of_its_launch(
 
 
 @pytest.mark.parametrize("end", ["close", "owner"])
-async def test_workers_that_are_born_after_their_groups_end_are_killed_and_reaped(tmp_path: Path, end: str) -> None:
+async def test_workers_born_after_their_groups_end_are_reaped(tmp_path: Path, end: str) -> None:
     to, forker = new_router(), Forker()
     service = new_service(tmp_path, to, forker)
     owner, _ = attach(to)
@@ -484,8 +482,8 @@ async def test_of_a_failed_spawn_no_worker_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_outlives_a_flood_a_dead_template_and_odd_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One run for all, because a run takes a second."""
+def test_a_run_survives_floods_a_dead_template_and_odd_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run for all tests, because a start takes a second."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     monkeypatch.setitem(os.environ, "ODD", "caf\udce9")
     with Cluster(num_nodes=1, log_to_driver=False) as cluster:
@@ -507,7 +505,7 @@ def test_a_run_outlives_a_flood_a_dead_template_and_odd_variables(monkeypatch: p
 
 
 @pytest.mark.slow
-def test_a_child_group_of_a_parent_that_dies_at_its_launch_is_not_left() -> None:
+def test_a_child_group_of_a_dying_parent_is_not_left() -> None:
     with Cluster(num_nodes=1, log_to_driver=False) as cluster:
         parent = Parent.create_group().launch(cluster, placement=ONE, name="parent").wait_ready()
         handle = parent.children()

@@ -1,4 +1,4 @@
-"""Lines between operators and ranks, and what processes hear of ranks in the debugger; without a node."""
+"""Lines between operators and ranks, and events about ranks in the debugger; without a node."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Relay:
         await self.relay.rank_stopped(Requester(source, 1), operation)
 
     def heard(self) -> list[tuple[int, str, Any]]:
-        """To whom, which event, and its word."""
+        """Return new events as target, name and word."""
         told = [
             (target, what, facts.get("what") or facts.get("state") or facts["where"])
             for target, what, facts in self.told
@@ -73,7 +73,7 @@ async def test_a_rank_goes_on_when_its_operator_is_gone(relay: Relay) -> None:
     assert relay.heard() == []
 
 
-async def test_the_end_of_a_rank_is_told_to_its_operator_and_ends_its_stop_for_all(relay: Relay) -> None:
+async def test_a_ranks_end_is_told_to_its_operator(relay: Relay) -> None:
     await relay.say("attach")
     await relay.stop("t.py:4 in f()")
     assert relay.relay.stopped == {relay.rank.id: "t.py:4 in f()"}
@@ -83,7 +83,7 @@ async def test_the_end_of_a_rank_is_told_to_its_operator_and_ends_its_stop_for_a
     assert relay.relay.stopped == {}
 
 
-async def test_ranks_of_a_node_that_is_lost_hold_up_no_deadline(relay: Relay) -> None:
+async def test_ranks_of_a_lost_node_extend_no_deadline(relay: Relay) -> None:
     far = frames.endpoint(3, 7)
     other = operations.RankStopped(far, "rollout:1", "t.py:4 in f()", True)
     await relay.relay.rank_stopped(Requester(frames.endpoint(3, 0), 1), other)
@@ -93,14 +93,14 @@ async def test_ranks_of_a_node_that_is_lost_hold_up_no_deadline(relay: Relay) ->
 
 
 @pytest.mark.parametrize("teller", ["itself", "its daemon"])
-async def test_a_stop_that_is_told_after_the_end_of_its_rank_is_none(relay: Relay, teller: str) -> None:
+async def test_a_stop_reported_after_its_ranks_end_is_ignored(relay: Relay, teller: str) -> None:
     relay.gone.add(relay.rank.id)
     await relay.stop("t.py:4 in f()", None if teller == "itself" else frames.endpoint(3, 0))
     assert relay.relay.stopped == {}
     assert relay.heard() == []
 
 
-async def test_a_rank_that_is_not_there_and_a_word_that_is_none_are_refused(relay: Relay) -> None:
+async def test_an_unknown_rank_or_word_is_refused(relay: Relay) -> None:
     with pytest.raises(LaunchError, match="has ended"):
         await relay.say("attach", rank=relay.router.new_endpoint("driver"))
     relay.rank.exit_report = b"report"

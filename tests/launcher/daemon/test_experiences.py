@@ -1,4 +1,4 @@
-"""A close of a durable experience; a trainer that ends or is lost: its story, and whether producers wait on."""
+"""Durable experiences at their close; ends and losses of a trainer, and their waiting producers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KILLED = {"group": "trainer", "rank": 0, "node": "one", "pid": 3, "verdict": "wa
 
 
 class Daemon:
-    """A daemon with one experience, whose questions the test answers."""
+    """A daemon with one experience; the test answers its requests."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -94,7 +94,7 @@ async def test_a_close_is_done_when_the_disk_has_it() -> None:
     hosted.store.close.assert_called_once()
 
 
-async def test_a_node_that_is_lost_before_it_answers_is_the_story_of_its_trainer() -> None:
+async def test_a_node_lost_before_its_answer_explains_the_trainers_end() -> None:
     daemon = Daemon()
     daemon.hosted.queue.drop(TRAINER)
     daemon.lose_node()
@@ -115,7 +115,7 @@ def given_up(report: dict[str, Any]) -> operations.RankReturned:
 
 @pytest.mark.parametrize(("end", "story"), ENDS, ids=["closed", "given up", "given up after the loss of its node"])
 @pytest.mark.parametrize("is_lost", [False, True], ids=["the process", "its node"])
-async def test_a_trainer_that_comes_back_is_waited_for_until_its_group_gives_it_up_or_is_closed(
+async def test_a_returning_trainer_is_awaited_until_its_group_gives_up(
     end: Callable[[Experiences], None], story: str, is_lost: bool
 ) -> None:
     daemon = Daemon()
@@ -138,7 +138,7 @@ async def test_a_trainer_that_comes_back_is_waited_for_until_its_group_gives_it_
     [({**KILLED, "returns": True}, "rank 0 of group 'trainer' on one (pid 3) was k"), (None, "it has ended in order")],
     ids=["died", "ended"],
 )
-async def test_the_last_words_of_a_trainer_come_after_the_close_of_its_group(report: Any, story: str) -> None:
+async def test_a_trainers_last_words_come_after_its_groups_close(report: Any, story: str) -> None:
     daemon = Daemon()
     daemon.hosted.queue.drop(TRAINER)
     daemon.experiences.drop_owner(TRAINER)

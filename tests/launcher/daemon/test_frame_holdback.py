@@ -1,4 +1,4 @@
-"""Frames that a node link holds back: order per source, whenever their bodies arrive."""
+"""Frames held back by a node link: in order per source, whenever their bodies arrive."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ def test_frames_keep_their_sources_order_whenever_bodies_arrive(
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 2), st.booleans()), max_size=40), st.data())
-def test_answers_keep_the_order_of_their_call_and_the_end_comes_after_everything(
-    sent: list[tuple[int, int, bool]], data: st.DataObject
-) -> None:
-    """Branch 0 stands for what is no answer."""
+def test_replies_keep_their_order_and_the_end_is_last(sent: list[tuple[int, int, bool]], data: st.DataObject) -> None:
+    """Branch 0 means a frame that is not a reply."""
     holdback = Holdback()
     passed: list[tuple[int, int, int]] = []
     transfers = [number for number, (*_, large) in enumerate(sent) if large]
@@ -55,7 +53,7 @@ def test_answers_keep_the_order_of_their_call_and_the_end_comes_after_everything
     assert [each for each in passed if each[0] == 0][-1] == (0, 0, 1000)
 
 
-def test_a_large_answer_holds_up_neither_other_answers_nor_other_frames_and_waits_for_what_was_sent_before() -> None:
+def test_a_large_reply_delays_no_other_reply_or_frame() -> None:
     holdback = Holdback()
     assert holdback.push(1, "large", 5, ("driver", 1)) == []
     assert holdback.push(1, "small", None, ("driver", 2)) == ["small"]

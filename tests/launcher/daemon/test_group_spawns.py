@@ -1,4 +1,4 @@
-"""Requests that start workers of a group, and the group's end, a death or another request between their steps."""
+"""Requests that start workers of a group, interleaved with its end, a death or another request."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ async def close(service: DaemonService, number: int = 1) -> None:
     await service.groups.close(Requester(OWNER, 2), operations.CloseGroup("g", number, 0.0))
 
 
-async def test_a_spawn_that_fails_leaves_what_others_have_in_the_group(tmp_path: Path) -> None:
-    """Of two settings on one node, say, of which one names no interpreter."""
+async def test_a_failed_spawn_leaves_the_groups_other_workers(tmp_path: Path) -> None:
+    """Of two settings on one node, one names no interpreter."""
     slow, broken = Forker(), Forker(fail_after=0)
     broken.may.set()
     service = new_service(tmp_path, new_router(), slow)
@@ -60,7 +60,7 @@ async def test_a_spawn_that_fails_leaves_what_others_have_in_the_group(tmp_path:
     assert service.groups.by_number == {}
 
 
-async def test_a_group_whose_only_rank_cannot_be_started_again_still_has_its_store_and_ends_as_a_whole(
+async def test_a_group_whose_rank_cannot_restart_keeps_its_store(
     tmp_path: Path,
 ) -> None:
     to, forker = new_router(), Forker(fail_after=1)
@@ -80,14 +80,14 @@ async def test_a_group_whose_only_rank_cannot_be_started_again_still_has_its_sto
     assert to.replaced == service.groups.by_number == {}
 
 
-async def test_a_launch_that_is_given_up_before_its_workers_were_asked_for_leaves_no_store(tmp_path: Path) -> None:
+async def test_a_launch_abandoned_before_its_spawn_leaves_no_store(tmp_path: Path) -> None:
     service = new_service(tmp_path, new_router())
     port = await opened(service)
     await close(service)
     assert not is_open(port)
 
 
-async def test_a_launch_that_was_given_up_does_not_take_the_store_of_the_next_one(tmp_path: Path) -> None:
+async def test_an_abandoned_launch_does_not_take_the_next_ones_store(tmp_path: Path) -> None:
     imported, forker = asyncio.Event(), Forker()
     forker.may.set()
     service = new_service(tmp_path, new_router(), forker)
@@ -110,7 +110,7 @@ async def test_a_launch_that_was_given_up_does_not_take_the_store_of_the_next_on
     service.groups.close_stores()
 
 
-async def test_of_ranks_that_come_back_for_ever_the_latest_ends_are_kept(
+async def test_of_endlessly_returning_ranks_the_latest_ends_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_groups, "_MAX_FORMER", 2)
@@ -131,7 +131,7 @@ async def test_of_ranks_that_come_back_for_ever_the_latest_ends_are_kept(
     assert forgotten == [endpoint.id for endpoint in dead]
 
 
-async def test_a_group_that_is_closed_while_it_waits_for_the_end_of_an_earlier_one_is_not_started(
+async def test_a_group_closed_while_waiting_for_another_is_not_started(
     tmp_path: Path,
 ) -> None:
     forker = Forker()
@@ -147,7 +147,7 @@ async def test_a_group_that_is_closed_while_it_waits_for_the_end_of_an_earlier_o
     assert forker.specs == []
 
 
-async def test_a_process_neither_closes_nor_starts_workers_of_another_ones_group(tmp_path: Path) -> None:
+async def test_no_process_changes_another_ones_group(tmp_path: Path) -> None:
     service = new_service(tmp_path, new_router())
     port = await opened(service)
     await service.groups.close(Requester(OWNER + 1, 1), operations.CloseGroup("g", 1, 0.0))

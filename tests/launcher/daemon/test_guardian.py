@@ -1,4 +1,4 @@
-"""The guardian: ends a daemon that does not do its part, and the scripts of its node, and nothing else."""
+"""The guardian: kills a silent daemon and its node's scripts, and nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ guardian.guard(daemon)
 
 
 @pytest.mark.parametrize(("daemon", "code"), [("hangs", 128 + 9), ("ends", 7)])
-def test_a_lifeline_that_is_cut_ends_a_daemon_that_hangs_as_well(daemon: str, code: int) -> None:
+def test_a_cut_lifeline_also_ends_a_hanging_daemon(daemon: str, code: int) -> None:
     command = [sys.executable, "-c", PROGRAM, daemon]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
@@ -61,9 +61,7 @@ guardian.guard(daemon)
 
 
 @pytest.mark.parametrize(("daemon", "code"), [("stopped", 128 + 9), ("late", 7)])
-def test_a_daemon_that_is_stopped_beyond_its_lease_is_ended_and_one_that_speaks_again_in_time_is_not(
-    daemon: str, code: int
-) -> None:
+def test_only_a_daemon_silent_beyond_its_lease_is_killed(daemon: str, code: int) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", SILENT, daemon], stdin=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -83,9 +81,7 @@ def test_a_daemon_that_is_stopped_beyond_its_lease_is_ended_and_one_that_speaks_
             process.kill()
 
 
-def test_scripts_of_the_node_are_ended_but_for_what_removes_shared_memory_after_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scripts_are_killed_except_memory_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[tuple[int, int]] = []
     environment = {**os.environ, "RLINF_NODE_SOCKET": f"{tmp_path}/node.sock"}
     tracker = [sys.executable, "-c", "input()", "torch_shm_manager"]

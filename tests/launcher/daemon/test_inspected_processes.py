@@ -42,7 +42,7 @@ DRIVER = """
 
 
 class Busy(Worker):
-    """Says on one FIFO that it begins, and waits for a byte on another one."""
+    """Report its begin on one FIFO, and wait for a byte on another one."""
 
     def pid(self) -> int:
         return os.getpid()
@@ -52,7 +52,7 @@ class Busy(Worker):
         time.sleep(1.0)
 
     def hold(self, folder: str) -> int:
-        """Holds the interpreter's lock, in a C function that was called with it."""
+        """Hold the interpreter's lock in a C function."""
         end = os.open(Path(folder, "end"), os.O_RDWR)
         buffer = ctypes.create_string_buffer(1)
         Path(folder, "begun").write_bytes(b"x")
@@ -86,7 +86,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def begin(call: Any, folder: Path) -> Any:
-    """The call's handle, once its method runs."""
+    """Return the call's handle once its method runs."""
     handle = call(str(folder))
     (folder / "begun").read_bytes()
     return handle
@@ -109,13 +109,13 @@ def inspect(cluster: Cluster) -> dict[str, ProcessReport]:
 
 
 def stop(pid: int) -> None:
-    """Returns when the kernel has stopped it."""
+    """Wait until the kernel has stopped a process."""
     os.kill(pid, signal.SIGSTOP)
     while not is_stopped(pid):
         time.sleep(0.01)
 
 
-def test_ranks_tell_what_they_do_and_those_that_cannot_are_told_for(cluster: Cluster, group: Any, folder: Path) -> None:
+def test_ranks_report_themselves_or_are_reported_from_outside(cluster: Cluster, group: Any, folder: Path) -> None:
     (pid,) = group.execute_on(2).pid().wait()
     stop(pid)
     idle = group.execute_on(2).idle()

@@ -1,4 +1,4 @@
-"""Reports of a daemon's processes: ones that answer, lie, stop, end or are silent, with recording connections."""
+"""Reports of processes that answer, lie, stop, end or are silent, with recording connections."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Daemon:
         return asyncio.create_task(self.inspect(*parts))
 
     async def tell(self, endpoint: Endpoint, activities: Any, turn: int = 0) -> None:
-        """Answers the last question that the process was asked."""
+        """Answer the process's last question."""
         operation = operations.Inspected(turn or rounds_of(endpoint)[-1], activities)
         await self.inspection.inspected(Requester(endpoint.id, 1), operation)
 
@@ -98,13 +98,13 @@ async def daemon() -> Daemon:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silent processes are given up soon."""
+    """Shorten the timeout for silent processes."""
     monkeypatch.setenv(settings.INSPECTION_TIMEOUT_S.variable, "0.1")
     monkeypatch.setattr(stack_reader, "TIMEOUT_S", 0.2)
 
 
 def rounds_of(endpoint: Endpoint) -> list[int]:
-    """The rounds in which a process was asked."""
+    """Return the rounds in which a process was asked."""
     events = [frame for frame in endpoint.connection.frames if frame[4] == "inspect"]  # type: ignore[union-attr]
     return [event[5]["round"] for event in events]
 
@@ -158,7 +158,7 @@ async def test_only_processes_of_the_run_are_told_and_asked(daemon: Daemon) -> N
     assert rounds_of(operator) == rounds_of(stranger) == []
 
 
-async def test_numbers_choose_processes_and_what_became_of_the_others_is_told(daemon: Daemon) -> None:
+async def test_numbers_choose_processes_and_missing_ones_are_explained(daemon: Daemon) -> None:
     left, right, dead, gone = (daemon.worker(rank) for rank in range(4))
     daemon.end(dead, "exited with code 1")
     daemon.end(gone)
@@ -221,7 +221,7 @@ async def test_only_what_is_known_of_an_activity_is_passed_on(daemon: Daemon) ->
     assert process["activities"] == [to_data(Activity("t", ActivityState.RUNNING))]
 
 
-async def test_answers_to_rounds_that_have_not_asked_a_process_are_ignored(daemon: Daemon) -> None:
+async def test_answers_to_foreign_rounds_are_ignored(daemon: Daemon) -> None:
     first = daemon.worker(0)
     early = daemon.ask("activities")
     await asyncio.sleep(0)
@@ -245,9 +245,7 @@ async def test_answers_to_rounds_that_have_not_asked_a_process_are_ignored(daemo
 
 
 @pytest.mark.parametrize(("verdict", "how"), [("was killed by SIGKILL", "was killed by SIGKILL"), ("", "left the run")])
-async def test_a_process_that_ends_while_it_is_asked_is_reported_at_once(
-    daemon: Daemon, verdict: str, how: str
-) -> None:
+async def test_a_process_ending_during_the_request_is_reported_at_once(daemon: Daemon, verdict: str, how: str) -> None:
     worker, other = daemon.worker(0), daemon.worker(1)
     worker.pending_calls.add(7, 1, 0, "step", time.monotonic())
     asked = daemon.ask("activities")
@@ -264,7 +262,7 @@ async def test_a_process_that_ends_while_it_is_asked_is_reported_at_once(
     assert answer["ended"] == {worker.id: how}
 
 
-async def test_how_a_process_has_ended_of_whose_end_only_the_kernel_knows_is_awaited(daemon: Daemon) -> None:
+async def test_an_end_known_only_to_the_kernel_is_awaited(daemon: Daemon) -> None:
     with silent(daemon.router) as dead:
         signal.pidfd_send_signal(dead.pidfd, signal.SIGKILL)
         os.waitid(os.P_PIDFD, dead.pidfd, os.WEXITED | os.WNOWAIT)
@@ -279,7 +277,7 @@ async def test_how_a_process_has_ended_of_whose_end_only_the_kernel_knows_is_awa
 
 
 @pytest.mark.usefixtures("short")
-async def test_a_process_of_whose_end_only_the_kernel_knows_is_not_awaited_for_ever(daemon: Daemon) -> None:
+async def test_an_end_known_only_to_the_kernel_is_awaited_briefly(daemon: Daemon) -> None:
     with silent(daemon.router) as dead:
         signal.pidfd_send_signal(dead.pidfd, signal.SIGKILL)
         os.waitid(os.P_PIDFD, dead.pidfd, os.WEXITED | os.WNOWAIT)
@@ -321,7 +319,7 @@ async def test_a_stopped_process_is_neither_asked_nor_signalled(daemon: Daemon) 
 
 
 @pytest.mark.usefixtures("short")
-async def test_a_process_that_is_stopped_while_it_is_asked_is_told_as_such(daemon: Daemon) -> None:
+async def test_a_process_stopped_during_the_request_is_reported_as_stopped(daemon: Daemon) -> None:
     with silent(daemon.router) as stopped:
         asked = daemon.ask("activities")
         await asyncio.sleep(0)
@@ -332,7 +330,7 @@ async def test_a_process_that_is_stopped_while_it_is_asked_is_told_as_such(daemo
 
 
 @pytest.mark.usefixtures("short")
-async def test_silent_processes_are_told_with_their_stacks_all_within_one_time(daemon: Daemon) -> None:
+async def test_silent_processes_are_reported_with_stacks_within_one_timeout(daemon: Daemon) -> None:
     deaf = "signal.pthread_sigmask(signal.SIG_BLOCK, [SIGNAL]); hold()"
     program = "def collect():\n    threading.Event().wait()\nthreading.Thread(target=collect).start(); hold()"
     with silent(daemon.router, deaf) as first, silent(daemon.router, program), silent(daemon.router, deaf):
@@ -373,7 +371,7 @@ async def test_an_answer_that_comes_while_the_stacks_are_read_counts(daemon: Dae
 
 
 @pytest.mark.usefixtures("short")
-async def test_a_driver_whose_loop_is_blocked_is_woken_and_answers_all_that_ask(daemon: Daemon) -> None:
+async def test_a_blocked_driver_is_woken_and_answers_all_rounds(daemon: Daemon) -> None:
     driver = daemon.driver()
     reader, writer = os.pipe()
     try:
@@ -430,9 +428,7 @@ async def test_a_silent_process_that_ends_is_reported_as_ended(daemon: Daemon) -
         assert (report.trouble, report.activities) == ("ended: left the run", [])
 
 
-async def test_what_does_not_fit_into_one_frame_loses_its_stacks_first(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_oversized_answer_loses_its_stacks_first(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     talkative, quiet = daemon.worker(0), daemon.worker(1)
 
     async def told() -> list[ProcessReport]:
@@ -455,7 +451,7 @@ async def test_what_does_not_fit_into_one_frame_loses_its_stacks_first(
     assert len(second.activities) == 1
 
 
-async def test_a_report_of_many_open_calls_fits_into_one_frame_with_the_oldest_of_them(daemon: Daemon) -> None:
+async def test_a_report_of_many_calls_fits_with_the_oldest_ones(daemon: Daemon) -> None:
     worker = daemon.worker(0)
     for number in range(100_000):
         worker.pending_calls.add(7, number, 0, f"method_{number % 10}", time.monotonic())
@@ -470,7 +466,7 @@ async def test_a_report_of_many_open_calls_fits_into_one_frame_with_the_oldest_o
     assert (report.owed, [call.number for call in report.calls]) == (100_000, [0, 1, 2, 3, 4])
 
 
-async def test_a_driver_that_has_left_is_told_until_it_ends_or_comes_back(daemon: Daemon) -> None:
+async def test_a_departed_driver_is_listed_until_it_ends_or_returns(daemon: Daemon) -> None:
     with silent(daemon.router) as driver:
         daemon.inspection.note_left(driver)
         assert (await daemon.inspect())["left"] == []  # it is here

@@ -1,4 +1,4 @@
-"""Processes that a dead worker has left, told from those of others."""
+"""Leftovers of a dead worker, distinguished from other processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlinf_launcher.daemon.leftovers import Leftovers
 
 @contextmanager
 def started(environment: dict[str, str], *command: str) -> Iterator[int]:
-    """A process in a session of its own, which runs its program already: before that it has no environment."""
+    """Start a process in its own session; return once it has exec'ed and has an environment."""
     pipe = subprocess.PIPE
     command = command or ("/bin/cat",)
     with subprocess.Popen(command, env=environment, start_new_session=True, stdin=pipe, stdout=pipe) as process:
@@ -33,9 +33,7 @@ def started(environment: dict[str, str], *command: str) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("environment", "is_left"), [({MARKER: "mine"}, True), ({MARKER: "another"}, False), ({}, True)], ids=str
 )
-async def test_a_process_in_a_session_of_its_own_is_left_if_the_marker_is_the_workers_or_is_overwritten(
-    environment: dict[str, str], is_left: bool
-) -> None:
+async def test_a_process_in_its_own_session_may_be_a_leftover(environment: dict[str, str], is_left: bool) -> None:
     with started({MARKER: "mine"}) as worker:
         leftovers = Leftovers(asyncio.get_running_loop(), worker, "mine", lambda: None)
         with started(environment) as pid:
@@ -43,7 +41,7 @@ async def test_a_process_in_a_session_of_its_own_is_left_if_the_marker_is_the_wo
         leftovers.release()
 
 
-async def test_a_process_of_the_workers_session_is_left_whatever_its_environment_is() -> None:
+async def test_a_process_of_the_workers_session_is_a_leftover() -> None:
     with started({MARKER: "mine"}, "/bin/sh", "-c", f"{MARKER}=another /bin/cat; exit") as worker:
         leftovers = Leftovers(asyncio.get_running_loop(), worker, "mine", lambda: None)
         (child,) = psutil.Process(worker).children()
@@ -51,7 +49,7 @@ async def test_a_process_of_the_workers_session_is_left_whatever_its_environment
         leftovers.release()
 
 
-async def test_processes_that_cannot_be_watched_for_want_of_descriptors_are_ended_a_moment_later(
+async def test_processes_that_cannot_be_watched_are_killed_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gone = asyncio.Event()

@@ -1,4 +1,4 @@
-"""One view of who is lost: node 0's word, and nothing before it."""
+"""One view of lost nodes: node 0's decisions, and nothing before them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Link:
 
 
 class Daemon:
-    """What a daemon has to know of the others, and what it does about them."""
+    """Membership of one daemon, with recorded consequences."""
 
     def __init__(self, node: int) -> None:
         self.lost: list[tuple[int, int]] = []
@@ -82,12 +82,12 @@ async def run_of(count: int) -> list[Daemon]:
 
 
 def cut(one: Daemon, other: Daemon) -> None:
-    """Nothing crosses between the two; neither knows of it yet."""
+    """Cut the connection between two nodes; neither knows yet."""
     one.links[other.router.node].far = other.links[one.router.node].far = None
 
 
 def end(one: Daemon, other: Daemon, *, peer_has_ended: bool = False) -> None:
-    """The lease of their link is over by this one's clock, or the other one is known to be gone."""
+    """Expire a link's lease on one side, or report the other side as ended."""
     link = one.links[other.router.node]
     link.far, link.peer_has_ended = None, peer_has_ended
     link.on_lost("no sign of life")
@@ -98,7 +98,7 @@ async def settle(*daemons: Daemon) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_node_that_node_0_has_lost_is_lost_for_everybody_in_the_same_epoch() -> None:
+async def test_a_loss_declared_by_node_0_has_one_epoch_everywhere() -> None:
     zero, one, two, three = await run_of(4)
     end(zero, two)
     await settle()
@@ -109,7 +109,7 @@ async def test_a_node_that_node_0_has_lost_is_lost_for_everybody_in_the_same_epo
     assert two.lost == []
 
 
-async def test_a_node_acts_on_no_loss_that_node_0_has_not_declared() -> None:
+async def test_a_node_acts_only_on_losses_declared_by_node_0() -> None:
     zero, one, two = await run_of(3)
     cut(zero, two)
     end(one, two)
@@ -124,7 +124,7 @@ async def test_a_node_acts_on_no_loss_that_node_0_has_not_declared() -> None:
 
 
 @pytest.mark.parametrize("first", [1, 2])
-async def test_of_two_that_do_not_reach_each_other_the_higher_one_is_lost_once_and_ends_itself(first: int) -> None:
+async def test_of_two_disconnected_nodes_the_higher_one_ends_itself(first: int) -> None:
     zero, one, two, three = daemons = await run_of(4)
     cut(one, two)
     end(daemons[first], daemons[3 - first])
@@ -137,7 +137,7 @@ async def test_of_two_that_do_not_reach_each_other_the_higher_one_is_lost_once_a
     assert one.cut_off == []
 
 
-async def test_a_node_that_does_not_reach_node_0_ends_itself_and_judges_nobody() -> None:
+async def test_a_node_cut_off_from_node_0_ends_itself() -> None:
     zero, one, two = await run_of(3)
     cut(zero, one)
     end(one, zero)
@@ -146,7 +146,7 @@ async def test_a_node_that_does_not_reach_node_0_ends_itself_and_judges_nobody()
     assert zero.lost == one.lost == two.lost == []
 
 
-async def test_where_node_0s_daemon_is_gone_each_node_goes_by_its_own_links() -> None:
+async def test_without_node_0s_daemon_each_node_uses_its_links() -> None:
     _, one, two, three = await run_of(4)
     end(one, three)  # reported to node 0, which has no time to answer
     end(one, _, peer_has_ended=True)
@@ -169,7 +169,7 @@ async def test_an_old_word_changes_nothing_and_only_node_0s_counts() -> None:
         await one.membership.report_link(Requester(frames.endpoint(1, 5), 0), operations.ReportLink(3, "it burnt"))
 
 
-async def test_a_lease_that_a_configuration_sets_is_that_of_every_link() -> None:
+async def test_a_configured_lease_is_that_of_every_link() -> None:
     _, one, _ = await run_of(3)
     driver = Requester(frames.endpoint(1, 7), 0)
     await one.membership.set_lease(driver, operations.SetLease(4))
@@ -178,7 +178,7 @@ async def test_a_lease_that_a_configuration_sets_is_that_of_every_link() -> None
         await one.membership.set_lease(driver, operations.SetLease(1))
 
 
-async def test_what_is_asked_about_the_present_of_a_node_that_is_out_of_reach_is_answered_here() -> None:
+async def test_state_requests_to_an_unreachable_node_are_answered_here() -> None:
     zero, one = await run_of(2)
     zero.links[1].seconds_down = 6.2
     answer = zero.router.ask(1, operations.Inspect([1], ["oldest"]))
@@ -187,7 +187,7 @@ async def test_what_is_asked_about_the_present_of_a_node_that_is_out_of_reach_is
     del one
 
 
-async def test_a_report_that_comes_while_node_0_ends_is_not_waited_for() -> None:
+async def test_a_report_that_comes_while_node_0_ends_is_ignored() -> None:
     first, second, third = await run_of(3)
     first.membership.close()
     cut(first, third)

@@ -21,7 +21,7 @@ FACTS = [0, 0, 1, 0, None, 100, None]
 
 
 class Wire:
-    """A connection, or a node_link, that keeps what it is sent."""
+    """A connection, or a node link, that records what it sends."""
 
     lost: str | None = None
 
@@ -82,7 +82,7 @@ async def test_a_message_is_handed_on_in_its_senders_name(house: House) -> None:
     assert wire.sent == [[frames.MESSAGE, 0, source.id, 0, FACTS, b"hello"]]
 
 
-async def test_a_message_to_many_crosses_to_another_node_once_and_each_gets_the_memory(house: House) -> None:
+async def test_a_broadcast_crosses_to_another_node_once(house: House) -> None:
     source, _ = house.worker()
     (first, one), (second, two) = house.worker(), house.worker()
     far = [frames.endpoint(1, number) for number in (4, 5, 6)]
@@ -95,7 +95,7 @@ async def test_a_message_to_many_crosses_to_another_node_once_and_each_gets_the_
     assert [len(wire.fds) for wire in (one, two, house.node_link)] == [1, 1, 1]
 
 
-async def test_the_arguments_of_a_call_to_many_cross_to_another_node_once_too(house: House) -> None:
+async def test_a_group_calls_arguments_cross_to_another_node_once(house: House) -> None:
     driver, _ = house.worker("driver")
     (first, one), (second, two) = house.worker(), house.worker()
     fd = write_segment([b"x" * 50_000], 50_000)
@@ -140,13 +140,13 @@ async def test_a_driver_sends_no_messages(house: House) -> None:
 
 
 @pytest.mark.parametrize("body", [10, None, [1, 2]])  # a text says why the content is not there
-async def test_a_message_whose_body_makes_no_sense_is_an_error_of_its_sender(house: House, body: Any) -> None:
+async def test_a_malformed_body_is_its_senders_error(house: House, body: Any) -> None:
     source, _ = house.worker()
     with pytest.raises(FrameError):
         house.router.from_endpoint(source, message(frames.route_to([1]), body), [])
 
 
-async def test_without_descriptors_the_receivers_hear_that_the_message_could_not_be_passed_on(
+async def test_without_descriptors_receivers_learn_of_a_lost_message(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def exhausted(fd: int) -> int:
@@ -166,7 +166,7 @@ async def test_without_descriptors_the_receivers_hear_that_the_message_could_not
 # -- ends -----------------------------------------------------------------------------------------------------------
 
 
-async def test_who_watches_is_told_of_the_end_once_in_the_name_of_the_dead(house: House) -> None:
+async def test_watchers_learn_of_an_end_once_in_its_name(house: House) -> None:
     (watched, _), (_, _), (watcher, wire) = house.worker(), house.worker(), house.worker()
     far = frames.endpoint(1, 3)
     for source in (watcher.id, watcher.id, far):
@@ -191,8 +191,8 @@ async def test_an_end_that_has_been_is_told_at_once(house: House) -> None:
     ]
 
 
-async def test_who_watches_a_worker_whose_rank_has_another_process_by_now_is_told_of_its_death(house: House) -> None:
-    """And not that its group was closed: the rank is about to be back."""
+async def test_a_watcher_of_a_replaced_worker_learns_its_death(house: House) -> None:
+    """The watcher must not be told that the group was closed: the rank comes back."""
     (dead, _), (watcher, wire) = house.worker(), house.worker()
     dead.exit_report = frames.pack({"rank": 1, "returns": True})
     house.router.replaced[dead.number] = house.router.endpoints.pop(dead.number)

@@ -1,4 +1,4 @@
-"""Prometheus text of the answers of nodes, and the address at which it is served."""
+"""Prometheus text of nodes' answers, and the address of its server."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def answers() -> Answers:
 
 
 def scraped(text: bytes) -> dict[str, dict[str, float]]:
-    """By metric and the values of its labels, in the order of their names."""
+    """Return values by metric and label values, in the order of the labels' names."""
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:
@@ -59,7 +59,7 @@ def scraped(text: bytes) -> dict[str, dict[str, float]]:
     return found
 
 
-async def test_every_metric_of_the_table_is_served_with_the_nodes_that_are_up() -> None:
+async def test_every_metric_of_the_table_is_served_with_live_nodes() -> None:
     found = scraped(await text_of(answers()))
     assert found.keys() == {family.name for family in metric_table.ALL} | {"return", "episodes_total"}
     assert found["rlinf_node_up"] == {"gpu00": 1.0, "gpu01": 1.0, "gpu02": 0.0}
@@ -67,13 +67,13 @@ async def test_every_metric_of_the_table_is_served_with_the_nodes_that_are_up() 
     assert found["rlinf_recorder_skipped_operations_total"] == {"rollout gpu00 0": 9.0}
 
 
-async def test_metrics_of_users_have_their_process_as_labels_and_any_values() -> None:
+async def test_user_metrics_have_their_process_as_labels() -> None:
     found = scraped(await text_of(answers()))
     assert found["episodes_total"] == {"rollout gpu00 0": 8.0}
     assert found["return"].keys() == {'rollout gpu00 0 the "best"\n', "rollout gpu01 1"}
 
 
-async def test_staleness_is_counted_from_the_latest_version_that_any_rank_has_published() -> None:
+async def test_staleness_counts_from_the_latest_published_version() -> None:
     found = scraped(await text_of(answers()))
     assert found["rlinf_weights_staleness_versions"] == {"rollout policy gpu00 0": 0.0, "rollout policy gpu01 1": 3.0}
 
@@ -93,7 +93,7 @@ async def talk(address: str, request: bytes) -> bytes:
         writer.close()
 
 
-async def test_the_server_answers_get_of_metrics_alone_and_ends_with_clients_that_say_nothing() -> None:
+async def test_the_server_answers_metrics_only_and_drops_silent_clients() -> None:
     async def ask() -> Answers:
         return answers()
 

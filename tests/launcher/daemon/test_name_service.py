@@ -65,9 +65,7 @@ async def test_a_name_that_is_reserved_is_being_started(node0: Node0) -> None:
 
 
 @pytest.mark.parametrize("end", ["it is released", "its owner dies"])
-async def test_a_lookup_that_waits_for_a_rank_to_come_back_is_refused_when_its_group_ends(
-    node0: Node0, end: str
-) -> None:
+async def test_a_lookup_of_a_returning_rank_ends_with_its_group(node0: Node0, end: str) -> None:
     number = await node0.make("group", "actor", ROSTERS["group"])
     assert await node0.ask(operations.IsAlive("actor", 0))
     assert await node0.ask(operations.ComesBack(B))
@@ -83,7 +81,7 @@ async def test_a_lookup_that_waits_for_a_rank_to_come_back_is_refused_when_its_g
     assert node0.told == [(B, 5, ["ClosedError", text], False)]
 
 
-async def test_a_member_that_joins_and_a_rank_that_is_back_are_told(node0: Node0) -> None:
+async def test_a_joining_member_and_a_returned_rank_are_told(node0: Node0) -> None:
     assert await node0.ask(operations.Find("group", "a:0", 0, 0), B, 5) is LATER
     await node0.ask(operations.JoinGroup("a:0", 0, 1, {"endpoint": A}))
     assert node0.told == [(B, 5, [{"endpoint": A}], True)]
@@ -103,7 +101,7 @@ async def test_only_a_daemon_tells_of_the_end_of_its_queue(node0: Node0) -> None
     assert await node0.ask(operations.PinKey(number, b"k", 1)) is None
 
 
-async def test_the_channels_of_a_worker_that_is_gone_live_on_until_its_group_is_closed(node0: Node0) -> None:
+async def test_a_gone_workers_channels_live_until_its_group_is_closed(node0: Node0) -> None:
     await node0.make("channel", "obs", {"nodes": [1]})
     node0.die(A)
     assert node0.names.channels.names() == ["obs"]
@@ -111,7 +109,7 @@ async def test_the_channels_of_a_worker_that_is_gone_live_on_until_its_group_is_
     assert node0.names.clients() == set()
 
 
-async def test_the_promises_of_a_process_of_a_lost_node_are_broken(node0: Node0) -> None:
+async def test_promises_of_a_lost_nodes_process_are_broken(node0: Node0) -> None:
     find = operations.Find("promise", f"{B}.1", None, 0)
     assert await node0.ask(find, A, 7) is LATER
     assert node0.names.progress(find) == "the process that has passed it on is still making it"

@@ -1,4 +1,4 @@
-"""A daemon's tasks: their failures, as they are told, and what comes while the daemon ends."""
+"""A daemon's tasks: logged failures, and links that arrive while the daemon ends."""
 
 from __future__ import annotations
 

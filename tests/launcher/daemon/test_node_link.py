@@ -1,4 +1,4 @@
-"""Bodies from another node for which this one is short of something."""
+"""Bodies from another node at a lack of local resources."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .test_daemon_faults import Link
 
 
 @pytest.mark.parametrize(("of", "step"), [(Pool, "borrow"), (PooledSegment, "hand_out")], ids=str)
-async def test_a_body_for_which_nothing_is_free_is_told_and_ends_no_link(
+async def test_a_body_without_memory_is_reported_and_ends_no_link(
     monkeypatch: pytest.MonkeyPatch, of: type, step: str
 ) -> None:
     came: list[Any] = []

@@ -1,4 +1,4 @@
-"""Metrics of one node: devices, processes with and without rings, and a bound on what they have in these."""
+"""Metrics of one node: devices, processes with and without rings, and a bound on their cells."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlinf_launcher.daemon.router import Router
 
 
 class TwoGpus:
-    """Probes of a node with a GPU and a MIG slice, whose work is not known."""
+    """Probes of a node with a GPU and a MIG slice of unknown load."""
 
     async def device_use(self, timeout: float) -> dict[str, Any]:
         return {"0": {"used": 5, "memory": 10, "percent": 25}, "MIG-1": {"used": 1, "memory": 2}}
@@ -70,7 +70,7 @@ async def test_ends_that_were_not_expected_are_deaths(tmp_path: Path) -> None:
     assert (await node.told())["samples"][table.DEATHS.name] == [[1]]
 
 
-async def test_processes_without_a_ring_have_the_metrics_of_the_kernel_and_operators_none(tmp_path: Path) -> None:
+async def test_without_a_ring_processes_have_the_kernels_metrics(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.attach_driver("loss")
     node.attach_driver()
@@ -80,7 +80,7 @@ async def test_processes_without_a_ring_have_the_metrics_of_the_kernel_and_opera
     assert [row[:2] for row in told["samples"][table.MEMORY.name]] == [["driver", "0"], ["driver", "1"]]
 
 
-async def test_a_node_serves_a_bounded_number_of_cells_and_says_so(
+async def test_a_node_serves_a_bounded_number_of_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(node_metrics, "MAX_CELLS_PER_NODE", 3)
@@ -93,7 +93,7 @@ async def test_a_node_serves_a_bounded_number_of_cells_and_says_so(
     assert len(told["samples"][table.MEMORY.name]) == 2
 
 
-async def test_a_link_counts_while_it_is_up_and_neither_silent_nor_over(tmp_path: Path) -> None:
+async def test_a_link_counts_while_it_is_up_and_heard(tmp_path: Path) -> None:
     node = Node(tmp_path)
     links: Any = [(None, 0.0), (None, 2.5), ("closed", 0.0)]
     node.router.node_links.update(

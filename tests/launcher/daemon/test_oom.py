@@ -41,7 +41,7 @@ def small_cgroup() -> Iterator[Path]:
 
 
 def run_out_of_memory(cgroup: Path) -> int:
-    """The pid of a process that the kernel has killed for want of memory."""
+    """Return the pid of a process that the kernel has killed for lack of memory."""
     join = f"open({str(cgroup / 'cgroup.procs')!r}, 'w').write('0')"
     process = subprocess.Popen([sys.executable, "-c", f"{join}\n{GREEDY}"])
     assert process.wait(20) == -signal.SIGKILL
@@ -55,7 +55,7 @@ needs_kernel_log = pytest.mark.skipif(
 
 @pytest.mark.slow
 @needs_kernel_log
-def test_a_worker_killed_by_hand_is_not_out_of_memory_because_something_else_was(small_cgroup: Path) -> None:
+def test_a_worker_killed_by_hand_is_not_out_of_memory(small_cgroup: Path) -> None:
     with Cluster(num_nodes=1, log_to_driver=False) as cluster:
         group = Plain.create_group().launch(cluster, name="by-hand")
         pid = group.pid().wait()[0]
@@ -67,7 +67,7 @@ def test_a_worker_killed_by_hand_is_not_out_of_memory_because_something_else_was
 
 
 @needs_kernel_log
-def test_a_worker_that_the_kernel_kills_for_its_memory_is_out_of_memory(small_cgroup: Path) -> None:
+def test_a_worker_killed_for_its_memory_is_out_of_memory(small_cgroup: Path) -> None:
     with Cluster(num_nodes=1, log_to_driver=False) as cluster:
         group = Plain.create_group().launch(cluster, name="greedy")
         group.run(f"Path({str(small_cgroup / 'cgroup.procs')!r}).write_text(str(os.getpid()))").wait()
@@ -107,9 +107,7 @@ def test_each_kill_that_a_cgroup_counts_explains_one_death(kernel: Kernel) -> No
     assert [explain_kill(1, start) for start in (late, starts[0])] == [told, ""]
 
 
-def test_without_log_and_cgroup_it_is_possible_only_and_the_count_is_told(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_log_and_cgroup_a_kill_is_possibly_memory(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel.cgroup = None
     counted = iter([None, 5, None, 7, None, 5, None, 5])
     monkeypatch.setattr(oom, "_count", lambda path: next(counted))

@@ -14,7 +14,7 @@ from rlinf_launcher.daemon.operator_requests import OperatorRequests
 from rlinf_launcher.daemon.router import Router
 
 
-async def test_details_are_of_processes_that_live_and_of_ranks_that_come_back(tmp_path: Path) -> None:
+async def test_details_are_of_live_processes_and_returning_ranks(tmp_path: Path) -> None:
     router = Router(asyncio.get_running_loop(), 0, lambda *_: None)
     living, operator, dead, away = (router.new_endpoint(role) for role in ("driver", "operator", "worker", "worker"))
     for endpoint in (living, operator, dead, away):

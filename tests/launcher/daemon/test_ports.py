@@ -1,4 +1,4 @@
-"""Ports of a node that are free, and those that are leased."""
+"""Free and leased ports of a node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.ports import Ports
 
 
-async def test_a_free_port_can_be_listened_on_at_once_and_a_leased_one_belongs_to_its_process() -> None:
+async def test_a_free_port_is_usable_and_a_leased_one_reserved() -> None:
     ports = Ports("127.0.0.1")
     socket.create_server(("127.0.0.1", await ports.free_port(Requester(1, 1), FreePort()))).close()
     leased = await ports.lease_port(Requester(7, 1), LeasePort(None))
@@ -24,7 +24,7 @@ async def test_a_free_port_can_be_listened_on_at_once_and_a_leased_one_belongs_t
     assert ports.status() == []
 
 
-async def test_a_shortage_of_descriptors_is_not_taken_for_ports_that_others_have(
+async def test_a_shortage_of_descriptors_is_no_shortage_of_ports(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ports, before = Ports("127.0.0.1"), os.listdir("/proc/self/fd")

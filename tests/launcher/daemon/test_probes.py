@@ -30,16 +30,14 @@ GUESSED = {
 
 
 def answering(tmp_path: Path, answer: str) -> Probes:
-    """Asks an interpreter that always says the same."""
+    """Ask an interpreter with a constant answer."""
     stub = tmp_path / "python"
     stub.write_text(f"#!/bin/sh\ncat > /dev/null\n{answer}\n")
     stub.chmod(0o755)
     return Probes("node0", dict(os.environ))
 
 
-async def test_a_worker_renders_on_its_own_gpu_as_its_node_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_renders_on_its_own_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = answering(tmp_path, """echo '{"0": 5, "1": 3}'""")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     await asked.find_renderers(GPUS)
@@ -59,9 +57,7 @@ async def test_what_is_not_known_stays_as_it_was_guessed(tmp_path: Path, monkeyp
     assert await asked.rendering(GUESSED, GUESSED) == GUESSED
 
 
-async def test_the_use_of_gpus_is_asked_for_where_there_are_any(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_gpu_use_is_asked_for_only_with_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = answering(tmp_path, """echo '{"0": {"percent": 7}}'""")
     assert await asked.device_use(10) == {}
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
@@ -89,7 +85,7 @@ async def test_an_inventory_brings_the_kinds_own_classes(tmp_path: Path) -> None
     assert warning.startswith("on node0: the extension module 'gone' (RLINF_EXT_MODULE) is not loaded: ModuleNotFound")
 
 
-async def test_an_extension_is_looked_for_in_the_folder_that_was_shipped(tmp_path: Path) -> None:
+async def test_an_extension_is_found_in_the_shipped_folder(tmp_path: Path) -> None:
     (tmp_path / "shipped.py").write_text("def register():\n    pass\n")
     asked = Probes("node0", dict(os.environ), lambda path: path.replace("/of/the/driver", str(tmp_path)))
     _, warning = await asked.inventory(Requester(0, 0), inventory(Path("/of/the/driver"), "shipped"))
@@ -103,9 +99,7 @@ async def test_a_bad_section_is_an_error_that_names_the_node(tmp_path: Path) -> 
         )
 
 
-async def test_a_search_that_ends_its_process_or_never_ends_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_probe_that_dies_or_hangs_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "abrupt.py").write_text("import os, sys\nsys.stderr.write('boom\\n')\nsys.stderr.flush()\nos._exit(9)")
     (tmp_path / "endless.py").write_text(dedent("import signal\nsignal.pause()"))
     asked = Probes("node0", dict(os.environ))
@@ -116,7 +110,7 @@ async def test_a_search_that_ends_its_process_or_never_ends_is_an_error(
         await asked.inventory(Requester(0, 0), inventory(tmp_path, "endless"))
 
 
-async def test_a_probe_has_its_own_session_so_that_signals_of_a_terminal_do_not_reach_it() -> None:
+async def test_a_probe_has_its_own_session_without_terminal_signals() -> None:
     probe = ProbeProcess([sys.executable, "-Sc", "import os; print(os.getsid(0) == os.getpid())"], "", dict(os.environ))
     try:
         assert await probe.answer() == ("True\n", "", 0)
@@ -125,7 +119,7 @@ async def test_a_probe_has_its_own_session_so_that_signals_of_a_terminal_do_not_
 
 
 @pytest.mark.parametrize(("call", "before"), [("memfd_create", 2), ("pidfd_open", 0)])
-async def test_a_probe_that_finds_no_descriptor_free_keeps_none_and_leaves_no_process(
+async def test_a_probe_without_descriptors_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, before: int
 ) -> None:
     probes = answering(tmp_path, "{}")

@@ -1,4 +1,4 @@
-"""States of processes as ``/proc`` has them, of real children."""
+"""States of real children, from ``/proc``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlinf_launcher.daemon.process_state import (
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that waits, and becomes ``cat`` when it is told a line."""
+    """A process that waits, and becomes ``cat`` after a line on its stdin."""
     program = "import os; print(flush=True); os.read(0, 1); os.execvp('cat', ['cat'])"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -56,7 +56,7 @@ def test_a_stopped_process_is_told_from_one_that_has_ended(child: subprocess.Pop
     assert image_of(child.pid) is None
 
 
-def test_a_shortage_of_descriptors_is_not_the_end_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shortage_of_descriptors_is_not_a_processs_end(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **options: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -77,7 +77,7 @@ def test_a_process_that_has_become_another_program_is_told(child: subprocess.Pop
     assert state_of(child.pid, None) == ""
 
 
-def test_a_process_whose_name_is_cut_within_a_letter_has_a_state() -> None:
+def test_a_process_name_cut_within_a_letter_is_read() -> None:
     program = "open('/proc/self/comm', 'wb').write('обучение'.encode()); print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

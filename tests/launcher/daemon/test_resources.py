@@ -109,7 +109,7 @@ def test_this_machine_has_a_cpu() -> None:
 
 
 class Address(NamedTuple):
-    """What psutil tells of one address, as far as it is read."""
+    """One address of psutil, as far as it is used."""
 
     family: int
     address: str
@@ -138,9 +138,7 @@ def test_addresses_are_those_that_another_node_could_use() -> None:
 # --- all of it ----------------------------------------------------------------------------------------------
 
 
-def test_the_facts_survive_json_and_hold_what_the_other_nodes_are_told(
-    four_cards: FakeLibrary, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_facts_survive_json_and_are_complete(four_cards: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     told = facts()
     assert json.loads(json.dumps(told)) == told

@@ -1,4 +1,4 @@
-"""Router: workers with direct sockets, and answers relayed after a broken one."""
+"""The router: direct sockets, replies relayed after a broken one, requests of daemons."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlinf_launcher.daemon.handlers import Handlers
 from rlinf_launcher.daemon.router import Router
 
 
-def test_so_many_workers_at_a_time_answer_past_the_daemon_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_direct_sockets_are_bounded_per_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routers, "MAX_DIRECT_WORKERS", 2)
     loop = asyncio.new_event_loop()
     router = Router(loop, 0, lambda source, ask, operation, arguments: None)
@@ -34,7 +34,7 @@ def test_so_many_workers_at_a_time_answer_past_the_daemon_and_no_more(monkeypatc
 
 
 class Sent:
-    """A connection that remembers what it was given."""
+    """A connection that records what it sends."""
 
     def __init__(self) -> None:
         self.frames: list[Any] = []
@@ -58,7 +58,7 @@ def router() -> Iterator[Router]:
     loop.close()
 
 
-def test_a_request_of_this_daemon_is_answered_refused_and_given_up(router: Router) -> None:
+def test_own_requests_are_answered_refused_or_cancelled(router: Router) -> None:
     answered, refused, given_up = (router.ask(0, ScrapeNode()) for _ in range(3))
     given_up.cancel()
     daemon = frames.endpoint(0, 0)
@@ -78,7 +78,7 @@ def test_a_node_that_ends_waits_for_no_answer(router: Router) -> None:
     assert router.ask(7, ScrapeNode()).cancelled()
 
 
-def test_a_request_of_a_node_that_is_not_there_is_refused_at_once(router: Router) -> None:
+def test_a_request_to_an_unknown_node_is_refused_at_once(router: Router) -> None:
     with pytest.raises(LaunchError, match="there is no node 7 in this run"):
         router.ask(7, ScrapeNode()).result()
 
@@ -92,7 +92,7 @@ def attach(router: Router, role: str) -> tuple[Endpoint, Sent]:
 
 
 @pytest.mark.parametrize("is_broken", [True, False], ids=["a socket that broke", "no such socket"])
-def test_an_answer_that_a_socket_lost_is_passed_on_although_it_counts_as_given(
+def test_an_answer_lost_by_a_socket_is_forwarded_although_settled(
     router: Router, is_broken: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     (driver, heard), (worker, _) = attach(router, "driver"), attach(router, "worker")
@@ -107,13 +107,13 @@ def test_an_answer_that_a_socket_lost_is_passed_on_although_it_counts_as_given(
     assert ("answered a call that it had not got" in caplog.text) != is_broken
 
 
-def test_the_endpoint_of_a_worker_that_has_ended_keeps_no_buffers(router: Router) -> None:
+def test_an_ended_workers_endpoint_keeps_no_buffers(router: Router) -> None:
     worker, _ = attach(router, "worker")
     router.fail_pending_calls(worker, {}, expected=False)
     assert worker.connection is None
 
 
-def test_a_call_and_its_cancel_reach_each_of_their_targets_with_its_own_slot(router: Router) -> None:
+def test_calls_and_cancels_reach_each_target_with_its_slot(router: Router) -> None:
     driver, _ = attach(router, "driver")
     workers = [attach(router, "worker") for _ in range(3)]
     route = frames.route_to([worker.id for worker, _ in workers])
@@ -122,7 +122,7 @@ def test_a_call_and_its_cancel_reach_each_of_their_targets_with_its_own_slot(rou
     assert [[frame[3] for frame in sent.frames] for _, sent in workers] == [[0, 0], [1, 1], [2, 2]]
 
 
-def test_the_calls_of_a_caller_that_is_gone_are_cancelled_and_those_of_others_go_on(router: Router) -> None:
+def test_calls_of_a_gone_caller_are_cancelled_and_no_others(router: Router) -> None:
     (gone, _), (driver, _) = attach(router, "driver"), attach(router, "driver")
     worker, sent = attach(router, "worker")
     for caller in (gone, driver):
@@ -142,7 +142,7 @@ def test_an_answer_that_cannot_travel_becomes_an_error_that_can(router: Router) 
 
 
 @pytest.mark.parametrize("nbytes", [8, 9])
-def test_a_content_for_which_no_memory_is_left_rides_on_its_frame_or_says_why_it_is_missing(
+def test_a_body_without_memory_stays_inline_or_is_explained(
     router: Router, monkeypatch: pytest.MonkeyPatch, nbytes: int
 ) -> None:
     def fail(*_: Any) -> int:
@@ -208,7 +208,7 @@ def test_the_answers_to_one_call_leave_in_one_write(router: Router) -> None:
         (None, None),
     ],
 )
-def test_a_worker_says_in_its_hello_where_it_writes_its_stacks(
+def test_a_workers_hello_names_its_pipe_for_stacks(
     router: Router, facts: Any, expected: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker, sent = attach(router, "worker")

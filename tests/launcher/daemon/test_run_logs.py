@@ -1,4 +1,4 @@
-"""Log directories of runs: ownership, and removal of old ones."""
+"""Log directories of runs: ownership, and pruning of old ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Open = Callable[..., RunLogs]
 
 @pytest.fixture
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Opens the logs of a run below ``tmp_path / "tmp"``."""
+    """Return a function that opens the logs of a run below ``tmp_path / "tmp"``."""
     base = tmp_path / "tmp"
     base.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(base))
@@ -61,9 +61,7 @@ PLANTS = [pytest.param(plant_foreign, marks=needs_root), plant_open, plant_link,
 
 
 @pytest.mark.parametrize("plant", PLANTS)
-def test_what_somebody_has_planted_is_left_alone_and_the_run_goes_on(
-    plant: Callable[[Path], None], opened: Open, tmp_path: Path
-) -> None:
+def test_a_planted_folder_is_left_alone(plant: Callable[[Path], None], opened: Open, tmp_path: Path) -> None:
     planted = usual(tmp_path / "tmp")
     plant(planted)
     before = planted.lstat()
@@ -78,21 +76,21 @@ def test_what_somebody_has_planted_is_left_alone_and_the_run_goes_on(
     assert not list((tmp_path / "tmp").glob("elsewhere/*"))
 
 
-def test_an_older_versions_directory_is_taken_over_and_closed_to_others(opened: Open, tmp_path: Path) -> None:
+def test_an_older_versions_directory_is_reused_and_made_private(opened: Open, tmp_path: Path) -> None:
     usual(tmp_path / "tmp").mkdir(mode=0o755)
     logs = opened("cafecafe")
     assert (logs.path, logs.note) == (usual(tmp_path / "tmp") / "cafecafe", "")
     assert logs.path.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_where_nothing_can_be_written_the_logs_are_in_the_spare_folder(opened: Open, tmp_path: Path) -> None:
+def test_without_a_writable_place_logs_are_in_the_spare_folder(opened: Open, tmp_path: Path) -> None:
     (tmp_path / "tmp").rmdir()
     logs = opened("cafecafe")
     assert logs.path == tmp_path / "spare"
     assert "no logs can be kept" in logs.note
 
 
-def test_the_newest_runs_stay_and_those_that_live_and_what_is_no_run(opened: Open, tmp_path: Path) -> None:
+def test_the_newest_the_live_and_foreign_folders_stay(opened: Open, tmp_path: Path) -> None:
     living = opened("00000000")
     for number in range(1, 8):
         ended = opened(f"{number:08}")
@@ -112,7 +110,7 @@ def test_the_newest_runs_stay_and_those_that_live_and_what_is_no_run(opened: Ope
     assert os.readlink(parent / "latest") == "00000008"
 
 
-def test_runs_with_a_bundle_are_not_pushed_out_by_runs_that_went_well(opened: Open) -> None:
+def test_bundled_runs_are_not_pushed_out_by_good_ones(opened: Open) -> None:
     for number in range(1, 8):
         ended = opened(f"{number:08}")
         if number < 4:
@@ -126,7 +124,7 @@ def test_runs_with_a_bundle_are_not_pushed_out_by_runs_that_went_well(opened: Op
     ]  # fmt: skip
 
 
-def test_a_folder_that_the_user_has_chosen_is_never_cleaned_up(opened: Open, tmp_path: Path) -> None:
+def test_a_folder_chosen_by_the_user_is_never_pruned(opened: Open, tmp_path: Path) -> None:
     for name in ("00000001", "00000002"):
         (tmp_path / "mine" / name).mkdir(parents=True)
     chosen = opened("cafecafe", str(tmp_path / "mine"))

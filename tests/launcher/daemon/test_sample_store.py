@@ -1,4 +1,4 @@
-"""The file of a durable experience and its thread: whatever goes wrong there is told, and the counts stay."""
+"""The file of a durable experience and its thread: reported errors, and persistent counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlinf_launcher.daemon.sample_store import SampleStore, dropped_of
 
 
 class Store:
-    """A store, and what it has said of changes."""
+    """A store, and its reports about changes."""
 
     def __init__(self, path: str) -> None:
         self.said: asyncio.Queue[Any] = asyncio.Queue()
@@ -45,7 +45,7 @@ async def test_what_goes_wrong_in_the_thread_is_told(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_counts_that_were_taken_over_are_there_in_the_next_life(tmp_path: Path) -> None:
+async def test_adopted_counts_persist_to_the_next_run(tmp_path: Path) -> None:
     store = Store(f"{tmp_path}/x.db")
     await store.open()
     await store.write(Earlier(3, 4, {"stale": 1}))

@@ -34,7 +34,7 @@ async def may_come(router: Router, worker: Endpoint) -> bool:
     return await StuckRanks(router).owes_call(Requester(frames.endpoint(0, 1), 1), operation)
 
 
-async def test_a_rank_may_come_by_the_call_itself_or_by_one_after_its_failure(router: Router, worker: Endpoint) -> None:
+async def test_a_rank_owes_the_call_or_one_after_its_failure(router: Router, worker: Endpoint) -> None:
     for call, expected in [(4, False), (5, True), (6, False), (7, False), (8, True)]:
         worker.pending_calls.add(CALLER, call, 0, "step", 0.0)
         assert await may_come(router, worker) is expected

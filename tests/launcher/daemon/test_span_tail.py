@@ -1,4 +1,4 @@
-"""Span logs, written by processes and read by daemons: all that was written, in memory that is bounded."""
+"""Span logs, written by processes and read by daemons: complete, in bounded memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Pair:
         self.tail = SpanTail(path)
 
     def read(self) -> tuple[list[Any], int]:
-        """Spans, and how many are missing."""
+        """Return the new spans, and the number of missing ones."""
         spans, missing = [], 0
         self.path.write_bytes(self.memory)  # in a run it is a mapping of the file
         self.tail.aim()
@@ -49,7 +49,7 @@ def pair(tmp_path: Path) -> Pair:
     return Pair(tmp_path / "7.spans")
 
 
-def test_operations_of_all_kinds_are_spans_with_the_names_of_the_trace(pair: Pair) -> None:
+def test_operations_of_all_kinds_are_named_spans(pair: Pair) -> None:
     call, handle = SimpleNamespace(source=3, call=5, task=None), Mock(_call=0)
     serving = pair.log.begin(EventKind.SERVE, "step", 0.0, call)
     calling = pair.log.begin(EventKind.CALL, "env.reset", 4, handle)
@@ -75,7 +75,7 @@ def test_operations_of_all_kinds_are_spans_with_the_names_of_the_trace(pair: Pai
 
 
 @pytest.mark.parametrize("admits", [True, False])
-def test_the_ring_has_what_it_admits_and_neither_spans_of_users_nor_lines(tmp_path: Path, admits: bool) -> None:
+def test_the_ring_keeps_operations_but_no_user_spans(tmp_path: Path, admits: bool) -> None:
     pair = Pair(tmp_path / "7.spans", admits=admits)
     for number in range(3):
         pair.log.end(pair.log.begin(EventKind.PUT, "obs", number))
@@ -94,7 +94,7 @@ def test_a_call_that_is_never_ended_is_not_kept(pair: Pair) -> None:
     assert len(pair.log._calls) == 0
 
 
-def test_spans_are_read_once_and_of_those_that_go_on_when_they_have_ended(pair: Pair) -> None:
+def test_spans_are_read_once_and_open_ones_after_their_end(pair: Pair) -> None:
     outer = pair.log.enter("outer", "x", None)
     pair.log.end(pair.log.enter("inner", "x", None))
     assert [span[3] for span in pair.read()[0]] == ["inner"]
@@ -104,7 +104,7 @@ def test_spans_are_read_once_and_of_those_that_go_on_when_they_have_ended(pair: 
     assert [span[3] for span in pair.read()[0]] == ["outer"]
 
 
-def test_a_burst_that_laps_the_log_is_counted_and_what_comes_behind_it_is_read(pair: Pair) -> None:
+def test_a_burst_that_laps_the_log_is_counted(pair: Pair) -> None:
     pair.log.end(pair.log.enter("before", "x", None))
     outer = pair.log.enter("outer", "x", None)
     assert len(pair.read()[0]) == 1
@@ -137,9 +137,7 @@ def test_names_and_arguments_may_hold_anything_and_be_long(pair: Pair) -> None:
     assert (second[3], second[5]) == ("x" * 200, {"arguments": "too long for the trace"})
 
 
-def test_a_process_with_another_clock_is_brought_to_that_of_the_daemon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_processs_clock_is_converted_to_the_daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = time.monotonic_ns
     assert Pair(tmp_path / "7.spans").tail.shift == 0
     monkeypatch.setattr(time, "monotonic_ns", lambda: here() + 10**15)
@@ -148,7 +146,7 @@ def test_a_process_with_another_clock_is_brought_to_that_of_the_daemon(
     assert abs(SpanTail(pair.path).shift + 10**15) < 10**7
 
 
-def test_an_operation_may_be_ended_by_a_finalizer_that_runs_inside_the_log(pair: Pair) -> None:
+def test_a_finalizer_may_end_an_operation_inside_the_log(pair: Pair) -> None:
     class Ends:
         def __init__(self) -> None:
             self.itself = self

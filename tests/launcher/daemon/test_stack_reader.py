@@ -1,4 +1,4 @@
-"""Stacks of processes that do not answer: real ones, and those from which none can be had."""
+"""Stacks of processes that do not answer, and processes without stacks."""
 
 from __future__ import annotations
 
@@ -52,9 +52,7 @@ async def test_a_process_that_holds_the_interpreters_lock_shows_its_stack(
     assert open_files() == before
 
 
-async def test_two_that_want_the_stacks_of_a_process_at_once_get_the_same(
-    reader: StackReader, holding: Endpoint
-) -> None:
+async def test_simultaneous_readers_get_the_same_stacks(reader: StackReader, holding: Endpoint) -> None:
     first, second = reader.read(holding), reader.read(holding)
     assert first is second
     assert (await first).text
@@ -64,9 +62,7 @@ async def test_two_that_want_the_stacks_of_a_process_at_once_get_the_same(
     assert (await third).text
 
 
-async def test_a_dump_that_came_too_late_for_its_reader_is_no_part_of_the_next_one(
-    reader: StackReader, router: Router
-) -> None:
+async def test_a_late_dump_is_no_part_of_the_next_one(reader: StackReader, router: Router) -> None:
     program = "os.write(writer, b'Thread 0x00ff (most recent call first):\\n'); hold()"
     with silent(router, program) as endpoint:
         assert [thread.name for thread in stack_dump.parse((await reader.read(endpoint)).text)] == ["MainThread"]
@@ -82,9 +78,7 @@ async def test_a_process_without_the_handler_is_not_sent_the_signal(
         signal.pidfd_send_signal(endpoint.pidfd, 0)  # it lives
 
 
-async def test_a_process_that_is_another_program_by_now_is_not_sent_the_signal(
-    reader: StackReader, router: Router
-) -> None:
+async def test_an_execed_process_is_not_sent_the_signal(reader: StackReader, router: Router) -> None:
     program = "os.set_inheritable(writer, True); ready(); os.execvp('cat', ['cat'])"
     with silent(router, program) as endpoint:
         comm = Path(f"/proc/{endpoint.pid}/comm")
@@ -138,7 +132,7 @@ async def test_a_process_that_has_ended_is_told(reader: StackReader, holding: En
     holding.pidfd = pidfd
 
 
-async def test_a_process_that_cannot_even_dump_its_stacks_is_waited_for_no_longer_than_that(
+async def test_a_process_that_cannot_dump_is_awaited_to_the_timeout(
     reader: StackReader, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stack_reader, "TIMEOUT_S", 0.2)
@@ -151,7 +145,7 @@ async def test_a_process_that_cannot_even_dump_its_stacks_is_waited_for_no_longe
         assert waiting.done()
 
 
-async def test_a_process_that_writes_without_end_is_read_to_a_bound(
+async def test_an_endless_dump_is_read_to_a_bound(
     reader: StackReader, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = """

@@ -1,4 +1,4 @@
-"""Ends of workers' subprocesses, as far as a daemon keeps them."""
+"""Ends of workers' subprocesses that a daemon keeps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def attached(router: Router, sub_workers: SubWorkers, root: Endpoint) -> Endpoin
     return endpoint
 
 
-def test_the_end_of_a_process_whose_name_is_no_text_is_told() -> None:
+def test_a_process_with_an_undecodable_name_has_its_end_told() -> None:
     pid = os.fork()
     if pid == 0:
         Path("/proc/self/comm").write_bytes(b"\xd0")
@@ -33,7 +33,7 @@ def test_the_end_of_a_process_whose_name_is_no_text_is_told() -> None:
     assert "and lives on" in module._verdict_on(os.getpid())["verdict"]
 
 
-async def test_the_latest_ends_are_kept_and_none_below_a_worker_that_is_forgotten(
+async def test_the_latest_ends_below_a_live_worker_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_MAX_KEPT_ENDS", 2)

@@ -29,7 +29,7 @@ NODE = {"HOME": "/root", "OMP_NUM_THREADS": "2", "LD_LIBRARY_PATH": "/lib"}
 
 
 class Made:
-    """A template that only tells which environment it was given."""
+    """A template that only records its environment."""
 
     dead = is_closed = False
 
@@ -49,7 +49,7 @@ class Made:
         ({"HOME": "/root", "OMP_NUM_THREADS": "2"}, {"HOME": "/root", "OMP_NUM_THREADS": "2"}),
     ],
 )
-def test_only_variables_that_are_read_at_a_start_and_differ_need_another_template(
+def test_only_variables_read_at_start_need_another_template(
     monkeypatch: pytest.MonkeyPatch, wanted: dict[str, str], own: dict[str, str] | None
 ) -> None:
     monkeypatch.setattr(templates, "Template", Made)
@@ -74,7 +74,7 @@ def idle(tmp_path: Path) -> Iterator[Template]:
         yield template
 
 
-async def test_a_description_that_the_kernel_takes_in_no_packet_names_its_largest_variables(idle: Template) -> None:
+async def test_an_oversized_worker_description_names_its_largest_variables(idle: Template) -> None:
     idle.watch(asyncio.get_running_loop())
     idle._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
     with pytest.raises(LaunchError, match=r"and 32768 pass; its largest variables, in bytes: \$BIG \(100003\), \$A"):
@@ -83,7 +83,7 @@ async def test_a_description_that_the_kernel_takes_in_no_packet_names_its_larges
     assert idle._timeout is None
 
 
-async def test_an_order_that_nobody_awaits_any_more_is_not_sent_and_holds_up_no_other_one() -> None:
+async def test_a_cancelled_order_is_not_sent_and_delays_no_other() -> None:
     near, far = control_pair()
     near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
     sleeper = subprocess.Popen(["sleep", "600"])
@@ -103,7 +103,7 @@ async def test_an_order_that_nobody_awaits_any_more_is_not_sent_and_holds_up_no_
 
 
 class Short:
-    """A socket for which the kernel has no memory at first."""
+    """A socket for which the kernel lacks memory at first."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -119,7 +119,7 @@ class Short:
         return self._sock.sendmsg(*what)
 
 
-async def test_an_order_for_which_the_kernel_is_short_of_memory_is_sent_a_moment_later() -> None:
+async def test_an_order_short_of_kernel_memory_is_sent_later() -> None:
     near, far = control_pair()
     sleeper = subprocess.Popen(["sleep", "600"])
     with closing(far), closing(ForkServer("python", near, sleeper.pid, 1024, None)) as server:
@@ -133,7 +133,7 @@ async def test_an_order_for_which_the_kernel_is_short_of_memory_is_sent_a_moment
     sleeper.returncode = 0  # reaped above
 
 
-async def test_a_worker_that_nobody_waits_for_any_more_is_reaped_where_it_cannot_be_watched(
+async def test_an_unclaimed_worker_that_cannot_be_watched_is_reaped(
     idle: Template, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stray = subprocess.Popen(["sleep", "600"])
@@ -145,7 +145,7 @@ async def test_a_worker_that_nobody_waits_for_any_more_is_reaped_where_it_cannot
     assert not psutil.pid_exists(stray.pid)
 
 
-async def test_a_worker_whose_start_is_given_up_when_it_has_just_been_forked_is_ended() -> None:
+async def test_a_worker_forked_after_its_start_was_cancelled_is_ended() -> None:
     near, far = control_pair()
     sleeper, worker = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
     with closing(far), closing(ForkServer("python", near, sleeper.pid, 1024, None)) as server:
@@ -203,7 +203,7 @@ PROFILED = [{"env": {"RANK": str(rank)}, "profiler": {"tool": "nsys"}} for rank 
         ({"preload": ["vllm"]}, "0", ()),
     ],
 )
-def test_modules_are_preloaded_where_more_than_one_process_gains_by_it(
+def test_modules_are_preloaded_for_more_than_one_process(
     monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], timeout: str, modules: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv(settings.PRELOAD_TIMEOUT_S.variable, timeout)
@@ -241,7 +241,7 @@ def test_launches_share_imports_where_these_see_the_same(
 
 
 class Importer:
-    """Stands in for a template that has imported modules, or has refused to."""
+    """Replacement of a template that has imported modules, or has refused to."""
 
     dead = False
     users = 0
@@ -258,7 +258,7 @@ class Importer:
         self.has_ended = True
 
 
-async def test_a_template_is_used_until_its_modules_change_and_one_that_refuses_is_not_used(
+async def test_a_template_is_reused_until_its_modules_change_or_refuse(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     preloads = Preloads(lambda: None)

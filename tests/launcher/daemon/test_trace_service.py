@@ -66,7 +66,7 @@ class Nodes:
         return Trace(self.logs / "trace.json")
 
     def record(self, node: int, number: int, *names: str, run: str = "run") -> None:
-        """Leave the span log of a process, with spans of these names."""
+        """Write the span log of a process, with spans of these names."""
         endpoint = frames.endpoint(node, number)
         identity = {"process": f"{node}:{number}", "run": run, "node": node, "endpoint": endpoint, "pid": 1}
         memory = bytearray(RECORDS_AT + (1 << 16))
@@ -79,7 +79,7 @@ class Nodes:
         path.write_bytes(memory)
 
 
-async def test_each_daemon_reads_the_processes_of_its_node_and_run_and_the_clocks_are_one(tmp_path: Path) -> None:
+async def test_each_daemon_reads_its_own_processes_on_one_clock(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path)
     nodes.ahead = 10**13
     await nodes.start()
@@ -102,7 +102,7 @@ async def test_each_daemon_reads_the_processes_of_its_node_and_run_and_the_clock
     assert trace.spans[-1].end - trace.spans[0].begin < 60_000_000
 
 
-async def test_a_process_that_came_and_died_between_two_rounds_has_left_its_spans(tmp_path: Path) -> None:
+async def test_a_process_between_two_rounds_has_its_spans_read(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path)
     await nodes.start()
     for node in (0, 1):
@@ -115,9 +115,7 @@ async def test_a_process_that_came_and_died_between_two_rounds_has_left_its_span
     assert list((tmp_path / "recorder").iterdir()) == []  # megabytes each, and of no further use
 
 
-async def test_a_daemon_that_can_open_no_more_files_reads_on_when_it_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_daemon_without_descriptors_reads_on_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = Nodes(tmp_path)
     await nodes.start()
     nodes.record(0, 1, "a")
@@ -134,7 +132,7 @@ async def test_a_daemon_that_can_open_no_more_files_reads_on_when_it_can(
 
 
 @pytest.mark.parametrize("cut_to", [None, 0, RECORDS_AT, RECORDS_AT + 3])
-async def test_a_log_that_makes_no_sense_is_read_no_further_and_others_are(
+async def test_a_malformed_log_is_skipped_and_others_are_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, cut_to: int | None
 ) -> None:
     nodes = Nodes(tmp_path)
@@ -153,7 +151,7 @@ async def test_a_log_that_makes_no_sense_is_read_no_further_and_others_are(
     assert [span.name for span in nodes.close().spans] == ["b"]
 
 
-async def test_a_disk_that_is_full_ends_the_trace_and_not_the_run(
+async def test_a_full_disk_ends_the_trace_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes = Nodes(tmp_path)

@@ -11,7 +11,7 @@ from rlinf_launcher.daemon.worker_env import prepare
 NODE = {"PATH": "/bin", "HOME": "/root", "LD_LIBRARY_PATH": "/lib"}
 
 
-def test_the_group_comes_over_the_worker_and_the_worker_over_the_node() -> None:
+def test_a_group_overrides_the_worker_and_that_the_node() -> None:
     place = prepare(NODE, {"B": "group", "C": "group"}, {"B": "node", "HOME": "/home"}, None, "node0", {})
     assert place.variables({"C": "worker", "RANK": "1"}) == {
         **NODE,
@@ -22,7 +22,7 @@ def test_the_group_comes_over_the_worker_and_the_worker_over_the_node() -> None:
     }
 
 
-def test_a_configurations_lists_of_paths_are_put_before_the_nodes_and_a_groups_own_replace_them() -> None:
+def test_configured_path_lists_precede_the_nodes() -> None:
     said = {"PATH": "/opt/bin", "LD_LIBRARY_PATH": "/opt/lib"}
     place = prepare(NODE, {"LD_LIBRARY_PATH": "/mine"}, said, None, "node0", {})
     found = place.variables({})
@@ -38,7 +38,7 @@ def test_a_groups_own_folders_come_before_the_scripts() -> None:
     assert prepare({**NODE, "PYTHONPATH": "/n"}, {}, {}, None, "", {}).paths == ()
 
 
-def test_a_scripts_changes_come_over_the_node_and_under_the_worker_and_the_group() -> None:
+def test_a_scripts_changes_rank_between_node_and_worker() -> None:
     changes = {
         b"NEW": b"\xff",
         b"HOME": None,
@@ -70,7 +70,7 @@ def test_an_interpreter_must_be_there(tmp_path: Path) -> None:
             prepare(NODE, {}, {}, str(missing), "node0", {})
 
 
-def test_the_interface_for_communication_is_told_to_each_library_that_was_not_told_already() -> None:
+def test_the_network_interface_is_set_for_each_library_without_one() -> None:
     place = prepare({**NODE, "RLINF_COMM_NET_DEVICES": "ib0"}, {"GLOO_SOCKET_IFNAME": "eth1"}, {}, None, "", {})
     found = place.variables({"ACCELERATOR_TYPE": "NPU"})
     assert (found["GLOO_SOCKET_IFNAME"], found["HCCL_SOCKET_IFNAME"]) == ("eth1", "ib0")

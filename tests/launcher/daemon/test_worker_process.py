@@ -1,4 +1,4 @@
-"""A worker as the daemon's child, which sleeps."""
+"""A worker as the daemon's child; here a process that sleeps."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rlinf_launcher.daemon.worker_process import WorkerProcess, WorkerSetup
 
 
 class Sleeper:
-    """Stands in for a template."""
+    """Replacement of a template."""
 
     async def fork(self, spec: Mapping[str, Any], fds: Sequence[int]) -> int:
         return os.posix_spawn("/bin/sleep", ["sleep", "600"], spec["env"], setpgroup=0)
 
 
 class Ending:
-    """Stands in for a process that ends only when it is killed; a stopped one has an odd pid."""
+    """Replacement of a process that ends only by SIGKILL; a stopped one has an odd pid."""
 
     setup = SimpleNamespace(name="g:0")
     exit_status: str | None = None
@@ -41,7 +41,7 @@ class Ending:
         self.ended.set_result(None)
 
 
-async def test_a_stopped_worker_is_killed_when_calls_have_had_their_time_and_all_others_at_the_end(
+async def test_a_stopped_worker_is_killed_after_the_grace_for_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     killed: list[int] = []
@@ -52,7 +52,7 @@ async def test_a_stopped_worker_is_killed_when_calls_have_had_their_time_and_all
     assert killed == [3, 2]
 
 
-async def test_a_worker_has_ended_once_it_is_dead_and_not_before(tmp_path: Path) -> None:
+async def test_a_worker_has_ended_once_it_is_dead(tmp_path: Path) -> None:
     spec = {"env": {MARKER: "token"}, "token": "token"}
     process = WorkerProcess(asyncio.get_running_loop(), WorkerSetup("g", 0, "g:0", spec), "here", tmp_path)
     deaths: list[str] = []

@@ -55,7 +55,7 @@ def test_in_a_checkout_gitignore_decides(tmp_path: Path) -> None:
     assert names_of(pack(tmp_path / "data")) == {"big.bin"}
 
 
-def test_a_checkout_that_git_cannot_read_is_shipped_whole_and_that_is_said(tmp_path: Path) -> None:
+def test_a_checkout_unreadable_for_git_is_shipped_whole(tmp_path: Path) -> None:
     fill(tmp_path, ".gitignore", "a.py", "data.bin")
     (tmp_path / ".gitignore").write_text("data.bin\n")
     (tmp_path / ".git").write_text("gitdir: /nowhere\n")  # as of a worktree in a container
@@ -101,9 +101,7 @@ def test_a_file_that_vanishes_is_an_error_that_names_it(tmp_path: Path, monkeypa
         pack(tmp_path)
 
 
-def test_a_folder_that_cannot_be_read_is_an_error_that_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_folder_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def scandir(path: str) -> Any:
         if path.endswith("secret"):
             raise PermissionError(errno.EACCES, "Permission denied", path)
@@ -116,9 +114,7 @@ def test_a_folder_that_cannot_be_read_is_an_error_that_names_it(
         pack(tmp_path)
 
 
-def test_a_file_that_shrinks_meanwhile_is_an_error_that_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shrinking_file_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, "run.log")
     monkeypatch.setattr(os, "fstat", lambda fd: os.stat_result([0] * 6 + [1 << 20] + [0] * 3))
     with pytest.raises(ConfigError, match=r"--sync .*/run.log: unexpected end of data"):

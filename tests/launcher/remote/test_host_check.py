@@ -61,7 +61,7 @@ def test_a_clock_outside_the_certificates_time_is_named(days: float, words: str)
     assert "fix: set the clock" in failures[1]
 
 
-def test_a_clock_that_is_an_hour_off_is_only_worth_a_warning() -> None:
+def test_a_clock_an_hour_off_is_only_a_warning() -> None:
     screen = io.StringIO()
     inspection = an_inspection(Host("localhost"), Host("b"), screen=screen)
     inspection.answers = {0: an_answer("a"), 1: an_answer("b", skew=-3600.0)}
@@ -69,7 +69,7 @@ def test_a_clock_that_is_an_hour_off_is_only_worth_a_warning() -> None:
     assert screen.getvalue() == "warning: b: its clock is 60.0 minutes behind this machine's\n"
 
 
-def test_the_same_machine_under_two_names_is_found_out_unless_host_names_differ() -> None:
+def test_one_machine_under_two_names_is_detected() -> None:
     inspection = an_inspection(Host("localhost"), Host("b"), Host("c"))
     same = {"machine_id": "m", "boot_id": "m"}
     inspection.answers = {0: an_answer("x"), 1: an_answer("b", **same), 2: an_answer("b", **same)}
@@ -78,7 +78,7 @@ def test_the_same_machine_under_two_names_is_found_out_unless_host_names_differ(
     assert inspection.judge() == {}
 
 
-def test_addresses_come_from_the_hosts_file_the_interface_or_the_way_there() -> None:
+def test_addresses_come_from_hosts_file_interface_or_route() -> None:
     inspection = an_inspection(Host("localhost"), Host("b", address="10.9.9.9"), Host("c"), Host("d"), iface="eth1")
     inspection.answers = {
         0: an_answer("a", reached_at=None, iface_address="10.1.0.1"),
@@ -89,7 +89,7 @@ def test_addresses_come_from_the_hosts_file_the_interface_or_the_way_there() -> 
     assert inspection.binds() == {0: "10.1.0.1", 1: "10.9.9.9", 2: "10.1.0.3", 3: "10.2.0.4"}
 
 
-def test_this_machine_is_known_by_its_address_on_the_way_to_the_others() -> None:
+def test_this_machines_address_is_the_one_towards_the_others() -> None:
     inspection = an_inspection(Host("localhost"), Host("b"))
     inspection.answers = {0: an_answer("a", reached_at=None), 1: an_answer("b", reached_at="127.0.0.2")}
     assert inspection.binds() == {0: "127.0.0.1", 1: "127.0.0.2"}
@@ -113,13 +113,13 @@ def test_a_host_that_only_a_tunnel_reaches_is_told_so() -> None:
     }
 
 
-def test_a_host_that_did_not_answer_is_not_blamed_on_those_that_did() -> None:
+def test_a_silent_host_is_not_blamed_on_the_others() -> None:
     inspection = an_inspection(Host("b"), Host("c"))
     inspection.answers = {2: an_answer("here", reached_at=None)}
     assert inspection.judge() == {}
 
 
-def test_slurm_nodes_of_one_machine_are_told_apart_by_their_names_there() -> None:
+def test_slurm_nodes_of_one_machine_differ_by_name() -> None:
     hosts = [Host(name, slurm=SlurmNode()) for name in ("n0", "n1", "n2")]
     inspection = an_inspection(*hosts)
     inspection.answers = {rank: an_answer("one", slurm_node=f"n{rank}") for rank in range(3)} | {3: an_answer("one")}

@@ -21,7 +21,7 @@ def names(text: str) -> list[str]:
     return [node.name for node in plan(parse_hosts(text), parse(["x.py"], {})) if not node.hidden]
 
 
-def test_the_order_of_the_list_is_the_order_of_the_ranks_unless_all_hosts_say_another() -> None:
+def test_ranks_follow_the_list_unless_all_hosts_name_theirs() -> None:
     assert names("a\nb\nc\n") == ["a", "b", "c"]
     ranked = "a env.RLINF_NODE_RANK=2\nb env.RLINF_NODE_RANK=0\nc env.RLINF_NODE_RANK=1\n"
     assert names(ranked) == ["b", "c", "a"]
@@ -52,14 +52,12 @@ def test_devices_are_declared_on_every_host_that_says_nothing_itself() -> None:
 
 
 def here(words: Sequence[str], text: str = "localhost\n") -> list[tuple[str, str]]:
-    """Nodes of this machine, and their interpreters."""
+    """Return the nodes of this machine, with their interpreters."""
     nodes = plan(parse_hosts(text), parse([*words, "x.py"], {}))
     return [(node.name, node.connector.python) for node in nodes if isinstance(node.connector, LocalConnector)]
 
 
-def test_the_interpreter_that_is_named_is_that_of_nodes_on_this_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_named_interpreter_is_that_of_local_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "python").symlink_to(sys.executable)
     own = str(tmp_path / "python")
@@ -70,7 +68,7 @@ def test_the_interpreter_that_is_named_is_that_of_nodes_on_this_machine(
     assert driver_python(parse(["--python", "~/python", "x.py"], {})) == own
 
 
-def test_an_interpreter_that_is_not_here_is_not_exchanged_for_another_one() -> None:
+def test_a_missing_interpreter_is_not_replaced_by_another() -> None:
     assert here(["--python", "/no/python"]) == [("localhost", "/no/python")]
     # The script's own machine need not have what the nodes have, where it is none of them.
     assert here(["--python", "/no/python"], "far\n") == [("localhost", sys.executable)]
@@ -80,7 +78,7 @@ def test_a_prologue_may_bring_the_interpreter_that_is_named() -> None:
     assert here(["--python", "python3", "--prologue", "true"]) == [("localhost", "python3")]
 
 
-def test_of_a_slurm_job_the_launchers_own_node_is_started_without_srun() -> None:
+def test_in_a_slurm_job_the_own_node_needs_no_srun() -> None:
     hosts = [Host("n0", slurm=SlurmNode(is_here=True)), Host("n1", slurm=SlurmNode())]
     nodes = plan(hosts, parse(["x.py"], {}))
     assert [type(node.connector) for node in nodes] == [LocalConnector, SrunConnector]

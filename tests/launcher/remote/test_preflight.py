@@ -71,11 +71,11 @@ class Far:
         self._process.send_signal(number)
 
     def gives_up(self) -> int:
-        """Its exit code, although its stdin is still open."""
+        """Return the exit code; stdin stays open."""
         return self._process.wait(20)
 
     def ends(self) -> tuple[int, str]:
-        """After the end of its stdin: exit code, and what else it said."""
+        """Close stdin; return exit code and output."""
         out, _ = self._process.communicate(timeout=20)
         return self._process.returncode, out.decode()
 
@@ -116,7 +116,7 @@ def missing(answer: dict[str, Any]) -> dict[str, str]:
 
 
 def tar_of(*members: tuple[str, bytes | str | None]) -> bytes:
-    """Files (bytes), links (their target), folders (None)."""
+    """Return an archive of files (bytes), links (their target) and folders (None)."""
     sink = io.BytesIO()
     with tarfile.open(fileobj=sink, mode="w:gz") as tar:
         for name, content in members:
@@ -196,7 +196,7 @@ def test_a_signal_ends_it_with_what_it_made(number: signal.Signals) -> None:
     assert not run_dir.exists()
 
 
-def test_a_signal_is_held_back_until_the_daemon_that_it_becomes_can_see_to_it() -> None:
+def test_signals_are_blocked_until_the_guardian_handles_them() -> None:
     program = "import signal; print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])) == [1, 15])"
     order = {"op": "go", "argv": [sys.executable, "-c", program], "env": {}}
     with preflight(a_request()) as far:
@@ -206,7 +206,7 @@ def test_a_signal_is_held_back_until_the_daemon_that_it_becomes_can_see_to_it() 
     run_dir.rmdir()
 
 
-def test_a_daemon_whose_configuration_never_comes_removes_what_was_made_for_it() -> None:
+def test_a_daemon_without_configuration_removes_its_directory() -> None:
     order = {"op": "go", "argv": [sys.executable, "-P", "-m", "rlinf_launcher.daemon"], "env": {}}
     with preflight(a_request(python_path=str(CHECKOUT))) as far:
         run_dir = Path(far.says()["run_dir"])
@@ -215,13 +215,13 @@ def test_a_daemon_whose_configuration_never_comes_removes_what_was_made_for_it()
     assert not run_dir.exists()
 
 
-def test_an_order_that_never_comes_is_not_waited_for_for_ever() -> None:
+def test_a_missing_order_is_not_awaited_for_ever() -> None:
     with preflight(a_request(patience=0.1)) as far:
         far.says()
         assert far.gives_up() == 0
 
 
-def test_the_run_directory_is_ours_alone_and_a_second_node_has_its_own() -> None:
+def test_the_run_directory_is_private_and_each_node_has_one() -> None:
     with preflight(a_request()) as first, preflight(a_request(node=4)) as second:
         places = {first.says()["run_dir"], second.says()["run_dir"]}
         assert {Path(place).name for place in places} in (

@@ -1,4 +1,4 @@
-"""``--prologue``: what of it reaches the interpreter, and how its failures are told."""
+"""``--prologue``: its effect on the interpreter, and its failures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def another_python(folder: Path) -> Path:
     return path
 
 
-def test_what_it_exports_is_the_interpreters_and_stdin_and_stdout_stay_the_bootstraps() -> None:
+def test_exports_reach_the_interpreter_and_stdio_stays_the_bootstraps() -> None:
     done = run("echo loud; read line; export A='it is \"$HOME\"'")
     assert done.stdout.decode() == repr((sys.executable, 'it is "$HOME"', b"abc"))
     assert done.stderr == b"loud\n"
@@ -54,7 +54,7 @@ def test_without_a_prologue_no_shell_is_run() -> None:
     assert LocalConnector("/a/python").argv == ("/a/python", "-c", BOOTSTRAP)
 
 
-def test_the_python_that_it_puts_first_on_the_path_is_taken_unless_one_is_named(tmp_path: Path) -> None:
+def test_the_prologues_python_is_used_unless_one_is_named(tmp_path: Path) -> None:
     another_python(tmp_path)
     prologue = f"export PATH={tmp_path}/bin:$PATH"
     assert b"its-own" in run(prologue).stdout
@@ -74,7 +74,7 @@ def test_the_python_that_it_puts_first_on_the_path_is_taken_unless_one_is_named(
         ("if", 2, "syntax error"),
     ],
 )
-def test_one_that_fails_is_named_with_its_status_and_last_words(prologue: str, status: int, last: str) -> None:
+def test_a_failed_prologue_is_named_with_status_and_output(prologue: str, status: int, last: str) -> None:
     done = run(prologue)
     assert done.stdout == b""
     lines = told(prologue, done).splitlines()
@@ -110,7 +110,7 @@ def test_over_ssh_a_home_folder_is_the_hosts_own() -> None:
     assert shlex.split(connector.argv[-1])[:2] == ["exec", "bash"]
 
 
-def test_a_failure_over_ssh_is_told_before_the_missing_interpreter_is_blamed() -> None:
+def test_a_prologues_failure_precedes_a_missing_interpreter() -> None:
     connector = ssh_connector(Host("h"), Options(prologue="module load x"), sys.executable)
     stderr = ("bash: line 1: module: command not found", "rlinf-prologue: exit status 127")
     text = connector.explain(RemoteExit(127, (), stderr))

@@ -1,4 +1,4 @@
-"""Command lines for Slurm's srun, and its complaints in plain words."""
+"""Command lines for Slurm's srun, and explanations of its errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def said(stderr: str, code: int = 1, **options: object) -> str:
     return reached.explain(RemoteExit(code, (), tuple(stderr.splitlines())))
 
 
-def test_the_step_is_one_task_beside_all_others_with_everything_that_the_job_has_on_the_node() -> None:
+def test_the_step_is_one_task_with_the_whole_node() -> None:
     step = words(SlurmNode(gpus=4))
     assert step[step.index("srun") :] == [
         *("srun", "--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--mem=0", "--mpi=none", "--export=ALL"),
@@ -36,7 +36,7 @@ def test_the_step_is_one_task_beside_all_others_with_everything_that_the_job_has
     ]
 
 
-def test_variables_of_the_jobs_tasks_do_not_cut_the_step_short() -> None:
+def test_the_jobs_task_variables_do_not_restrict_the_step() -> None:
     step = words()
     unset = step[1 : step.index("srun")]
     assert step[0] == "env"
@@ -60,9 +60,7 @@ def test_the_hosts_own_interpreter_wins_over_that_of_all_hosts() -> None:
 
 
 @pytest.mark.parametrize("was_killed", [False, True], ids=["guardian lives", "guardian was killed"])
-def test_the_step_that_ends_a_node_waits_for_its_guardian_and_leaves_no_folder(
-    was_killed: bool, tmp_path: Path
-) -> None:
+def test_the_ending_step_waits_for_the_guardian(was_killed: bool, tmp_path: Path) -> None:
     run_dir = tmp_path / "rlinf-0-a b"
     (run_dir / "node-1").mkdir(parents=True)
     guardian = subprocess.Popen(
@@ -88,7 +86,7 @@ def test_the_step_that_ends_a_node_waits_for_its_guardian_and_leaves_no_folder(
             os.killpg(guardian.pid, signal.SIGKILL)
 
 
-def test_the_step_that_ends_a_node_without_a_folder_removes_nothing() -> None:
+def test_an_ending_step_without_a_folder_removes_nothing() -> None:
     reached = srun_connector(Host("n1", slurm=SlurmNode()), Options(), "/opt/python")
     assert reached.end_command({"pid": 7, "run_dir": None})[-2:] == ("7", "")
 
@@ -138,13 +136,13 @@ def test_the_step_that_ends_a_node_without_a_folder_removes_nothing() -> None:
         ("srun: unrecognized option '--overlap'", "srun: unrecognized option '--overlap'", "older than 20.11"),
     ],
 )
-def test_a_complaint_of_slurms_is_one_line_with_what_to_try(stderr: str, cause: str, hint: str) -> None:
+def test_slurms_error_is_one_line_with_a_hint(stderr: str, cause: str, hint: str) -> None:
     first, *rest = said(stderr).splitlines()
     assert first == cause
     assert hint in rest[-1]
 
 
-def test_last_words_of_the_far_side_are_shown_where_slurm_has_nothing_to_say() -> None:
+def test_remote_output_is_shown_where_slurm_explains_nothing() -> None:
     assert (
         said("Traceback\nKeyError: 1", 1)
         == "its process ended with exit code 1\nstderr | Traceback\nstderr | KeyError: 1"

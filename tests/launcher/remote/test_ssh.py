@@ -1,4 +1,4 @@
-"""Command lines for the system's ssh, and its complaints in plain words."""
+"""Command lines for the system's ssh, and explanations of its errors."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_accepting_new_keys_never_accepts_changed_ones() -> None:
     assert "StrictHostKeyChecking=accept-new" in argv
 
 
-def test_the_users_arguments_stand_before_the_patience_and_behind_the_strictness() -> None:
+def test_user_arguments_precede_timeouts_and_follow_strictness() -> None:
     mine = ("-o", "ConnectTimeout=60", "-o", "StrictHostKeyChecking=no")
     options = Options(ssh_user="w", ssh_port=22, ssh_key=Path("/k"), ssh_args=mine)
     words = " ".join(ssh_connector(Host("node03", user="alice"), options, "python3").argv)
@@ -73,7 +73,7 @@ def test_the_users_arguments_stand_before_the_patience_and_behind_the_strictness
 
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=touch /tmp/x", "a b", "a;b", "$(id)", ""])
-def test_a_host_that_could_be_an_option_or_a_command_is_refused(name: str) -> None:
+def test_a_host_resembling_an_option_or_command_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="is not a host name"):
         ssh_connector(Host(name), Options(), "python3")
 
@@ -96,7 +96,7 @@ def test_the_stub_survives_every_shell() -> None:
 
 
 @pytest.mark.parametrize("program", ["preflight", "sweeper"])
-def test_what_is_shipped_is_readable_by_old_pythons_and_stands_alone(program: str) -> None:
+def test_shipped_programs_run_alone_on_old_pythons(program: str) -> None:
     source = (Path(__file__).parents[3] / "launcher/remote" / f"{program}.py").read_text()
     tree = ast.parse(source, feature_version=(3, 6))
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
@@ -104,14 +104,14 @@ def test_what_is_shipped_is_readable_by_old_pythons_and_stands_alone(program: st
     assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names
 
 
-def test_the_stub_reads_not_a_byte_more_than_the_program_wants(tmp_path: Path) -> None:
+def test_the_bootstrap_reads_no_byte_too_many(tmp_path: Path) -> None:
     program = b"import os\ndef main(read):\n os.write(1, read(3) + b'|' + os.read(0, 100))\n"
     stdin = b"%010d" % len(program) + program + b"abc" + b"the daemon's"
     done = subprocess.run(["sh", "-c", f"exec {sys.executable} -c '{BOOTSTRAP}'"], input=stdin, capture_output=True)
     assert done.stdout == b"abc|the daemon's", done.stderr
 
 
-def test_program_and_request_are_shipped_with_their_lengths_and_the_archive_as_it_is() -> None:
+def test_program_and_request_are_shipped_with_lengths_before_the_archive() -> None:
     program, request, archive = shipment("preflight", {"marker": "m"}, b"tar")
     assert program.startswith(b"%010d" % (len(program) - 10))
     assert request == b'0000000015{"marker": "m"}'
@@ -147,7 +147,7 @@ def test_an_unknown_complaint_is_shown_as_it_is() -> None:
     ]
 
 
-def test_a_missing_python_is_named_with_the_path_that_was_tried() -> None:
+def test_a_missing_python_is_named_with_its_path() -> None:
     text = said("bash: line 1: exec: /opt/v/bin/python: not found", code=127)
     assert text.startswith("/opt/v/bin/python is not there\nfix: ")
     assert said("exec: Command not found.", code=1).startswith("/opt/v/bin/python is not there\n")
@@ -159,11 +159,11 @@ def test_an_ancient_python_is_named_with_its_version() -> None:
     assert text.startswith("/usr/bin/python is Python 2.7.18, which is too old\nfix: --python PATH")
 
 
-def test_an_ssh_client_that_was_killed_is_not_taken_for_the_daemon() -> None:
+def test_a_killed_ssh_client_is_not_taken_for_the_daemon() -> None:
     assert said("", code=-9) == "its ssh client was killed by signal 9, on this machine"
 
 
-def test_what_ran_there_has_the_last_word_when_ssh_is_not_to_blame() -> None:
+def test_the_remote_programs_output_explains_what_ssh_cannot() -> None:
     text = said("Traceback (most recent call last):\nMemoryError", code=1)
     assert text.splitlines()[0] == "its process ended with exit code 1"
     assert "stderr | MemoryError" in text

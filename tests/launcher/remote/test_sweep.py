@@ -1,4 +1,4 @@
-"""Sweeps of live runs: refused; by force they end, and the launcher says by whom."""
+"""Sweeps of live runs: refused, or forced with a reason for the launcher."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sweep(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_alive_is_swept_by_force_alone_and_its_launcher_says_by_whom() -> None:
+def test_a_live_run_is_swept_by_force_only() -> None:
     with InspectedRun(Path(standing_runs.__file__), flags=("--local-nodes", "2")) as run:
         run.wait_for("standing", 60)
         name = json.loads(run.ask("ps", "--json").stdout)["run"]
@@ -121,7 +121,7 @@ def test_all_sweeps_know_the_same_trackers() -> None:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A path that is too long for a socket."""
+    """Return a path that is too long for a socket."""
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
     return folder / "node.sock"
@@ -133,7 +133,7 @@ def listener(path: Path) -> Iterator[socket.socket]:
         yield listener
 
 
-def test_a_daemon_answers_where_it_closes_what_is_shut_and_not_where_it_is_stopped(
+def test_a_daemon_answers_a_shut_connection_unless_it_is_stopped(
     path: Path, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweeper, "_ANSWER_TIMEOUT_S", 0.05)
