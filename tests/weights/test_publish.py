@@ -90,13 +90,13 @@ def test_names_that_differ_are_mapped_by_either_side(launch: Launch, apply: str)
     trainer.enter("rollout", apply=apply).wait(40)
     with pytest.raises(WeightMismatch, match=r"strip_prefix='module\.' on the trainer's side takes it off"):
         rollout.enter(apply=apply).wait(40)
-    trainer.leave_by_an_error().wait(40)
-    trainer.enter("rollout", apply=apply, strip_prefix="module.").wait(40)
-    rollout.enter(apply=apply).wait(40)
-    assert rollout.look().wait(40) == [(1, {1.0})]
-    rollout.leave().wait(40)
     rollout.wrap("policy").wait(40)
-    rollout.enter(apply=apply, rename={"policy.layers": "layers", "policy.head": "head", "policy.steps": "steps"}).wait(40)
+    rollout.enter(apply=apply, rename={"policy": "module"}).wait(40)
+    assert rollout.look().wait(40) == [(1, {1.0})]
+    trainer.leave_by_an_error().wait(40)
+    rollout.leave().wait(40)
+    trainer.enter("rollout", apply=apply, strip_prefix="module.").wait(40)
+    rollout.enter(apply=apply, strip_prefix="policy.").wait(40)
     trainer.send(2.0).wait(40)
     assert rollout.wait_version(2).wait(40) == [(2, {2.0})]
     trainer.leave().wait(40)

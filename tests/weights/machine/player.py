@@ -37,6 +37,7 @@ class Player:
         self.mortal: set[Any] = set()
         """Those that have died, whose calls may fail."""
         self.is_open = True
+        self.is_patient = False
         self.following: set[int] = set()
         """Those that follow the present trainer."""
         self.disturbed: set[int] = set()
@@ -81,6 +82,20 @@ class Player:
         numbers = list(range(self.number + 1, self.number + 1 + count))
         self.number += count
         await self.world.trainer("send", numbers, seconds * self.world.second)
+
+    async def publish_patiently(self) -> None:
+        """With a deadline that does not pass: a version ends when whoever lacks it has answered, or has gone."""
+        self.is_patient = True
+        await self.publish(1, 1e6)
+
+    async def hand(self, who: int, turns: int, is_later: bool) -> None:
+        """Have one version come over the link and one by a call, the earlier or the later one of two."""
+        self.number += 2
+        numbers = [self.number - 1, self.number]
+        await self.world.trainer("send", [numbers[not is_later]], 5.0 * self.world.second)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        self._begin(self.world.follower(who, "hand", numbers[is_later]), who)
 
     async def deliver(self, seconds: float | None) -> None:
         await self.world.trainer("deliver", None if seconds is None else seconds * self.world.second)
@@ -159,18 +174,27 @@ class Player:
         """Mend everything; then everybody has what is sent."""
         await asyncio.sleep(12 * self.world.second)  # who was stopped goes on
         everybody = range(FOLLOWERS)
-        await self._rest()  # although some may be read yet
+        if not self.is_patient:
+            await self._rest()  # although some may be read yet
         for who in everybody:
             await self.world.follower(who, "release")
+        await self._rest()
         await self._settle()
         if self.is_open:
+            await self._ends_everything("whoever lacks it has answered, or has gone")
             await self._everybody_has_it()
+            await self.cancel(self.number % 8, True)
+            await self._rest()
         else:
             await self.restart()
         for who in everybody:
             await self.world.follower(who, "mend")
             if who not in self.following:
-                await self.world.follower(who, "follow", self.how, self.how["dtypes"][who])
+                self.disturbed.discard(who)
+                await self.add(who)
+        await self._settle()
+        await self.world.trainer("connect")
+        await self._everybody_has_it()
         for count in (1, 1, 9):
             await self._deliver_to_all(count)
         told = asyncio.gather(*(self.world.follower(who, "ended", 30.0) for who in everybody))
@@ -190,6 +214,10 @@ class Player:
             for who in sorted(self.following - self.disturbed):
                 assert await self.world.follower(who, "has", last), f"follower {who} never gets version {last}"
 
+    async def _ends_everything(self, why: str) -> None:
+        undelivered = await self.world.trainer("undelivered", 5.0)
+        assert not undelivered, f"versions {undelivered} are under way, and {why}"
+
     async def _deliver_to_all(self, count: int) -> None:
         for _ in range(6):  # an earlier failure is told once, and nothing is sent then
             await self.publish(count, 60_000.0)
@@ -203,10 +231,13 @@ class Player:
                 break
         else:
             raise AssertionError(f"version {self.number} is not delivered: {told}")
+        await self._ends_everything("everybody has a later one")
         for who in range(FOLLOWERS):
             assert await self._look(who) == self.number, f"follower {who} has not version {self.number}"
         if self.how["counts_memory"]:
-            most = max(3, self.how["behind"] + 2) + PINNED * FOLLOWERS
+            each, hosts = max(3, self.how["behind"] + 2), len({*self.how["nodes"]} - {0})
+            left = FOLLOWERS * (each + 1) if hosts else 0  # by hosts that are gone, and not forgotten yet
+            most = each * (1 + hosts) + PINNED * FOLLOWERS + left
             assert (slots := await self.world.trainer("slots")) <= most, f"{slots} slots are open"
 
     async def _rest(self) -> list[str]:
