@@ -110,19 +110,6 @@ async def test_a_late_receiver_gets_what_was_published_and_the_number_is_used_ag
         await late.close()
 
 
-async def test_what_was_not_published_is_in_no_later_version(cancelled: Callable[..., Any]) -> None:
-    async with Publisher(weights(0)) as publisher:
-        subscriber, held = await joined(publisher, 0, "copy")
-        await cancelled(publisher, weights(9))
-        for value in (1, 2):
-            await (await publisher.publish(weights(value)))
-        await cancelled(publisher, weights(9))
-        for value in (3, 4, 5):
-            await (await publisher.publish(weights(value)))
-            assert values(held) == [[value], [value]]
-        await subscriber.close()
-
-
 # -- who comes when everything is packed ----------------------------------------------------------------------------
 
 

@@ -215,7 +215,7 @@ class Player:
                 assert await self.world.follower(who, "has", last), f"follower {who} never gets version {last}"
 
     async def _ends_everything(self, why: str) -> None:
-        undelivered = await self.world.trainer("undelivered", 5.0)
+        undelivered = await self.world.trainer("undelivered")
         assert not undelivered, f"versions {undelivered} are under way, and {why}"
 
     async def _deliver_to_all(self, count: int) -> None:

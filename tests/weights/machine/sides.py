@@ -131,10 +131,9 @@ class Trainer:
         if hasattr(self.weights, "connect"):
             await self.weights.connect()
 
-    async def undelivered(self, seconds: float) -> list[int]:
-        """Return the versions that are still under way after so long, in worlds where trainers know."""
-        found = await self.weights.undelivered(seconds) if hasattr(self.weights, "undelivered") else []
-        return list(found)
+    async def undelivered(self) -> list[int]:
+        """Return the versions that stay under way, in worlds where trainers know."""
+        return list(await self.weights.undelivered() if hasattr(self.weights, "undelivered") else [])
 
     async def story(self) -> tuple[list[int], list[str]]:
         return self.unsent, self.faults

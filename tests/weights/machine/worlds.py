@@ -78,21 +78,12 @@ class _Publication:
                 await self._report(None)
             self._last = await self.publisher.publish(weights, version=version, timeout=timeout)
             self._handles.append(self._last)
-            assert len(self.pending) <= self._behind + 1, "followers are further behind than they may be"
+            behind = await _pending(self._handles[: -self._behind - 1])
+            assert not behind, f"versions {behind} are under way, and followers may not be so far behind"
             return int(self._last.version)
 
-    @property
-    def pending(self) -> list[int]:
-        return [handle.version for handle in self._handles if not handle.done()]
-
-    async def undelivered(self, seconds: float) -> list[int]:
-        if waits := [asyncio.create_task(handle.async_wait()) for handle in self._handles]:
-            await asyncio.wait(waits, timeout=seconds)
-        found = self.pending
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
-        return found
+    async def undelivered(self) -> list[int]:
+        return await _pending(self._handles)
 
     async def delivered(self, timeout: float | None) -> Any:
         if self._last is None:
@@ -109,6 +100,17 @@ class _Publication:
 
     async def close(self) -> None:
         await self.publisher.close()
+
+
+async def _pending(handles: list[Any]) -> list[int]:
+    """Return the versions that do not end soon; another thread may be about to end one."""
+    if waits := [asyncio.create_task(handle.async_wait()) for handle in handles if not handle.done()]:
+        await asyncio.wait(waits, timeout=5.0)
+    found = [handle.version for handle in handles if not handle.done()]
+    for wait in waits:
+        wait.cancel()
+    await asyncio.gather(*waits, return_exceptions=True)
+    return found
 
 
 class _Following:
