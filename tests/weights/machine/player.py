@@ -83,10 +83,10 @@ class Player:
         self.number += count
         await self.world.trainer("send", numbers, seconds * self.world.second)
 
-    async def publish_patiently(self) -> None:
+    async def publish_patiently(self, count: int = 1) -> None:
         """With a deadline that does not pass: a version ends when whoever lacks it has answered, or has gone."""
         self.is_patient = True
-        await self.publish(1, 1e6)
+        await self.publish(count, 1e6)
 
     async def hand(self, who: int, turns: int, is_later: bool) -> None:
         """Have one version come over the link and one by a call, the earlier or the later one of two."""
@@ -183,6 +183,7 @@ class Player:
         if self.is_open:
             await self._ends_everything("whoever lacks it has answered, or has gone")
             await self._everybody_has_it()
+            await self._one_leaves()
             await self.cancel(self.number % 8, True)
             await self._rest()
         else:
@@ -213,6 +214,18 @@ class Player:
         if self.is_open and (last := await self.world.trainer("idle_at")) is not None:
             for who in sorted(self.following - self.disturbed):
                 assert await self.world.follower(who, "has", last), f"follower {who} never gets version {last}"
+
+    async def _one_leaves(self) -> None:
+        """Nobody waits for one that leaves, or dies, before it has a version."""
+        for who in sorted(self.following)[:1]:
+            await self.read(who)
+            await asyncio.sleep(self.world.second)
+            await self.publish_patiently(self.how["behind"] + 2)
+            await asyncio.sleep(self.world.second)
+            await (self.remove if self.number % 2 else self.die)(who)
+            await self._settle()
+            await self._rest()
+            await self._ends_everything("whoever lacks it has gone")
 
     async def _ends_everything(self, why: str) -> None:
         undelivered = await self.world.trainer("undelivered")

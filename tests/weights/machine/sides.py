@@ -129,7 +129,7 @@ class Trainer:
     async def connect(self) -> None:
         """Have every receiver that has refused look again, in worlds where trainers do that."""
         if hasattr(self.weights, "connect"):
-            await self.weights.connect()
+            await self.weights.connect(10.0)
 
     async def undelivered(self) -> list[int]:
         """Return the versions that stay under way, in worlds where trainers know."""

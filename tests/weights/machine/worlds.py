@@ -78,12 +78,12 @@ class _Publication:
                 await self._report(None)
             self._last = await self.publisher.publish(weights, version=version, timeout=timeout)
             self._handles.append(self._last)
-            behind = await _pending(self._handles[: -self._behind - 1])
+            behind = await _pending(self._handles[: -self._behind - 1], 0.2)
             assert not behind, f"versions {behind} are under way, and followers may not be so far behind"
             return int(self._last.version)
 
     async def undelivered(self) -> list[int]:
-        return await _pending(self._handles)
+        return await _pending(self._handles, 5.0)
 
     async def delivered(self, timeout: float | None) -> Any:
         if self._last is None:
@@ -102,10 +102,10 @@ class _Publication:
         await self.publisher.close()
 
 
-async def _pending(handles: list[Any]) -> list[int]:
+async def _pending(handles: list[Any], seconds: float) -> list[int]:
     """Return the versions that do not end soon; another thread may be about to end one."""
     if waits := [asyncio.create_task(handle.async_wait()) for handle in handles if not handle.done()]:
-        await asyncio.wait(waits, timeout=5.0)
+        await asyncio.wait(waits, timeout=seconds)
     found = [handle.version for handle in handles if not handle.done()]
     for wait in waits:
         wait.cancel()
